@@ -150,16 +150,18 @@ class Adds:
         return bool(place) and size == len(body) and self._reader.body(ledger.id, entry, place, size) == body
 
     def synced(self, group: Group) -> None:
-        """A group is on the disk: show all its entries, then tell those who sent them."""
+        """A group is on the disk: show all its entries, tell those who sent them, then those who follow the ledgers,
+        who have more to do with it than to answer."""
         segment, stored, size_sum = group.segment, self._inventory.stored, 0
+        raised: dict[Ledger, int] = {}
         for ledger, entry, offset, body, lac, _ in group.adds:
             size = len(body)
             stored(segment, ledger, entry, offset, size)
             size_sum += size
             for each in ledger.listeners:
                 each.entry_stored(entry, body)
-            if lac > ledger.lac:
-                ledger.raise_lac(lac)
+            if lac > raised.get(ledger, ledger.lac):
+                raised[ledger] = lac
         self.pending_bytes -= size_sum
         self._statistics.adds += len(group.adds)
         self._statistics.add_bytes += size_sum
@@ -168,3 +170,5 @@ class Adds:
                 add[5](Status.OK)
             except Exception:  # a fault of one client's must not keep the others from their answers
                 log.exception("ledger=%d entry=%d whoever sent it failed", add[0].id, add[1])
+        for ledger, lac in raised.items():
+            ledger.raise_lac(lac)

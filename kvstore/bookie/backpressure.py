@@ -10,15 +10,15 @@ class Door:
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
-        self._waiting: dict[Callable[[], None], None] = {}
+        self.waiting: dict[Callable[[], None], None] = {}
 
     def wait(self, again: Callable[[], None]) -> None:
         """Call `again`, once, when the bookie is not busy any more."""
-        self._waiting[again] = None
+        self.waiting[again] = None
 
     def let_in(self) -> None:
         """Something has ended: call who waits, until the bookie is busy again."""
-        while self._waiting and not self._is_busy():
-            again = next(iter(self._waiting))
-            del self._waiting[again]
+        while self.waiting and not self._is_busy():
+            again = next(iter(self.waiting))
+            del self.waiting[again]
             again()

@@ -26,6 +26,8 @@ class Statistics:
     """Not sure: limbo, an unreadable entry, a ledger that does not name this bookie."""
     syncs: int = 0
     synced_bytes: int = 0
+    filled_bytes: int = 0
+    """Zeroes written into the segment ahead."""
     group_records: Histogram = field(default_factory=lambda: Histogram(1))
     sync_s: Histogram = field(default_factory=lambda: Histogram(1e-6))
     asked_metadata: int = 0

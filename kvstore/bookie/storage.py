@@ -148,7 +148,8 @@ class BookieStorage:
 
     def _synced(self, group: Group) -> None:
         self.adds.synced(group)
-        self.door.let_in()
+        if self.door.waiting:
+            self.door.let_in()
 
     def _rolled(self, segment: Segment) -> None:
         segment.release()

@@ -67,12 +67,17 @@ def main() -> None:
     """Run a command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
     try:
         build()()
-    except StoreError as error:
-        fail(error)
-    except OSError as error:  # of a file or folder that was named
-        fail(StoreError(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
-    except KeyboardInterrupt:
+    except (StoreError, OSError, KeyboardInterrupt) as error:
+        end(error)
+
+
+def end(error: StoreError | OSError | KeyboardInterrupt) -> None:
+    """End the process for it, with what there is to say on standard error."""
+    if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
+    if isinstance(error, OSError) and not isinstance(error, StoreError):  # of a file or folder that was named
+        error = StoreError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    fail(error)
 
 
 def fail(error: StoreError) -> None:

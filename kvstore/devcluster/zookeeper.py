@@ -35,7 +35,7 @@ _JARS = (
     *("netty-[a-su-z]*", "netty-transport-*"),
 )
 _JAVA_FLAGS = (
-    *("-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
+    *("-Xms8m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
     *("-Djava.net.preferIPv4Stack=true", "-Dzookeeper.preAllocSize=4096"),
 )
 _CONFIG = f"""\

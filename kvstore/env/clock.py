@@ -28,7 +28,7 @@ class Unjudged:
     def has_date(self) -> bool:
         return True
 
-    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+    def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
 

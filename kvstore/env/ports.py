@@ -48,7 +48,7 @@ class Clock(Protocol):
         """Whether there is one at all, which will do where nobody has a better one and can lead."""
         ...
 
-    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+    def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` when `may_lead` or `has_date` may say something else; returns what ends that."""
         ...
 
@@ -209,6 +209,10 @@ def never_starved() -> float:
     return 0.0
 
 
+def nothing_has_ended() -> None:
+    """Syncs are reported in turns of the event loop only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Env:
     """All ports of one process, handed down from the composition root."""
@@ -222,4 +226,7 @@ class Env:
     """Ends the process at once (a failed sync, a broken invariant). Does not return in production."""
     starved: Callable[[], float] = never_starved
     """The share of the recent time, from 0 to 1, in which the event loop was ready to run and got no processor."""
+    report_syncs: Callable[[], None] = nothing_has_ended
+    """Reports the syncs that have ended, as the event loop would: from the end of a callback that has more like it
+    behind it in its turn, so that these do not hold the reports up."""
     beat: Beat = Beat()  # noqa: RUF009 - it holds nothing

@@ -44,14 +44,16 @@ def real_env(
 ) -> Env:
     """The ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS files
     cannot be used."""
+    syncs = best_syncs()
     return Env(
         clock=SystemClock(),
         random=SystemRandom(),  # nobody may foresee the nonces that are drawn
         transport=_transport(tls),
-        disk=DirectoryDisk(root, best_syncs(), others),
+        disk=DirectoryDisk(root, syncs, others),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
         starved=LoopStarvation(),
+        report_syncs=syncs.report,
         beat=SharedBeat(SystemRandom().random() * BEAT_S),
     )
 

@@ -19,6 +19,11 @@ class Syncs(Protocol):
         """Sync `fd`, then call `done` on the running loop. In no order; `fd` stays open until then."""
         ...
 
+    def report(self) -> None:
+        """Call `done` now for what has ended, as far as that can be seen at no cost. To be called by the event loop's
+        callbacks only, as the last thing that they do."""
+        ...
+
     def close(self) -> None:
         """Free what is held. What is under way may never be reported."""
         ...
@@ -41,6 +46,9 @@ class ThreadSyncs:
             for number in range(self.THREADS):
                 Thread(target=self._work, name=f"sync-{number}", daemon=True).start()
         self._jobs.put((fd, asyncio.get_running_loop(), done))
+
+    def report(self) -> None:
+        """Do nothing: threads report to the loop themselves."""
 
     def close(self) -> None:
         for _ in range(self.THREADS if self._is_started else 0):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvstore.errors import MetadataError, MetadataUnavailable, NodeExists, NoSuchNode, NotEmpty, VersionConflict
 from kvstore.meta import paths
-from kvstore.meta.store import Change, Check, Create, Delete, SetData, Stat, check_sizes
+from kvstore.meta.store import Change, Check, Create, Delete, SetData, Stat, check_change_sizes
 
 Observer = Callable[[str, bytes | None, bytes | None], None]
 """Told of each node that a transaction changed: path, old data, new data; None is an absent node."""
@@ -91,7 +91,7 @@ class MemoryTree:
         """All or nothing. Raises the first change's error, or MetadataUnavailable if the session has ended."""
         if session not in self._sessions:
             raise MetadataUnavailable(f"session {session} has ended")
-        check_sizes(changes)
+        check_change_sizes(changes)
         transaction = Transaction(self._nodes, self._next_transaction(), session=session, now_ms=self._wall_ms())
         for change in changes:
             transaction.apply(change)

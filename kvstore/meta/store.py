@@ -145,7 +145,7 @@ async def ensure_path(store: MetadataStore, path: str) -> None:
             continue
 
 
-def check_sizes(changes: Sequence[Change]) -> None:
+def check_change_sizes(changes: Sequence[Change]) -> None:
     """Raise MetadataError if one call carries more than a ZooKeeper server takes: it would break the connection."""
     total = sum(len(change.path) + len(change.data) for change in changes if isinstance(change, Create | SetData))
     if total > DATA_BYTES_MAX:

@@ -37,7 +37,7 @@ from kvstore.meta.store import (
     SetData,
     Stat,
     Watch,
-    check_sizes,
+    check_change_sizes,
     ensure_path,
 )
 from kvstore.meta.zookeeper_session import GuardedClient, NotSent, Session
@@ -151,7 +151,7 @@ class ZooKeeperStore:
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         full = self._full(path)
-        check_sizes([Create(path, data)])
+        check_change_sizes([Create(path, data)])
         created: str = await self._call(
             path, lambda client: client.create_async(full, data, ephemeral=ephemeral, sequence=sequential)
         )
@@ -159,7 +159,7 @@ class ZooKeeperStore:
 
     async def set(self, path: str, data: bytes, version: int) -> int:
         full = self._full(path)
-        check_sizes([SetData(path, data, version)])
+        check_change_sizes([SetData(path, data, version)])
         return _stat(await self._call(path, lambda client: client.set_async(full, data, version))).version
 
     async def delete(self, path: str, version: int) -> None:
@@ -170,7 +170,7 @@ class ZooKeeperStore:
         if not changes:
             return
         full = [self._full(change.path) for change in changes]
-        check_sizes(changes)
+        check_change_sizes(changes)
         results = await self._call(changes[0].path, lambda client: _transaction(client, full, changes))
         failed = [(change, result) for change, result in zip(changes, results, strict=True) if _is_error(result)]
         for change, result in failed:

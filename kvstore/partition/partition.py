@@ -260,7 +260,7 @@ class Partition:
             "entries_tailed": self._tail.entries,
             "snapshots_installed": self._tail.installs,
             "snapshots_served": self._exports.served,
-            "pins_held": len(self.state.held),
+            "pins_held": len(self.state.held.by_pin),
             "pins_taken": self._pinning.taken,
             "ledgers_trimmed": self._upkeep.trimmed,
             "flushes": self._upkeep.flushes,

@@ -8,7 +8,6 @@ short ways (shortcuts.py). A client finds its call again by (txn, operation) and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Literal, NamedTuple
@@ -97,6 +96,7 @@ class BadRequest(Exception):
 # Requests: what a client sends.
 
 _LENGTH = Struct(">I")
+_SMALL_END = len(SMALL)
 _PRIORITY = b"\x20" + varint(RECOVERY_PRIORITY)
 _RECOVERY_FLAG = b"\xa0\x06\x01"
 _FENCE_FLAG = b"\xa0\x06\x01"
@@ -115,31 +115,30 @@ def encode_add(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
 ) -> bytes:
     """Store an entry packet. `recovery`: passes the fence, and goes first."""
-    return encoder_of_add(ledger, entry, key, body, recovery, context)(txn)
-
-
-def encoder_of_add(
-    ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
-) -> Callable[[int], bytes]:
-    """Makes the frame of the same request for each txn: what goes to several bookies is put together once."""
     priority, flag = (_PRIORITY, _RECOVERY_FLAG) if recovery else (b"", b"")
     size = len(body)
-    fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (varint(ledger), varint(entry), varint(len(key)), key, varint(size))
-    part = varint(len(fields) + size + len(flag))
-    rest = b"%b\xaa\x06%b%b%b%b%b" % (priority, part, fields, body, flag, context)
-    header_size, rest_size = 5 + len(priority), 7 + len(rest)
-
-    def encode(txn: int) -> bytes:
-        number = varint(txn)
-        length = len(number)
-        return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b" % (
-            _LENGTH.pack(rest_size + length),
-            SMALL[header_size + length],
-            number,
-            rest,
-        )
-
-    return encode
+    number = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn)
+    fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (
+        SMALL[ledger] if 0 <= ledger < _SMALL_END else varint(ledger),
+        SMALL[entry] if 0 <= entry < _SMALL_END else varint(entry),
+        SMALL[len(key)],
+        key,
+        SMALL[size] if size < _SMALL_END else varint(size),
+    )
+    part_size = len(fields) + size + len(flag)
+    part = SMALL[part_size] if part_size < _SMALL_END else varint(part_size)
+    header = 5 + len(number) + len(priority)
+    return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b\xaa\x06%b%b%b%b%b" % (
+        _LENGTH.pack(4 + header + len(part) + part_size + len(context)),
+        SMALL[header],
+        number,
+        priority,
+        part,
+        fields,
+        body,
+        flag,
+        context,
+    )
 
 
 def encode_read(
@@ -237,8 +236,12 @@ def decode_request(payload: bytes) -> pb.Request:
 
 def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes:
     """Whether an entry is stored, which includes synced."""
-    number, code = varint(txn), SMALL[status]
-    part = b"\x08%b\x10%b\x18%b" % (code, varint(ledger), varint(entry))
+    number, code = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn), SMALL[status]
+    part = b"\x08%b\x10%b\x18%b" % (
+        code,
+        SMALL[ledger] if 0 <= ledger < _SMALL_END else varint(ledger),
+        SMALL[entry] if 0 <= entry < _SMALL_END else varint(entry),
+    )
     header = 5 + len(number)
     return b"%b\x0a%b\x08\x03\x10\x02\x18%b\x10%b\xaa\x06%b%b" % (
         _LENGTH.pack(6 + header + len(code) + len(part)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from kvstore.proto.varint import read_varint, value_of
+from kvstore.proto.varint import VALUES, read_varint, value_of
 
 _PLAIN_ADD = re.compile(
     rb"\x0a(.)\x08\x03\x10\x02\x18([\x80-\xff]{0,3}[\x00-\x7f])"  # version, operation, txn
@@ -29,10 +29,17 @@ def plain_add(payload: bytes) -> tuple[int, int, int, bytes, bytes] | None:
     header, txn, part, ledger, entry, key, size = match.groups()
     try:
         body = payload[match.end() :]
-        is_whole = (
-            header[0] == 5 + len(txn) and value_of(part) == len(payload) - match.end(3) and value_of(size) == len(body)
+        part_size = VALUES[part] if len(part) < 3 else value_of(part)
+        body_size = VALUES[size] if len(size) < 3 else value_of(size)
+        if header[0] != 5 + len(txn) or part_size != len(payload) - match.end(3) or body_size != len(body):
+            return None
+        return (
+            VALUES[txn] if len(txn) < 3 else value_of(txn),
+            VALUES[ledger] if len(ledger) < 3 else value_of(ledger),
+            VALUES[entry] if len(entry) < 3 else value_of(entry),
+            key,
+            body,
         )
-        return (value_of(txn), value_of(ledger), value_of(entry), key, body) if is_whole else None
     except KeyError:
         return None  # numbers that are larger, or longer than they need be
 

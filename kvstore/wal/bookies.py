@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from kvstore.env.ports import Env, Nursery
@@ -14,7 +15,7 @@ from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.connection import AddDone, Connection, Encode, ReadDone, error_of
+from kvstore.wal.connection import AddDone, Connection, ReadDone, error_of
 from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ T = TypeVar("T")
 READ_TIMEOUT_S = 5.0
 LONG_POLL_GRACE_S = 2.0
 """How much later than asked for a long poll may be answered."""
+AllDone = Callable[[EntryId, BookieId, StoreError | None], None]
 PollDone = Callable[[ReadAnswer | BookieError], None]
 LacDone = Callable[[EntryId | BookieError], None]
 _ABSENT = (Status.NO_ENTRY, Status.NO_LEDGER)
@@ -39,9 +41,8 @@ class Bookies:
         nursery: Nursery | None = None,
     ) -> None:
         self.own: BookieId | None = own[0] if own else None
-        self._last_add: tuple[object, ...] = ()
-        self._encode: Encode
-        """Of the last add: each goes to several bookies."""
+        self._next_txn = count(1).__next__
+        """Of all connections: what goes to several bookies is the same frame for all of them."""
         self._env = env
         self._nursery = nursery or env.nursery
         self._address = address
@@ -58,14 +59,32 @@ class Bookies:
         done: AddDone,
     ) -> None:
         """Store an entry packet; see BookieClient."""
-        client = self._clients.get(bookie) or self._at(bookie)
-        if isinstance(client, _Remote):
-            add = (packet, ledger, entry, key, recovery)
-            if add != self._last_add:
-                self._last_add, self._encode = add, wire.encoder_of_add(ledger, entry, key, packet, recovery)
-            client.connection.add(self._encode, done)
-        else:
-            client.add(ledger, entry, packet, key, recovery, done)
+        self.add_to_all((bookie,), ledger, entry, packet, key, recovery, lambda _entry, _bookie, error: done(error))
+
+    def add_to_all(
+        self,
+        bookies: Sequence[BookieId],
+        ledger: LedgerId,
+        entry: EntryId,
+        packet: bytes,
+        key: bytes,
+        recovery: bool,
+        done: AllDone,
+    ) -> None:
+        """Store an entry packet at each of the bookies, which must differ; see BookieClient."""
+        txn, frame = 0, b""
+        own: _Local | None = None
+        for bookie in bookies:
+            client = self._clients.get(bookie) or self._at(bookie)
+            if isinstance(client, _Local):
+                own = client
+            else:
+                if not frame:
+                    txn = self._next_txn()
+                    frame = wire.encode_add(txn, ledger, entry, key, packet, recovery)
+                client.connection.add(txn, frame, partial(done, entry, bookie))
+        if own is not None:
+            own.storage.add(ledger, entry, packet, key, recovery=recovery, done=partial(own.added, entry, done))
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         """Tell a bookie the last confirmed entry; best effort."""
@@ -117,7 +136,13 @@ class Bookies:
         if found is None:
             env = self._env
             connection = Connection(
-                bookie, self._address, clock=env.clock, transport=env.transport, nursery=self._nursery, beat=env.beat
+                bookie,
+                self._address,
+                self._next_txn,
+                clock=env.clock,
+                transport=env.transport,
+                nursery=self._nursery,
+                beat=env.beat,
             )
             found = self._clients[bookie] = _Remote(bookie, connection)
         return found
@@ -165,36 +190,34 @@ class _Local:
 
     def __init__(self, bookie: BookieId, storage: LocalBookie) -> None:
         self._bookie = bookie
-        self._storage = storage
+        self.storage = storage
         self._loop = asyncio.get_running_loop()
 
-    def add(self, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes, recovery: bool, done: AddDone) -> None:
-        self._storage.add(ledger, entry, packet, key, recovery=recovery, done=partial(self._added, done))
-
-    def _added(self, done: AddDone, status: int) -> None:
-        done(None if status == 0 else error_of(self._bookie, status))
+    def added(self, entry: EntryId, done: AllDone, status: int) -> None:
+        """Tell `done` what the storage says of an add."""
+        done(entry, self._bookie, None if status == 0 else error_of(self._bookie, status))
 
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
-        self._storage.write_lac(ledger, body, key, done=lambda _status: None)
+        self.storage.write_lac(ledger, body, key, done=lambda _status: None)
 
     async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> Answer:
         answered: asyncio.Future[Answer] = self._loop.create_future()
         fence = fence_key is not None
-        self._storage.read(ledger, entry, key=fence_key, fence=fence, done=partial(_settle_read, answered, ledger))
+        self.storage.read(ledger, entry, key=fence_key, fence=fence, done=partial(_settle_read, answered, ledger))
         return answered.result() if answered.done() else await self._in_time(answered, READ_TIMEOUT_S)
 
     def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
         def said(status: Status, explicit: bytes | None, last: bytes | None) -> None:
             done(Answer(0, Operation.READ_LAC, status, ledger, body=explicit, last_entry=last))
 
-        self._storage.read_lac(ledger, done=said)  # from what it has: it waits for nothing
+        self.storage.read_lac(ledger, done=said)  # from what it has: it waits for nothing
 
     def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
         # The storage keeps the time itself.
-        self._storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_local_answer, done, ledger))
+        self.storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_local_answer, done, ledger))
 
     def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
-        return self._storage.listen(ledger, listener)
+        return self.storage.listen(ledger, listener)
 
     async def entries(self, ledger: LedgerId) -> HeldEntries:
         answered: asyncio.Future[HeldEntries | StoreError] = self._loop.create_future()
@@ -207,7 +230,7 @@ class _Local:
             else:
                 answered.set_result(HeldEntries.of_runs(runs))
 
-        self._storage.list_entries(ledger, done=settle)
+        self.storage.list_entries(ledger, done=settle)
         got = await self._in_time(answered, READ_TIMEOUT_S)
         if isinstance(got, StoreError):
             raise got

@@ -50,6 +50,7 @@ class Connection:
         self,
         bookie: BookieId,
         address: Callable[[BookieId], str | None],
+        next_txn: Callable[[], int],
         *,
         clock: Clock,
         transport: Transport,
@@ -58,6 +59,7 @@ class Connection:
     ) -> None:
         self.bookie = bookie
         self._address = address
+        self._next_txn = next_txn
         self._clock = clock
         self._transport = transport
         self._nursery, self._beat = nursery, beat
@@ -67,8 +69,6 @@ class Connection:
         self._is_connecting = False
         self._retry_at = 0.0
         self._retry_s = RETRY_MIN_S
-        self._txn = 0
-        """Of the last request."""
         self._adds: dict[int, AddDone] = {}
         self._reads: dict[int, tuple[ReadDone, float]] = {}
         """Who waits, and until when."""
@@ -88,8 +88,9 @@ class Connection:
     def is_up(self) -> bool:
         return self._stream is not None
 
-    def add(self, frame: Encode, done: AddDone) -> None:
-        """Send an add. `done` is called once, never before this returns."""
+    def add(self, txn: int, frame: bytes, done: AddDone) -> None:
+        """Send an add, of a txn that no other request on this connection has. `done` is called once, never before this
+        returns."""
         if self._stream is None or self._is_crowded():
             refusal = self._refusal()
             if refusal:
@@ -97,14 +98,13 @@ class Connection:
                 return
         if not self._adds:
             self._progress_at = self._clock.now()
-        txn = self._txn = self._txn + 1
         self._adds[txn] = done
-        self._send(frame(txn))
+        self._send(frame)
 
     def call(self, frame: Encode, timeout_s: float, done: ReadDone) -> int:
         """Send anything else. `done` is called once, never before this returns; forgotten by `forget` with what this
         returns."""
-        txn = self._txn = self._txn + 1
+        txn = self._next_txn()
         refusal = self._refusal()
         if refusal:
             self._loop.call_soon(done, BookieError(refusal))
@@ -135,8 +135,7 @@ class Connection:
     def tell(self, frame: Encode) -> None:
         """Send something whose answer nobody waits for; dropped if the bookie is not there."""
         if not self._refusal():
-            self._txn += 1
-            self._send(frame(self._txn))
+            self._send(frame(self._next_txn()))
 
     def close(self) -> None:
         """Fail what is outstanding and connect no more."""
@@ -203,8 +202,7 @@ class Connection:
         self._stream, self._link = stream, link
         self._progress_at = self._clock.now()
         # The first request says which bookie is meant: one that is not that bookie closes the connection.
-        self._txn += 1
-        hello = wire.encode_bookie_info(self._txn, requested=0, context=wire.bookie_context(self.bookie))
+        hello = wire.encode_bookie_info(self._next_txn(), requested=0, context=wire.bookie_context(self.bookie))
         stream.write(hello)
         self._flush()
 

@@ -92,7 +92,7 @@ class LedgerHandle:
         self._key = master_key(metadata.password)
         self._digest = EntryDigest(metadata.digest, metadata.password)
         self.writer = LedgerWriter(metadata, partial(self._digest.packet, metadata.ledger))
-        self._add = ports.bookies.add
+        self._add_to_all = ports.bookies.add_to_all
         self._now = ports.clock.now
         self._waiting: deque[AppendDone] = deque()
         self._events: deque[Event] = deque()
@@ -196,8 +196,7 @@ class LedgerHandle:
     def _perform(self, command: Command) -> None:
         match command:
             case Store(entry, packet, bookies):
-                for bookie in reversed(bookies):  # the own one, most ensembles' first: frames leave before it writes
-                    self._add(bookie, self.ledger, entry, packet, self._key, False, partial(self._added, entry, bookie))
+                self._add_to_all(bookies, self.ledger, entry, packet, self._key, False, self._added)
             case Confirm(entry, sent_at):
                 self._confirm(entry, sent_at)
             case ReplaceBookies():

@@ -212,10 +212,9 @@ class _Run:
     def _perform_write(self, command: writer.Command) -> None:
         match command:
             case Store(entry, packet, bookies):
-                for bookie in bookies:
-                    self._adds_outstanding += 1
-                    done = partial(self._added, entry, bookie)
-                    self._ports.bookies.add(bookie, self.metadata.ledger, entry, packet, self._key, True, done)
+                self._adds_outstanding += len(bookies)
+                add_to_all = self._ports.bookies.add_to_all
+                add_to_all(bookies, self.metadata.ledger, entry, packet, self._key, True, self._added)
             case Confirm():
                 self.written_back += 1
             case ReplaceBookies():

@@ -39,6 +39,19 @@ class BookieClient(Protocol):
         not."""
         ...
 
+    def add_to_all(
+        self,
+        bookies: Sequence[BookieId],
+        ledger: LedgerId,
+        entry: EntryId,
+        packet: bytes,
+        key: bytes,
+        recovery: bool,
+        done: Callable[[EntryId, BookieId, StoreError | None], None],
+    ) -> None:
+        """The same at each of the bookies; the node's own comes last, so that frames leave before it writes."""
+        ...
+
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         """Tell a bookie the last confirmed entry; best effort."""
         ...

@@ -158,6 +158,28 @@ class Heard:
         self.told.append(lac)
 
 
+def test_who_sent_an_entry_is_told_before_those_who_follow_the_ledger(world: SimWorld) -> None:
+    """A writer waits for the answer, and a follower that applies what is confirmed takes longer than that."""
+
+    async def scenario() -> None:
+        shelf = await opened(world)
+        await shelf.add(L, 0)
+        heard, answers = Heard(), list[str]()
+        shelf.storage.listen(L, heard)
+        heard.told.clear()
+
+        def answered(status: Status) -> None:
+            answers.append(f"{status.name} after {[each for each in heard.told if isinstance(each, int)]}")
+
+        for entry in (1, 2, 3):
+            shelf.storage.add(L, entry, packet(L, entry), KEY, recovery=False, done=answered)
+        await shelf.add(L, 4)
+        assert answers == ["OK after []"] * 3
+        assert heard.told[-1] == 3
+
+    run(world, scenario())
+
+
 # docs/protocol.md T11
 def test_a_listener_is_told_of_what_is_on_the_disk_until_it_ends_it(world: SimWorld) -> None:
     async def scenario() -> None:

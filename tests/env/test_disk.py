@@ -22,7 +22,7 @@ from kvstore.env.uring import RingSyncs
 from kvstore.errors import ConfigError
 from tests.env.runners import LOOPS, Work
 from tests.sim.world.disk import SimDisk
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 def ring() -> RingSyncs:
@@ -228,6 +228,9 @@ class StubbornSyncs:
     def submit(self, fd: int, done: Done) -> None:
         self.submitted.append(done)
 
+    def report(self) -> None:
+        """They say themselves when they have ended."""
+
     def close(self) -> None:
         self.submitted.clear()
 
@@ -276,6 +279,28 @@ def test_a_sync_that_fails_says_so(make: Callable[[], Syncs]) -> None:
         for fd in (reader, writer):
             os.close(fd)
         syncs.close()
+
+    asyncio.run(work())
+
+
+def test_a_callback_that_does_not_end_can_have_syncs_reported_meanwhile(tmp_path: Path) -> None:
+    async def work() -> None:
+        syncs = ring()
+        disk = DirectoryDisk(tmp_path, syncs)
+        file = disk.open("f", create=True)
+        reports: list[OSError | None] = []
+        file.pwrite(0, bytes(1000))
+        file.submit_sync(reports.append)
+
+        def is_reported() -> bool:
+            syncs.report()
+            return bool(reports)
+
+        wait_until_blocking(is_reported, what="the sync is reported without a turn of the loop")
+        await asyncio.sleep(0)  # the loop finds nothing more to report
+        assert reports == [None]
+        disk.close()
+        syncs.report()
 
     asyncio.run(work())
 

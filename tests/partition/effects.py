@@ -94,7 +94,7 @@ class Writer:
         roll = self.random.random()
         if roll < 0.1:
             self.epoch += self.random.randrange(2)
-            return self.control(self.random.choice((Kind.EPOCH_START, Kind.EMPTY, Kind.RELEASE)))
+            return self.control(self.random.choice((Kind.EPOCH_START, Kind.EMPTY, Kind.RELEASE_LEAD)))
         entry = self._begin()
         requests = Requests([], [], [], [], [], [], [], [], [])
         for _ in range(self.random.randint(1, 6)):

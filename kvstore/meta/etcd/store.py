@@ -25,7 +25,7 @@ from kvstore.meta.etcd.plan import Plan, first_or_none, unchanged
 from kvstore.meta.etcd.session import Session
 from kvstore.meta.etcd.watches import Watches
 from kvstore.meta.memory_tree import Node
-from kvstore.meta.store import Change, Create, Delete, SessionState, SetData, Stat, Watch, check_sizes
+from kvstore.meta.store import Change, Create, Delete, SessionState, SetData, Stat, Watch, check_change_sizes
 from kvstore.proto.etcd_pb2 import Compare, RangeRequest, RequestOp, TxnRequest
 
 SESSION_TIMEOUT_S = 6
@@ -108,7 +108,7 @@ class EtcdStore:
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         paths.check(path)
-        check_sizes([Create(path, data)])
+        check_change_sizes([Create(path, data)])
         if sequential:
             return await self._call(path, lambda link: self._create_numbered(link, Create(path, data, ephemeral)))
         await self._call(path, lambda link: self._commit(link, [Create(path, data, ephemeral)]))
@@ -116,7 +116,7 @@ class EtcdStore:
 
     async def set(self, path: str, data: bytes, version: int) -> int:
         change = SetData(path, data, version)
-        check_sizes([change])
+        check_change_sizes([change])
         node = (await self._call(path, lambda link: self._commit(link, [change])))[path]
         assert node is not None, "it was set"
         return node.version
@@ -126,7 +126,7 @@ class EtcdStore:
 
     async def multi(self, changes: Sequence[Change]) -> None:
         if changes:
-            check_sizes(changes)
+            check_change_sizes(changes)
             await self._call(changes[0].path, lambda link: self._commit(link, changes))
 
     async def sync(self, path: str) -> None:

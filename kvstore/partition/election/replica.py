@@ -14,6 +14,7 @@ from kvstore.errors import InvalidRequest, MetadataError, NotLeader, StoreError,
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import peer_replicas, role_events
 from kvstore.partition.election.claiming import Claiming
+from kvstore.partition.election.date_fitness import DateFitness
 from kvstore.partition.election.following import Following
 from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.election.leader_znode import Claims
@@ -22,7 +23,6 @@ from kvstore.partition.election.publishing import Publishing
 from kvstore.partition.election.ranking import furthest
 from kvstore.partition.election.role_events import Command, Event
 from kvstore.partition.election.role_machine import Role, RoleMachine
-from kvstore.partition.election.standing import Standing
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.election.trials import Trials
 from kvstore.partition.leading.answers import Nobody
@@ -98,7 +98,7 @@ class Replica:
             is_stopped=lambda: self.role is Role.STOPPED,
         )
         self._publishing = Publishing(env.beat, claims, state, trials, server, self._nonce)
-        self._standing = Standing(
+        self._fitness = DateFitness(
             env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
         )
         self._role_changed = asyncio.Event()
@@ -130,11 +130,11 @@ class Replica:
     def start(self) -> None:
         """Begin to tail, to watch the leader's znode, and to stand when there is none."""
         spawn = self._env.nursery.spawn
-        self._standing.look()
+        self._fitness.look()
         self.following.start()
         self._claims.start(self._env.nursery)
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
-        spawn(self._standing.run(), name=f"{self._partition} date")
+        spawn(self._fitness.run(), name=f"{self._partition} date")
         spawn(self.claiming.run(), name=f"{self._partition} election")
         spawn(self._publishing.run(), name=f"{self._partition} publish")
         spawn(self._trials.run(), name=f"{self._partition} trials")
@@ -225,7 +225,7 @@ class Replica:
 
     async def _prepare(self, asked: Prepare) -> bytes:
         """Get ready to lead in a moment. Raises Unavailable if this replica is not the one, or it is not the time."""
-        is_fit = not self._owner.is_barred and self._standing.look()
+        is_fit = not self._owner.is_barred and self._fitness.look()
         if self.role is not Role.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if asked.is_planned and not self._turns.take(self._env.clock.now()):
@@ -274,7 +274,7 @@ class Replica:
                 self._wake_at(at)
             case role_events.Follow(server):
                 self._peer_replicas.last_leader = server or self._peer_replicas.last_leader
-                self._standing.note_leader()
+                self._fitness.note_leader()
                 self._on_leader(server)
                 self._tell_role_change()
             case role_events.OpenLog():

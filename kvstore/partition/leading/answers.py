@@ -16,28 +16,30 @@ TurnAway = Callable[[Op, Sink, int, Moved], None]
 
 
 class Answers:
-    """The sinks that have got something since the last `flush`."""
+    """Gives results to sinks that are told together."""
 
     def __init__(self) -> None:
         self.given = 0
         self.refused = 0
         self.turn_away_by: TurnAway | None = None
         """Takes what belongs to another partition, to send it there; without it the sink is told."""
-        self._sinks: dict[int, Sink] = {}
-        self._refusals: list[Reply] = []
+        self.sinks: dict[int, Sink] = {}
+        """Those that have got something since the last `flush`."""
+        self.refusals: list[Reply] = []
+        """For `give_refusals`."""
 
     def refuse(self, sink: Sink, token: int, error: StoreError) -> None:
         """Give the error by `give_refusals`: no sink hears anything from inside `submit`."""
         self.refused += 1
-        self._refusals.append((sink, token, error))
+        self.refusals.append((sink, token, error))
 
     def give_refusals(self) -> None:
-        refusals, self._refusals = self._refusals, []
+        refusals, self.refusals = self.refusals, []
         self.give_all(refusals)
 
     def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
         self.given += 1
-        self._sinks[id(sink)] = sink
+        self.sinks[id(sink)] = sink
         sink.complete(token, result)
 
     def give_all(self, replies: list[Reply]) -> None:
@@ -47,7 +49,7 @@ class Answers:
         begin = 0
         while begin < count:
             sink, token, result = replies[begin]
-            self._sinks[id(sink)] = sink
+            self.sinks[id(sink)] = sink
             end = begin + 1
             while end < count and replies[end][0] is sink:
                 end += 1
@@ -76,8 +78,8 @@ class Answers:
 
     def flush(self) -> None:
         """Tell the sinks to send what they have."""
-        while self._sinks:
-            sinks, self._sinks = self._sinks, {}
+        while self.sinks:
+            sinks, self.sinks = self.sinks, {}
             for sink in sinks.values():
                 sink.flush()
 

@@ -30,7 +30,8 @@ class BatchDelay:
 
     def __init__(self) -> None:
         self._took = 0.0
-        self._ends = 0.0
+        self.ends = 0.0
+        """Until then operations are to wait, if they are few."""
         self._has_held = False
         self._left_out = 0
 
@@ -39,16 +40,16 @@ class BatchDelay:
         if self._has_held and items == 1:
             self._left_out = IN_VAIN
         self._has_held = False
-        self._ends = 0.0
+        self.ends = 0.0
         if self._left_out:
             self._left_out -= 1
             return
         part = min(1.0, max(0.0, (starved - STARVED_FROM) / (STARVED_FULL - STARVED_FROM)))
-        self._ends = now + part * (REST_MAX_S if is_pinned else min(REST_MAX_S, RESTS * max(0.0, self._took - QUICK_S)))
+        self.ends = now + part * (REST_MAX_S if is_pinned else min(REST_MAX_S, RESTS * max(0.0, self._took - QUICK_S)))
 
     def end(self) -> None:
         """Somebody waits for the next entry."""
-        self._ends = 0.0
+        self.ends = 0.0
 
     def acknowledged(self, took: float) -> None:
         """So long after it left."""
@@ -56,7 +57,7 @@ class BatchDelay:
 
     def left(self, now: float, items: int, size: int) -> float:
         """How much longer so many operations, of so many bytes, are to wait; 0 if they are to leave."""
-        left = min(self._ends - now, REST_MAX_S)
+        left = min(self.ends - now, REST_MAX_S)
         if left < TICK_S or items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
             return 0.0
         self._has_held = True

@@ -25,7 +25,7 @@ from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, Kind, Reques
 from kvstore.partition.state.move_records import KIND_OF, MoveRecord, Own
 from kvstore.partition.state.move_records import encode as encode_record
 from kvstore.partition.state.operations import MUTATIONS, check_request, check_sizes
-from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row
+from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row, Untouched
 from kvstore.partition.state.results import decode_result, fits, misused
 from kvstore.partition.state.retry_table import PART_OF_A_RANGE, hash_at_hand, touched_tokens
 from kvstore.partition.state.rows import AGED, EXPIRES, data_key, data_keys_of, record_of
@@ -213,14 +213,12 @@ class Evaluator:
         return row
 
     def _latest(self, key: bytes) -> Row | None:
-        row: Row | None = self.draft.layer.rows.get(key, UNTOUCHED)
+        row: Row | Untouched | None = self.draft.layer.rows.get(key, UNTOUCHED)
         if row is UNTOUCHED:
             row = self._overlay.find(key)
         if row is UNTOUCHED:
-            stored: Any = self._stored.get(key, UNTOUCHED)
-            if stored is UNTOUCHED:
-                stored = self._state.engine.get(data_key(key))
-            row = None if stored is None else record_of(stored)
+            stored = self._stored[key] if key in self._stored else self._state.engine.get(data_key(key))
+            return None if stored is None else record_of(stored)
         return row
 
     def _put(self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None) -> Result:

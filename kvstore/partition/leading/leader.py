@@ -137,7 +137,7 @@ class Leader:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
                 self._read_lease.close()
-                await self._append_control(Kind.RELEASE)
+                await self._append_control(Kind.RELEASE_LEAD)
                 await self._log.seal()
         except TimeoutError as error:
             raise Unavailable(f"partition {self._state.partition}: not released in time") from error
@@ -244,37 +244,44 @@ class Leader:
     def _turn(self) -> None:
         """At the end of a turn of the event loop: everything that has arrived in it."""
         self._turn_is_due = False
-        self._answers.give_refusals()
+        if self._answers.refusals:
+            self._answers.give_refusals()
         if self._stopped is None:
             now = self._env.clock.now()
-            self._queue.stamp(now)
             try:
-                self.reads.turn()
+                if self.reads.arrived:
+                    self.reads.turn()
                 self._fill(now)
             except OSError as error:
                 self._break(f"the engine cannot be read: {error}", error)
         else:
             self.reads.stop(NotLeader(self._state.partition))
-        self._answers.flush()
+        if self._answers.sinks:
+            self._answers.flush()
 
     # docs/protocol.md P6
     def _fill(self, now: float) -> None:
         """Send as much as may be in flight."""
-        room, sent = self._config.entries_in_flight_max, self._read_lease.sent
-        is_wanted = len(self._flights) < room and self._stopped is None and self.reads.wants_append()
-        while self._queue.bytes and len(self._flights) < room and self._stopped is None:
+        room, sent, reads, queue = self._config.entries_in_flight_max, self._read_lease.sent, self.reads, self._queue
+        has_room = len(self._flights) < room and self._stopped is None
+        is_wanted = has_room and reads.may_want_append and reads.wants_append()
+        while queue.bytes and len(self._flights) < room and self._stopped is None:
             if self._state.engine.is_behind():
                 self._pause()
                 break
-            left = self._rest.left(now, len(self._queue), self._queue.bytes)
-            if left and self._idle is None and not is_wanted:
-                self._again.set(left)
-                break
-            self._send(self._queue.take(now))
-        is_wanted = is_wanted and self._read_lease.sent == sent
-        if len(self._flights) < room and self._stopped is None and (self.reads.wants_append() or is_wanted):
-            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
-        if (self._queue.bytes or self._waiting.frozen.bytes or self.reads.is_waiting) and self._stopped is None:
+            if now < self._rest.ends and self._idle is None and not is_wanted:
+                left = self._rest.left(now, len(queue), queue.bytes)
+                if left:
+                    self._again.set(left)
+                    break
+            self._send(queue.take(now))
+        if reads.may_want_append or is_wanted:
+            is_wanted = is_wanted and self._read_lease.sent == sent
+            has_room = len(self._flights) < room and self._stopped is None
+            if has_room and (reads.wants_append() or is_wanted):
+                self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
+        if (queue.bytes or self._waiting.frozen.bytes or reads.may_want_append) and self._stopped is None:
+            queue.stamp(now)
             self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._flights or self.reads or self._idle.done()):
             self._idle.set_result(None)
@@ -304,7 +311,7 @@ class Leader:
             self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
-            self._rest.begin(now, len(taken.items), starved, is_pinned=len(self._state.held) > 0)
+            self._rest.begin(now, len(taken.items), starved, is_pinned=bool(self._state.held.by_pin))
             self._append(decided.entry, decided.replies)
         elif self._flights:
             self._flights[-1].observed += decided.replies
@@ -359,11 +366,12 @@ class Leader:
         try:
             if flight.observed:
                 self.reads.observe(flight.observed)
-            self.reads.acknowledged()
+            if self.reads.may_want_append:
+                self.reads.acknowledged()
         except OSError as failure:
             return self._break(f"the engine cannot be read: {failure}", failure)
         self._answers.flush()
-        if self._queue.bytes or self._idle is not None or self.reads:
+        if self._queue.bytes or self._idle is not None or self.reads.may_want_append:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:

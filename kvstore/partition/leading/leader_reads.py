@@ -67,7 +67,10 @@ class LeaderReads:
         self._most = config.queue_items_max
         self._state, self._clock, self._answers = state, clock, answers
         self._reap, self._wake = reap, wake
-        self._arrived: list[Read] = []
+        self.arrived: list[Read] = []
+        """For `turn`."""
+        self.may_want_append = False
+        """False: neither does `wants_append` want one nor does a read wait for one."""
         self._strict: deque[_Waiting] = deque()
         self._leaseless: deque[_Waiting] = deque()
         self._under_way = 0
@@ -82,19 +85,15 @@ class LeaderReads:
         self._at_once = AT_ONCE
 
     def __bool__(self) -> bool:
-        return bool(self._arrived or self._strict or self._leaseless or self._later or self._under_way)
+        return bool(self.arrived or self._strict or self._leaseless or self._later or self._under_way)
 
     def __len__(self) -> int:
-        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
+        return len(self.arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
 
     def _count_kept(self) -> int:
         """Count what waits; with what has arrived in this turn."""
         self._kept = len(self._strict) + len(self._leaseless) + len(self._later)
-        return self._kept + len(self._arrived)
-
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self._strict or self._leaseless)
+        return self._kept + len(self.arrived)
 
     # docs/protocol.md P18
     def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
@@ -119,16 +118,14 @@ class LeaderReads:
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
-        if len(self._arrived) + self._kept >= self._most and self._count_kept() >= self._most:
+        if len(self.arrived) + self._kept >= self._most and self._count_kept() >= self._most:
             return False
-        self._arrived.append(read)
+        self.arrived.append(read)
         return True
 
     def turn(self) -> None:
         """Answer what has arrived, or let it wait."""
-        if not self._arrived:
-            return
-        arrived, self._arrived = self._arrived, []
+        arrived, self.arrived = self.arrived, []
         now = self._clock.now()
         leased = self._read_lease.has_lease(now)
         ready: list[Read] = []
@@ -155,8 +152,9 @@ class LeaderReads:
             else:
                 waiting = self._strict if level == _STRICT else self._leaseless
                 waiting.append(_Waiting(self._read_lease.sent, now, read, []))
+                self.may_want_append = True
         if ready:
-            self._renew = True
+            self._renew = self.may_want_append = True
             self._answer(ready, self._now_ms())
         self._answer(local, self._state.record_time_ms)
         self._count_kept()
@@ -168,11 +166,10 @@ class LeaderReads:
             self._answers.give_all(replies)
         else:
             self._leaseless.append(_Waiting(self._read_lease.sent, now, None, replies))
+            self.may_want_append = True
 
     def acknowledged(self) -> None:
         """An append is: answer those for which it is the proof, or all if it brought the lease back."""
-        if not (self._strict or self._leaseless):
-            return
         leased = self._read_lease.has_lease(self._clock.now())
         strict: list[Read] = []
         ready: list[Read] = []
@@ -187,7 +184,8 @@ class LeaderReads:
 
     def wants_append(self) -> bool:
         """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
-        if not (self._renew or self._strict or self._leaseless) or self._read_lease.is_closed:
+        is_any_waiting = self.may_want_append = bool(self._strict or self._leaseless)
+        if not (self._renew or is_any_waiting) or self._read_lease.is_closed:
             return False
         now, sent = self._clock.now(), self._read_lease.sent
         renew, self._renew = self._renew and self._read_lease.wants_renewal(now), False
@@ -207,7 +205,7 @@ class LeaderReads:
 
     def stop(self, error: StoreError) -> None:
         """Refuse everything."""
-        arrived, self._arrived = self._arrived, []
+        arrived, self.arrived = self.arrived, []
         later, self._later = self._later, deque()
         for _, sink, token in (*arrived, *(read for read, _ in later)):
             self._answers.give(sink, token, error)
@@ -237,7 +235,7 @@ class LeaderReads:
             if size > TURN_BYTES:
                 # Doors send or give up what they have before the next turn; thousands of large values at once would
                 # be all of the memory.
-                self._arrived = points[at:] + self._arrived
+                self.arrived = points[at:] + self.arrived
                 self._wake()
                 break
         self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
@@ -318,7 +316,7 @@ class LeaderReads:
         if failed:
             self._answers.give(read[1], read[2], NotLeader(self._state.partition))
         else:
-            self._arrived.append(read)
+            self.arrived.append(read)
         self._wake()
 
 

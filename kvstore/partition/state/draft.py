@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvstore.partition.state.commands import RequestId, Result
 from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Requests
-from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row
+from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row, Untouched
 from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT
 from kvstore.partition.state.rows import data_key
@@ -42,7 +42,7 @@ class Draft:
         self.layer = Layer()
         self._requests: Requests | None = None
         self._clients: dict[bytes, int] = {}
-        self._undo: list[tuple[bytes, Row | None]] | None = None
+        self._undo: list[tuple[bytes, Row | Untouched | None]] | None = None
 
     @property
     def last_seq(self) -> int:

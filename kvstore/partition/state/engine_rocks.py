@@ -40,6 +40,9 @@ MEMTABLES_MAX = 4 * MEMTABLES_PER_FILE
 BEHIND_MEMTABLES = 5 * MEMTABLES_PER_FILE // 2
 BEHIND_FILES = 40
 """So many waiting, or files that wait for compaction, and writers are asked to pause."""
+FILES_TO_COMPACT = 8
+"""So many together are merged with all rows below. With the library's 4, two million rows were written 3.7 times, not
+2.6; each file costs 0.05 µs of a lookup of a key that is not there."""
 FILES_SLOWDOWN, FILES_STOP = 64, 256
 """Files that wait for compaction before the engine slows writes down, and stops them: on the event loop, so never."""
 ROOM_BYTES = 128 << 20
@@ -318,6 +321,7 @@ def _options(memtable_bytes: int, block_cache_bytes: int) -> Options:
     # Most puts first look up a key that is not there.
     options.set_memtable_prefix_bloom_ratio(0.05)
     options.set_memtable_whole_key_filtering(True)
+    options.set_level_zero_file_num_compaction_trigger(FILES_TO_COMPACT)
     options.set_level_zero_slowdown_writes_trigger(FILES_SLOWDOWN)
     options.set_level_zero_stop_writes_trigger(FILES_STOP)
     options.set_soft_pending_compaction_bytes_limit(0)

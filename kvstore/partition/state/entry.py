@@ -35,7 +35,7 @@ class Kind(IntEnum):
     """Changes nothing: gives a sequence to a request whose result must be remembered."""
 
     EPOCH_START = 16
-    RELEASE = 17
+    RELEASE_LEAD = 17
     """The leader has answered its last read; as the end of the log it spares the next one the wait."""
     EMPTY = 18
     """Renews the lease."""
@@ -237,7 +237,7 @@ def is_release(payload: bytes) -> bool:
         message = _parse(payload)
     except Corrupted:
         return False
-    return message.format == FORMAT and message.kinds == bytes((Kind.RELEASE,))
+    return message.format == FORMAT and message.kinds == bytes((Kind.RELEASE_LEAD,))
 
 
 def _parse(payload: bytes) -> entry_pb2.Entry:

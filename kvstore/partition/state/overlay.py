@@ -8,14 +8,23 @@ never come to be.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from enum import Enum
+from typing import Final
 
 from kvstore.errors import RequestExpired
 from kvstore.partition.state.commands import RequestId, Result
 
 Row = tuple[bytes, int, int, int, int]
 """A Record, perhaps as a plain tuple."""
-UNTOUCHED: Any = object()
+
+
+class Untouched(Enum):
+    """Told apart by mypy from a row, and from None for a key that will be absent."""
+
+    UNTOUCHED = "untouched"
+
+
+UNTOUCHED: Final = Untouched.UNTOUCHED
 """No entry in flight changes the key."""
 
 
@@ -42,13 +51,13 @@ class Overlay:
     def __init__(self) -> None:
         self.layers: deque[Layer] = deque()
 
-    def find(self, key: bytes) -> Row | None:
+    def find(self, key: bytes) -> Row | Untouched | None:
         """The key's record after all entries in flight; None if it will be absent; UNTOUCHED."""
         for layer in reversed(self.layers):
-            row = layer.rows.get(key, UNTOUCHED)
+            row: Row | Untouched | None = layer.rows.get(key, UNTOUCHED)
             if row is not UNTOUCHED:
-                return row  # type: ignore[no-any-return]
-        return UNTOUCHED  # type: ignore[no-any-return]
+                return row
+        return UNTOUCHED
 
     def touched_of(self, keys: list[bytes]) -> set[bytes]:
         """Return those of `keys` that an entry in flight changes."""

@@ -44,7 +44,7 @@ class PinnedViews:
 
     def __init__(self, partition: PartitionId, engine: Engine) -> None:
         self._partition, self._engine = partition, engine
-        self._held: dict[str, Held] = {}
+        self.by_pin: dict[str, Held] = {}
         self.passed_ms: Callable[[], int] = lambda: 0
         """The date to remove by; 0: only record time counts (docs/protocol.md, P31)."""
         self.expired = 0
@@ -52,13 +52,10 @@ class PinnedViews:
         self.refused = 0
         """MARKs that were not kept because HELD_MAX states were."""
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     @property
     def all(self) -> list[Held]:
         """By pin."""
-        return [self._held[pin] for pin in sorted(self._held)]
+        return [self.by_pin[pin] for pin in sorted(self.by_pin)]
 
     # docs/protocol.md K1
     def apply(self, mark: Mark, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int) -> None:
@@ -70,17 +67,17 @@ class PinnedViews:
         self.drop(mark.pin)
         if mark.deadline_ms <= max(time_ms, self.passed_ms()):
             return  # long ago: the log is being read again
-        if len(self._held) >= HELD_MAX:
+        if len(self.by_pin) >= HELD_MAX:
             self.refused += 1
             return
         view = self._engine.view((rows.ALL_DATA, rows.ALL_ORDER))
         expired = rows.ALL_EXPIRY[0], rows.expiry_key(time_ms + 1, b"")
         hides_expired = next(self._engine.iterate(*expired), None) is not None
         held = Held(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
-        self._held[mark.pin] = held
+        self.by_pin[mark.pin] = held
 
     def _move_deadline(self, mark: Mark) -> None:
-        found = self._held.get(mark.pin)
+        found = self.by_pin.get(mark.pin)
         if found is None:
             return
         if mark.deadline_ms:
@@ -91,19 +88,19 @@ class PinnedViews:
     def taken(self, pin: str, position: Position) -> Held:
         """Return the view of a MARK that is in the state now. Raises Overloaded if it was one too many, else as
         `get`."""
-        if pin not in self._held:
+        if pin not in self.by_pin:
             self.check_room(pin)
         return self.get(pin, position)
 
     def check_room(self, pin: str) -> None:
         """Raises Overloaded unless this pin can be kept beside the others."""
-        others = len(self._held) - (pin in self._held)
+        others = len(self.by_pin) - (pin in self.by_pin)
         if others >= HELD_MAX:
             raise Overloaded(f"partition {self._partition}: {others} pins are there, at most {HELD_MAX}")
 
     def get(self, pin: str, position: Position) -> Held:
         """Raises NoSuchPin."""
-        found = self._held.get(pin)
+        found = self.by_pin.get(pin)
         if found is None or found.position != position:
             raise NoSuchPin(f"partition {self._partition}: pin {pin!r} at {tuple(position)} is not kept here")
         return found
@@ -111,17 +108,17 @@ class PinnedViews:
     # docs/protocol.md K2
     def expire(self, now_ms: int) -> None:
         """Drop what has reached its deadline."""
-        for pin in [pin for pin, held in self._held.items() if held.deadline_ms <= now_ms]:
+        for pin in [pin for pin, held in self.by_pin.items() if held.deadline_ms <= now_ms]:
             self.drop(pin)
             self.expired += 1
 
     def drop(self, pin: str) -> None:
         """Keep it no more, if it is there."""
-        found = self._held.pop(pin, None)
+        found = self.by_pin.pop(pin, None)
         if found is not None:
             found.view.close()
 
     def close(self) -> None:
         """Keep nothing any more: the state is being replaced, or the engine is about to be closed."""
-        for pin in sorted(self._held):
+        for pin in sorted(self.by_pin):
             self.drop(pin)

@@ -87,7 +87,7 @@ class RetryTable:
         self.bytes = 0
         self._window_ms, self._bytes_max, self._results_max = window_ms, bytes_max, results_max
         self._clients: dict[bytes, _Client] = {}
-        self._idle: list[tuple[int, bytes]] = []
+        self.idle: list[tuple[int, bytes]] = []
         """Each client once, a heap by a `seen_ms` that it had: it may have a later one by now."""
         self._rows: dict[int, int] = {}
         """Row -> how many results and clients need it."""
@@ -201,7 +201,7 @@ class RetryTable:
     def forget(self, time_ms: int, most: int = FORGOTTEN_PER_ENTRY_MAX) -> list[int]:
         """Forget clients idle for the window at record time `time_ms`. Returns the rows that are needed no more."""
         horizon = time_ms - self._window_ms
-        idle = self._idle
+        idle = self.idle
         while idle and idle[0][0] < horizon and most:
             most -= 1
             client_id = idle[0][1]
@@ -222,7 +222,7 @@ class RetryTable:
         if client is None:
             client = self._clients[client_id] = _Client()
             self.bytes += BYTES_PER_CLIENT
-            heappush(self._idle, (max(seen_ms, time_ms), client_id))
+            heappush(self.idle, (max(seen_ms, time_ms), client_id))
         else:
             self._release(client.row)
         client.row = row
@@ -282,8 +282,8 @@ class RetryTable:
                     count, size = count + 1, size + cost
             assert count == client.count, f"counted {client.count} results, hold {count}"
             assert client.left is None or client.left[1] == _count_from(client, client.left[0]), "an old count"
-        assert sorted(each for _, each in self._idle) == sorted(self._clients), "who may be idle is not who is known"
-        assert all(since <= self._clients[each].seen_ms for since, each in self._idle), "idle since later than seen"
+        assert sorted(each for _, each in self.idle) == sorted(self._clients), "who may be idle is not who is known"
+        assert all(since <= self._clients[each].seen_ms for since, each in self.idle), "idle since later than seen"
         assert needed == self._rows, f"rows {self._rows}, needed {needed}"
         assert size == self.bytes, f"counted {self.bytes} bytes, hold {size}"
 

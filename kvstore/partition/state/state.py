@@ -117,7 +117,7 @@ class State:
         self._admit(position, entry)
         checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
         batch = self.engine.batch()
-        count, crc, seq, ownership = self.key_count, self.crc, entry.last_seq, self.ownership
+        count, crc, seq, ownership = self.key_count, self.crc, Seq(self.seq + len(entry.keys)), self.ownership
         if entry.control:
             record = move_records.decode(entry.kinds[0], entry.control)
             changed = ownership.after(record, position, self.seq, entry.time_ms)
@@ -136,7 +136,7 @@ class State:
             crc = fold(crc, data_keys, written)
         self.is_whole = False
         self._remember(batch, entry)
-        released = entry.kinds == _RELEASE
+        released = entry.kinds == _RELEASE_LEAD
         meta = Meta(position, seq, entry.epoch, entry.time_ms, count, crc, released)
         batch.put(rows.META_KEY, meta.encode())
         if checked is not None:
@@ -239,10 +239,11 @@ class State:
 
     def _remember(self, batch: Batch, entry: Entry) -> None:
         """Take the entry's request ids into the retry table and its rows."""
-        dropped = self.retries.forget(entry.time_ms)
+        retries = self.retries
+        dropped = retries.forget(entry.time_ms) if retries.idle else []
         if entry.requests is not None:
-            dropped += self.retries.apply(entry.first_seq, entry.time_ms, entry.requests)
-            batch.put(retry_key(entry.first_seq), self.retries.row(entry.time_ms, entry.requests))
+            dropped += retries.apply(entry.first_seq, entry.time_ms, entry.requests)
+            batch.put(retry_key(entry.first_seq), retries.row(entry.time_ms, entry.requests))
         for row in dropped:
             batch.delete(retry_key(row))
 
@@ -340,7 +341,7 @@ class State:
         return crc
 
 
-_RELEASE = bytes((Kind.RELEASE,))
+_RELEASE_LEAD = bytes((Kind.RELEASE_LEAD,))
 _MARK = bytes((Kind.MARK,))
 _EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
 

@@ -78,7 +78,7 @@ class JudgedClock:
     def has_date(self) -> bool:
         return self.judge.is_known
 
-    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+    def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
         self._last_listener += 1
         number = self._last_listener
         self._listeners[number] = changed

@@ -98,13 +98,13 @@ def op_or_error(
 ) -> Op | StoreError:
     """One operation, or why it cannot be done."""
     try:
-        check_sizes(code, key, value)
+        check_operation_sizes(code, key, value)
         return _op(code, key, value, options, request, level, token)
     except InvalidRequest as error:
         return error
 
 
-def check_sizes(code: int, key: bytes, value: bytes) -> None:
+def check_operation_sizes(code: int, key: bytes, value: bytes) -> None:
     """Raises InvalidRequest."""
     if not key and code not in KEYLESS:
         raise InvalidRequest("want a key of at least one byte")
@@ -127,7 +127,7 @@ def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: Reques
 
 def _op_in_batch(part: kv_pb2.Operation) -> Op:
     code, key, value = part.code, part.key, part.value
-    check_sizes(code, key, value)
+    check_operation_sizes(code, key, value)
     if code not in IN_BATCH:
         raise InvalidRequest(f"operation {_name(code)} cannot stand in a batch")
     if part.HasField("options"):

@@ -25,7 +25,7 @@ from kvstore.server.grpc.decode import (
     check_flags,
     check_level,
     check_numbers,
-    check_sizes,
+    check_operation_sizes,
     request_id,
 )
 from kvstore.server.grpc.encode import check_answer, record_message, result_message
@@ -64,7 +64,7 @@ class KV(kv_pb2_grpc.KVServicer):
     async def Get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetResponse:
         key = request.key
         try:
-            check_sizes(Code.GET, key, b"")
+            check_operation_sizes(Code.GET, key, b"")
             check_level(request.level)
             partition = self._backend.topology.ring.partition_of(key)
             op = (Code.GET, key, request.level, _token(request.token, partition))
@@ -76,7 +76,7 @@ class KV(kv_pb2_grpc.KVServicer):
     async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:
         key, value, flags = request.key, request.value, request.flags
         try:
-            check_sizes(Code.PUT, key, value)
+            check_operation_sizes(Code.PUT, key, value)
             check_numbers(request.expires_ms, request.version)
             id = request_id(request.request)
             op = (Code.PUT, key, value, request.expires_ms, check_flags(flags), request.version, id)
@@ -94,7 +94,7 @@ class KV(kv_pb2_grpc.KVServicer):
 
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteResponse:
         try:
-            check_sizes(Code.DELETE, request.key, b"")
+            check_operation_sizes(Code.DELETE, request.key, b"")
             check_numbers(request.version)
             flags = check_flags(request.flags)
             op = (Code.DELETE, request.key, flags, request.version, request_id(request.request))
@@ -169,8 +169,8 @@ class KV(kv_pb2_grpc.KVServicer):
         try:
             check_level(request.level)
             check_numbers(0, *request.token.values())
-            check_sizes(Code.SCAN, request.start, b"")
-            check_sizes(Code.SCAN, request.end, b"")
+            check_operation_sizes(Code.SCAN, request.start, b"")
+            check_operation_sizes(Code.SCAN, request.end, b"")
             async with self._scans.place() as place:
                 async for page in scan_pages(self._backend, partial(ask, self._backend), request):
                     await place.wait_read(context.write(page))

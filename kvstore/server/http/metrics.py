@@ -77,6 +77,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_refused_unknown": ("bookie_refused_unknown_total", "Requests answered with: I cannot tell."),
     "bookie_syncs": ("bookie_syncs_total", "Syncs of the journal; each confirms a group of entries."),
     "bookie_synced_bytes": ("bookie_synced_bytes_total", "Bytes that these syncs made durable."),
+    "bookie_filled_bytes": ("bookie_filled_bytes_total", "Zeroes written into the file ahead, for small syncs."),
     "bookie_asked_metadata": ("bookie_asked_metadata_total", "Ledgers whose metadata was read to judge a request."),
     "bookie_tombstones": ("bookie_tombstones", "Fences kept of ledgers that are deleted."),
     "bookie_ledgers": ("bookie_ledgers", "Ledgers of which something is stored here."),

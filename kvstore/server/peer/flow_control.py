@@ -48,11 +48,6 @@ class Pace:
         self.under_way: dict[int, tuple[_Line, int]] = {}
         """By number, with the values that they may bring. What brings none is not in here."""
 
-    @property
-    def is_free(self) -> bool:
-        """Nothing waits, and what brings no values may begin."""
-        return not self.waiting and not self.is_held
-
     def arrive(self, partition: PartitionId, operations: Iterable[Waiting]) -> None:
         line = self._lines.get(partition)
         if line is None:

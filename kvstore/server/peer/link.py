@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Protocol
@@ -48,9 +50,7 @@ class Owner(Protocol):
     dispatcher: Dispatcher
     forwarded_max: int
 
-    def now(self) -> float: ...
-
-    def ring_version(self) -> int: ...
+    now: Callable[[], float]
 
     def lost(self, link: Link) -> None:
         """The link is gone."""
@@ -74,9 +74,10 @@ class Link:
         self._stream: Stream | None = None
         self._caller = Caller(links.credentials, server)
         self._frames = Frames()
-        self.lanes = Lanes(lambda: asyncio.get_running_loop().call_soon(self.flush))
+        self.lanes = Lanes(partial(asyncio.get_running_loop().call_soon, self.flush))
         self._results = 0
         """Frames of results that have come."""
+        self._answers = Answers()
         self._marks: deque[tuple[float, int]] = deque()
         self._calls = Calls(server, self._write, self.flight.next_number)
         self._heard_at = self._swept_at = 0.0
@@ -171,9 +172,11 @@ class Link:
 
     def flush(self) -> None:
         """Send what was submitted in this turn."""
-        if not self.lanes or not self.is_open:
+        if not self.is_open:
             return
         lanes = self.lanes.take()
+        if not lanes:
+            return
         try:
             self._write(self._encoded(lanes))
         except FrameError:
@@ -187,7 +190,7 @@ class Link:
             self._write(self._encoded([single]))
 
     def _encoded(self, lanes: list[Lane]) -> bytes:
-        return frames.encode(Operations(self._links.ring_version(), lanes, self._results))
+        return frames.encode(Operations(self._links.dispatcher.topology.ring.routed, lanes, self._results))
 
     # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -216,20 +219,19 @@ class Link:
         self._results += 1
         for partition, seq, time_ms in results.progress:
             self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)
-        answers = Answers()
         for column in (results.numbers, results.records, results.others):
-            self._give(answers, [number for number, _ in column], [result for _, result in column])
-        self._give(answers, results.absent, [None] * len(results.absent))
-        answers.flush()
+            if column:
+                self._give([number for number, _ in column], [result for _, result in column])
+        if results.absent:
+            self._give(results.absent, [None] * len(results.absent))
+        self._answers.flush()
 
-    def _give(self, answers: Answers, numbers: list[int], results: list[Any]) -> None:
+    def _give(self, numbers: list[int], results: list[Any]) -> None:
         """Complete these operations of the flight; some may be over."""
-        if not numbers:
-            return
         ended = list(map(self.flight.pending.pop, numbers, repeat(None)))
         there = [(entry[1], result) for entry, result in zip(ended, results, strict=True) if entry is not None]
         self.flight.bytes -= written_bytes_of([pending.op for pending, _ in there])
-        answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
+        self._answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
         """Take refused operations back, which go out again before anything that follows them can be submitted; and what

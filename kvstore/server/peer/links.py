@@ -39,7 +39,7 @@ class PeerLinks:
     ) -> None:
         self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
         self.server = credentials.server
-        self._env, self.beat = env, env.beat
+        self._env, self.beat, self.now = env, env.beat, env.clock.now
         self._serve_here = serve_here
         self._nursery = env.nursery.child("peer links")
         self._links: dict[ServerId, Link] = {}
@@ -121,12 +121,6 @@ class PeerLinks:
         if now - self._complained_at.get(server, now - COMPLAIN_S) >= COMPLAIN_S:
             self._complained_at[server] = now
             log.warning("server=%s no link to it, or no more: %s", server, error)
-
-    def now(self) -> float:
-        return self._env.clock.now()
-
-    def ring_version(self) -> int:
-        return self.dispatcher.topology.ring.routed
 
     def statistics(self) -> dict[str, int]:
         return {

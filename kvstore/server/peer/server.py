@@ -240,7 +240,9 @@ class PeerSession(PeerSink):
         if refused:
             self._others += refused
             self._send_results()
-        if self._pace.is_free and not (self._refused_partitions or self._refused_keys) and are_plain_puts(ops):
+        if not (
+            self._pace.waiting or self._pace.is_held or self._refused_partitions or self._refused_keys
+        ) and are_plain_puts(ops):
             numbers, puts = zip(*ops, strict=True)
             if self._owner.dispatcher.submit_puts_here(partition, list(puts), self, numbers, ring_version):
                 self._in_flight += len(ops)
@@ -311,7 +313,8 @@ class PeerSession(PeerSink):
     def complete(self, token: int, result: Any) -> None:
         self._in_flight -= 1
         kind = result.__class__
-        self._pace.end(token, len(result[0]) if kind is Record else 0)
+        if self._pace.under_way:
+            self._pace.end(token, len(result[0]) if kind is Record else 0)
         if kind is int:
             self._numbers.append((token, result))
         elif kind is Record:
@@ -351,7 +354,8 @@ class PeerSession(PeerSink):
             self._write_results(Results(numbers, records, absent, [], progress))
             for number, result in others:
                 self._send_singly(number, result)
-        self._refusals.tell(self._results)
+        if self._refused_partitions or self._refused_keys:
+            self._refusals.tell(self._results)
 
     def _send_singly(self, number: int, result: Any) -> None:
         try:

@@ -13,6 +13,9 @@ from kvstore.server.redis.parser import Parser
 from kvstore.server.redis.pipeline import Pipeline
 from kvstore.server.redis.session import Session
 
+REPORT_EVERY = 32
+"""Commands, of all connections, between two looks for syncs that have ended: half a millisecond's work. A turn of the
+loop may have a thousand, and the next group of the journal need not wait for all of them."""
 OUTPUT_HIGH_BYTES = 64 << 10
 """From here on no more of the client's commands are begun."""
 QUEUED_BYTES = 160
@@ -23,6 +26,8 @@ class Server(pipeline.Server, Protocol):
     """The server whose door the client came through: kvstore.server.redis.door.RespServer."""
 
     commands: int
+    reports_at: int
+    report_syncs: Callable[[], None]
     connections_refused: int
 
     def next_id(self) -> int: ...
@@ -82,6 +87,10 @@ class RespConnection:
             pipeline.end(f"ERR Protocol error: {self._parser.error}")
         if waiting or self._parser.kept or self.session.queued or self._is_input_noted:
             self._note_input(len(data) + QUEUED_BYTES * len(waiting) if waiting else 0)
+        server = self._server
+        if server.commands >= server.reports_at:
+            server.reports_at = server.commands + REPORT_EVERY
+            server.report_syncs()  # last: what it calls may concern this connection too
 
     def caught_up(self) -> None:
         """All that waited has begun."""

@@ -51,6 +51,9 @@ class RespServer:
         self.backend = backend
         self.commands = 0
         """Received since the start."""
+        self.reports_at = 0
+        """At so many commands the end of syncs is looked for."""
+        self.report_syncs = env.report_syncs
         self.window = InflightLimit()
         self.clients = Fresh(self._describe_clients, env.clock.now)
         """What CLIENT LIST answers."""

@@ -165,7 +165,7 @@ class Dispatcher:
             local is not None
             and ring_version == self._router.ring_version
             and local.serving
-            and partition not in self._router.waiting
+            and partition not in self._router.waiting.lines
         ):
             local.submit(op, sink, token)
         else:
@@ -181,7 +181,7 @@ class Dispatcher:
             local is None
             or ring_version != self._router.ring_version
             or not local.serving
-            or partition in self._router.waiting
+            or partition in self._router.waiting.lines
         ):
             return False
         local.submit_puts(ops, sink, tokens)

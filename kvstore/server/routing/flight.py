@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import repeat, takewhile
 
+from kvstore.partition.state.commands import Code
 from kvstore.partition.state.traits import KEYLESS, UNORDERED
 from kvstore.server.routing.pending import Pending, keys_of, written_bytes, written_bytes_of
 from kvstore.types import PartitionId, ServerId
+
+_PUT = int(Code.PUT)
 
 BYTES_IN_FLIGHT_MAX = 64 << 20
 
@@ -39,7 +42,8 @@ class Flight:
         """Take an operation in; returns its number."""
         number = self.next_number()
         self.pending[number] = (partition, pending)
-        self.bytes += written_bytes(pending.op)
+        op = pending.op
+        self.bytes += len(op[2]) if op[0] == _PUT else written_bytes(op)
         return number
 
     def begin_all(self, partition: PartitionId, pending: list[Pending]) -> range:

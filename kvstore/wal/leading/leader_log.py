@@ -136,7 +136,7 @@ class OpenLog:
             self._held.append(_Held(payload, first_seq, done))
             return
         writer = handle.writer
-        if writer.unconfirmed >= IN_FLIGHT_MAX:
+        if writer.last_added - writer.last_confirmed >= IN_FLIGHT_MAX:
             raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for an acknowledgement")
         if self._first_append is None:
             self._first_append = first_seq, self._ports.clock.now()
@@ -155,9 +155,7 @@ class OpenLog:
         """After the last append is acknowledged: close the ledger. The log takes no more appends then: one that is
         confirmed while the end is being recorded would be lost. Raises MetadataError, LedgerFenced."""
         async with self._rolling:
-            if self.lost is not None:
-                raise self.lost
-            await self._handle.drained()
+            await self._handle.drained()  # at once if the log is lost
             if self.lost is not None:
                 raise self.lost
             self._is_sealing = True

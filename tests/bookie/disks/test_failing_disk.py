@@ -52,7 +52,7 @@ def test_a_failed_sync_of_zeroes_written_ahead_ends_the_process_too(world: SimWo
         shelf = await opened(world, segment_bytes=8 << 20)
         for entry in range(20):
             world.node("b1").disk.fail_sync(2)  # the first one is the group's
-            assert await shelf.add(L, entry, b"x" * 200_000) is Status.OK
+            assert await shelf.add(L, entry, b"x" * 3_000) is Status.OK
             await pause(0.01)
 
     with pytest.raises(NodeCrashed):

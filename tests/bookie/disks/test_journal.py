@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-from kvstore.bookie.journal.record import Kind, decode_file_header, decode_group_header
+from kvstore.bookie.journal.record import (
+    FileHeader,
+    Kind,
+    decode_file_header,
+    decode_group_header,
+    encode_file_header,
+)
 from kvstore.bookie.journal.scan import scan
+from kvstore.bookie.journal.segment import PAGE
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Shelf, packet, run, segments, tiny
 from tests.sim.world.disk import SimDisk
@@ -116,15 +123,27 @@ def test_a_fault_of_one_sender_keeps_nobody_else_from_an_answer(world: SimWorld)
     run(world, scenario())
 
 
-def test_zeroes_are_written_ahead_so_that_syncs_need_no_metadata(world: SimWorld) -> None:
+def test_zeroes_are_written_ahead_of_small_groups_so_that_syncs_need_no_metadata(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world, segment_bytes=8 << 20)
+        for entry in range(200):
+            await shelf.add(L, entry, b"x" * 3_000)
+        spare = shelf.storage.journal.supply.spare
+        assert spare is not None
+        assert spare.filled > 600_000
+        assert shelf.storage.statistics.filled_bytes == spare.filled - len(PAGE)
+        assert spare.handle.read(0, 64) == encode_file_header(FileHeader(spare.file, spare.salt))
+
+    run(world, scenario())
+
+
+def test_no_byte_of_large_groups_is_written_twice(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world, segment_bytes=8 << 20)
         for entry in range(20):
             await shelf.add(L, entry, b"x" * 100_000)
             await pause(0.01)
-        spare = shelf.storage.journal.supply.spare
-        assert spare is not None
-        assert spare.filled > 3 << 20
+        assert shelf.storage.statistics.filled_bytes == 0
 
     run(world, scenario())
 

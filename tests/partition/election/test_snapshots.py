@@ -107,7 +107,7 @@ async def test_an_export_shows_nothing_that_came_later(writer: Writer, source: S
     number = orjson.loads(exports.begin())["export"]
     source.apply(writer.put(later="x"))
     early = empty()
-    incoming = Import(early, A)
+    incoming = Import(early, frozenset({A}))
     while not incoming.add(exports.next(number)):
         continue
     assert early.seq == before

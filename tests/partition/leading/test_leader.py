@@ -335,7 +335,7 @@ def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partitio
     p.log.on_append = lambda entry: None
     p.acknowledge()
     assert [p.result(token) for token in (*flying, *queued)] == [1, 2, 3, 4, 5, 6]
-    assert p.sent_kinds() == [Kind.RELEASE]
+    assert p.sent_kinds() == [Kind.RELEASE_LEAD]
     assert p.leader._read_lease.lease_until < p.now()
     p.acknowledge()
     assert release.done()

@@ -11,7 +11,12 @@ import pytest
 from kvstore.partition.state import engine_rocks
 from kvstore.partition.state.engine import Cursor, Engine, ViewClosed
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.engine_rocks import MEMTABLE_BYTES_MIN, MEMTABLES_PER_FILE, RocksEngine
+from kvstore.partition.state.engine_rocks import (
+    FILES_TO_COMPACT,
+    MEMTABLE_BYTES_MIN,
+    MEMTABLES_PER_FILE,
+    RocksEngine,
+)
 
 DRIVERS: dict[str, Callable[[Path], Engine]] = {
     "memory": lambda path: MemoryEngine(),
@@ -187,6 +192,16 @@ async def test_an_engine_that_is_asked_to_pause_before_each_write_never_makes_on
         write(engine, *((b"%d-%d" % (number, each), b"v" * 1000) for each in range(20)))
         assert engine._db.property_int_value("rocksdb.is-write-stopped") == 0
     assert pauses > 0, "the test has not reached the bound"
+    engine.close()
+
+
+async def test_few_small_files_are_not_written_again_at_once(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"))
+    for number in range(FILES_TO_COMPACT - 1):
+        write(engine, (b"a", b"%d" % number))
+        await flushed(engine)
+    properties = ("num-files-at-level0", "compaction-pending", "num-running-compactions")
+    assert [int(engine._db.property_value(f"rocksdb.{each}") or 0) for each in properties] == [7, 0, 0]
     engine.close()
 
 

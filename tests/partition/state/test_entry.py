@@ -61,7 +61,7 @@ def test_the_bytes_of_an_entry_stay_as_they_are() -> None:
 
 
 def test_the_bytes_of_a_release_record_stay_as_they_are() -> None:
-    payload = control(P1, 3, 101, TIME_MS, Kind.RELEASE).encode()
+    payload = control(P1, 3, 101, TIME_MS, Kind.RELEASE_LEAD).encode()
     assert payload.hex() == "080112027031180320652880d095ffbc31320111"
     assert is_release(payload)
 
@@ -75,7 +75,7 @@ def test_only_a_release_record_is_one() -> None:
 
 
 def test_a_release_record_of_another_format_does_not_spare_the_wait() -> None:
-    message = entry_pb2.Entry.FromString(control(P1, 3, 101, TIME_MS, Kind.RELEASE).encode())
+    message = entry_pb2.Entry.FromString(control(P1, 3, 101, TIME_MS, Kind.RELEASE_LEAD).encode())
     message.format = 2
     assert not is_release(message.SerializeToString())
 
@@ -88,7 +88,8 @@ def test_an_unknown_format_is_refused_by_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "kinds", [b"\x09", bytes((Kind.IMPORT_BEGIN,)), bytes((CREATE, Kind.RELEASE)), b"\x80", bytes((CREATE | 0x80,))]
+    "kinds",
+    [b"\x09", bytes((Kind.IMPORT_BEGIN,)), bytes((CREATE, Kind.RELEASE_LEAD)), b"\x80", bytes((CREATE | 0x80,))],
 )
 def test_a_kind_that_this_program_does_not_know_is_refused(kinds: bytes) -> None:
     message = entry_pb2.Entry(format=1, partition="p1", kinds=kinds, keys=[b"a"] * len(kinds), values=[b"1"])

@@ -123,7 +123,7 @@ def test_a_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
 
 def test_a_renewal_does_not_bring_back_what_is_not_kept(replica: Replica) -> None:
     replica.mark("pin", takes=False)
-    assert len(replica.state.held) == 0
+    assert not replica.state.held.by_pin
 
 
 def test_a_mark_that_is_applied_again_after_its_deadline_keeps_nothing(replica: Replica) -> None:
@@ -155,7 +155,7 @@ def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replic
 
 def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
     position = replica.mark("pin")
-    Import(replica.state, ServerId("donor"))
+    Import(replica.state, frozenset({ServerId("donor")}))
     with pytest.raises(NoSuchPin):
         replica.state.held.get("pin", position)
 

@@ -155,7 +155,7 @@ def test_a_state_knows_whether_its_last_entry_is_a_release_record() -> None:
     state = state_over(engine)
     state.apply(writer.put(a="1"))
     assert not state.released
-    state.apply(writer.control(Kind.RELEASE))
+    state.apply(writer.control(Kind.RELEASE_LEAD))
     assert state.released
     assert state_over(engine).released
     state.apply(writer.control(Kind.EPOCH_START))

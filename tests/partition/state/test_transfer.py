@@ -79,19 +79,19 @@ def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
 def test_a_chunk_that_is_lost_repeated_or_damaged_is_noticed(lost: int) -> None:
     _, source = exported(0, 60)
     sent = list(chunks(Export(source)))
-    arriving = Import(state_over(MemoryEngine()), DONOR)
+    arriving = Import(state_over(MemoryEngine()), frozenset({DONOR}))
     if lost:
         arriving.add(sent[0])
     with pytest.raises(Corrupted):
         arriving.add(sent[lost + 1])
-    arriving = Import(state_over(MemoryEngine()), DONOR)
+    arriving = Import(state_over(MemoryEngine()), frozenset({DONOR}))
     arriving.add(sent[0])
     with pytest.raises(Corrupted):
         arriving.add(sent[0])
     damaged = bytearray(sent[0])
     damaged[len(damaged) // 2] ^= 1
     with pytest.raises(Corrupted):
-        Import(state_over(MemoryEngine()), DONOR).add(bytes(damaged))
+        Import(state_over(MemoryEngine()), frozenset({DONOR})).add(bytes(damaged))
 
 
 def test_a_closed_export_gives_nothing_more() -> None:

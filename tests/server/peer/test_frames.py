@@ -24,7 +24,7 @@ from kvstore.errors import (
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Record, RequestId
-from kvstore.server.grpc.decode import check_sizes
+from kvstore.server.grpc.decode import check_operation_sizes
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 
@@ -216,7 +216,7 @@ def test_a_scan_goes_on_behind_the_longest_key() -> None:
     merge.take()
     ((_, start, _),) = merge.anew(["p1", "p2"]).wanted()[:1]
     scan = (int(Code.SCAN), start, b"", 10, 0, 0, 0)
-    check_sizes(Code.SCAN, start, b"")
+    check_operation_sizes(Code.SCAN, start, b"")
     assert Lane("p1", [], [], [(1, scan)]).in_order() == ([(1, scan)], [])
     with pytest.raises(FrameError, match="a key of 4098 bytes"):
         frames.check_op((int(Code.SCAN), start + b"\0", b"", 10, 0, 0, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -231,13 +232,11 @@ class Links:
     time = 100.0
     beat = Beat()
     server = ServerId("n1")
+    topology = SimpleNamespace(ring=SimpleNamespace(routed=1))
     forwarded_max = 10
 
     def now(self) -> float:
         return self.time
-
-    def ring_version(self) -> int:
-        return 1
 
     def lost(self, link: Link) -> None:
         """It is not used again."""

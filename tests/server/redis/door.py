@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from kvstore.env.ports import Stream, StreamHandler
+from kvstore.env.ports import Stream, StreamHandler, nothing_has_ended
 from kvstore.server.config import Limits
 from kvstore.server.redis.commands import CommandError
 from kvstore.server.redis.door import Leave, RespServer
@@ -74,8 +75,15 @@ def refuse_peers(words: list[bytes], stream: Stream, leave: Leave) -> StreamHand
 
 
 @asynccontextmanager
-async def redis_door(root: Path, *, partitions: int = 3, limits: Limits | None = None) -> AsyncIterator[Door]:
+async def redis_door(
+    root: Path,
+    *,
+    partitions: int = 3,
+    limits: Limits | None = None,
+    report_syncs: Callable[[], None] = nothing_has_ended,
+) -> AsyncIterator[Door]:
     async with one_server(root, partitions) as (env, backend):
+        env = replace(env, report_syncs=report_syncs)
         server = RespServer(env, backend, limits or Limits(), refuse_peers, lambda: {"Kvstore": {"node_id": "n1"}})
         address = await server.open("127.0.0.1:0")
         try:

@@ -14,7 +14,7 @@ from kvstore.errors import Overloaded
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Code, Record, get
 from kvstore.server.redis import parser, pipeline
-from kvstore.server.redis.connection import RespConnection
+from kvstore.server.redis.connection import REPORT_EVERY, RespConnection
 from kvstore.server.redis.inflight_limit import COMMANDS_MAX
 from kvstore.server.redis.latency import EVERY
 from tests.server.backends import Collector
@@ -253,3 +253,18 @@ async def test_nothing_stays_counted_however_commands_come(
             assert all(each.leader._queue.bytes == 0 for each in door.backend.partitions.values())
             found.append((bytes(stream.written), replies.issued, await get_all(door)))
     assert found[0] == found[1]
+
+
+async def test_syncs_are_reported_while_a_turn_of_the_loop_hears_many_clients(tmp_path: Path) -> None:
+    heard_before: list[int] = []
+    commands = 0
+
+    def report() -> None:
+        heard_before.append(commands)
+
+    async with redis_door(tmp_path, report_syncs=report) as door:
+        clients = [unread(door)[0] for _ in range(4 * REPORT_EVERY)]
+        for connection in clients:
+            commands += 1
+            connection.data_received(packed(b"SET", b"k", b"v"))
+        assert heard_before == [1, *(1 + number * REPORT_EVERY for number in range(1, 4))]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.meta.registration import Bookies
@@ -128,6 +129,19 @@ class ModelBookies:
             each.entry_stored(entry, packet)
         model.raise_lac(ledger, HEADER.unpack_from(packet)[2])
         return None
+
+    def add_to_all(
+        self,
+        bookies: Sequence[BookieId],
+        ledger: LedgerId,
+        entry: EntryId,
+        packet: bytes,
+        key: bytes,
+        recovery: bool,
+        done: Callable[[EntryId, BookieId, StoreError | None], None],
+    ) -> None:
+        for bookie in bookies:
+            self.add(bookie, ledger, entry, packet, key, recovery, partial(done, entry, bookie))
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         model = self.at[bookie]

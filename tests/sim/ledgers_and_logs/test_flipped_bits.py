@@ -70,23 +70,26 @@ def test_packets_that_are_damaged_on_their_way_are_stored_nowhere(monkeypatch: p
     flips: list[int] = []
 
     async def story(stage: Stage) -> None:
-        random, add = stage.world.fork("flips"), Bookies.add
+        random, add_to_all = stage.world.fork("flips"), Bookies.add_to_all
 
-        def add_flipped(self: Any, bookie: Any, ledger: Any, entry: Any, packet: bytes, *rest: Any) -> None:
-            if bookie != self.own and random.random() < 0.04:
-                changed = bytearray(packet)
-                bit = random.randrange(8 * 16, 8 * len(packet))
-                if random.random() < 0.5:
-                    bit = 8 * (HEADER.size - 9) + random.randrange(3)  # of the last-add-confirmed
-                changed[bit // 8] ^= 1 << bit % 8
-                packet = bytes(changed)
-                flips.append(bit)
-            add(self, bookie, ledger, entry, packet, *rest)
+        def flipped(packet: bytes) -> bytes:
+            changed = bytearray(packet)
+            bit = random.randrange(8 * 16, 8 * len(packet))
+            if random.random() < 0.5:
+                bit = 8 * (HEADER.size - 9) + random.randrange(3)  # of the last-add-confirmed
+            changed[bit // 8] ^= 1 << bit % 8
+            flips.append(bit)
+            return bytes(changed)
 
-        monkeypatch.setattr(Bookies, "add", add_flipped)
+        def add_flipped(self: Any, bookies: Any, ledger: Any, entry: Any, packet: bytes, *rest: Any) -> None:
+            for bookie in bookies:
+                is_hit = bookie != self.own and random.random() < 0.04
+                add_to_all(self, (bookie,), ledger, entry, flipped(packet) if is_hit else packet, *rest)
+
+        monkeypatch.setattr(Bookies, "add_to_all", add_flipped)
         for _ in range(60):
             await stage.put(stage.leader if stage.cluster.leader(P) else stage.cluster.nodes[0], attempts=3)
-        monkeypatch.setattr(Bookies, "add", add)
+        monkeypatch.setattr(Bookies, "add_to_all", add_to_all)
         served = [node.served for node in stage.cluster.nodes if node.served is not None]
 
         def refused() -> int:

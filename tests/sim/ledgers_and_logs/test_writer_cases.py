@@ -3,7 +3,8 @@ docstrings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_nothing_is_confirmed_while_the_metadata_store_is_stalled_in_a_change() 
         handle = bench.handle(await bench.ledger())
         entries = Appended()
         bench.store.freeze()
-        for bookie in (B3, B2, B1):  # as adds are sent: the first one that fails begins the change
+        for bookie in (B1, B2, B3):  # as adds are sent: the first one that fails begins the change
             bench.bookies.stop(bookie)
             for _ in range(3):
                 handle.append(b"a", entries.done)
@@ -352,14 +353,15 @@ def test_a_bookie_that_answers_before_its_call_returns_changes_no_order() -> Non
         asked: dict[tuple[BookieId, int], Callable[[StoreError | None], None]] = {}
         told: list[tuple[int, EntryId]] = []
 
-        def add(bookie: BookieId, _: object, entry: EntryId, *others: Any) -> None:
-            done = others[-1]
-            if bookie in (B1, B2, B3):
-                asked[bookie, entry] = done
-            else:
-                done(None)
+        def add_to_all(bookies: Sequence[BookieId], _: object, entry: EntryId, *others: Any) -> None:
+            for bookie in bookies:
+                done = partial(others[-1], entry, bookie)
+                if bookie in (B1, B2, B3):
+                    asked[bookie, entry] = done
+                else:
+                    done(None)
 
-        handle._add = add
+        handle._add_to_all = add_to_all
         for number in range(2):
             handle.append(b"entry", lambda position, *_, number=number: told.append((number, position.entry)))
         asked[B1, 0](None)

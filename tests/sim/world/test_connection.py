@@ -97,6 +97,15 @@ def test_adds_of_one_turn_are_stored_in_order_and_read_back() -> None:
     run(case)
 
 
+def test_the_same_add_sent_again_is_answered_again() -> None:
+    async def case(wire: Wire) -> None:
+        for _ in range(3):
+            wire.add(0)
+        assert await wire.added(3) == [None] * 3
+
+    run(case)
+
+
 def test_an_explicit_lac_is_known_to_readers() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)

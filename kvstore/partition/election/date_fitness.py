@@ -16,7 +16,7 @@ UNLED_S = 10.0
 """Longer than a takeover takes: if nobody has led for so long, those with better dates cannot, and this one may."""
 
 
-class Standing:
+class DateFitness:
     """Of one replica: `feed` takes what has happened, `is_led` says whether anybody is known to lead, `serves` whether
     this replica does, `offer` asks others to take the lead."""
 
@@ -54,7 +54,7 @@ class Standing:
     async def run(self) -> None:
         """Look when the clock says that something has changed; while the lead should not be kept, look now and then,
         and offer it to others."""
-        forget = self._clock.on_standing(self._changed.set)
+        forget = self._clock.on_date_judged(self._changed.set)
         try:
             while True:
                 self._changed.clear()

@@ -1,0 +1,82 @@
+"""How latencies and a restart grow with the number of keys.
+
+    python -m loadtest.growth [--sizes 100000,1000000,10000000] [--partitions 3] [--seconds 10] [--out FILE]
+
+A three-node cluster is started in a scratch folder and filled to one size after the other, with random values of 100
+bytes. At each size redis-benchmark sets and gets keys that are there, by 50 connections to one node; then all processes
+are stopped, started again, and it is taken how long it is until every partition serves. Rates fall with a machine that
+does something else: the first size is the measure of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvstore.cli.output import as_table
+from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.local import LocalCluster
+from loadtest.bench import peers
+from loadtest.bench.redis_lines import Line, run_line
+from loadtest.bytes_per_key import Puts, memory_mb, put_all
+from loadtest.generator.options import path_word
+
+OFFSETS = range(52_000, 56_000, 100)
+PROBE = 20_000
+"""Requests that tell how many a line takes."""
+
+
+def grow(sizes: Sequence[int], partitions: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """A row for each size."""
+    with peers.scratch() as folder:
+        cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
+        try:
+            file, there = peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions), 0
+            for size in sizes:
+                took = put_all(file, Puts(size - there, 100, 16, is_same=False, first=there))
+                row: dict[str, Any] = {"keys": size, "filled_per_s": round((size - there) / took)}
+                there = size
+                row |= _latencies(file, size, seconds)
+                row["rss_mb"] = round(memory_mb(file)["nodes Rss"])
+                cluster.down()
+                began = time.monotonic()
+                file = cluster.up(Wish(data_dir=cluster.data_dir))
+                yield row | {"restart_s": round(time.monotonic() - began, 1)}
+        finally:
+            cluster.down()
+
+
+def _latencies(cluster: ClusterFile, size: int, seconds: float) -> dict[str, float]:
+    found = {}
+    for command in ("set", "get"):
+        line, door = Line(command, 50, prefix="key:", keys=size), cluster.nodes[0].resp
+        requests = max(PROBE, int(run_line(line, door, PROBE).per_s * seconds))
+        figure = run_line(line, door, requests)
+        found[f"{command}_per_s"] = round(figure.per_s)
+        found |= {f"{command}_p50_ms": figure.p50_ms, f"{command}_p99_ms": figure.p99_ms}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="100000,1000000,10000000")
+    parser.add_argument("--partitions", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--out", type=path_word, default=None)
+    words = parser.parse_args()
+    rows = []
+    for row in grow(sorted(map(int, words.sizes.split(","))), words.partitions, words.seconds):
+        print(row, file=sys.stderr, flush=True)
+        rows.append(row)
+    print(as_table(rows))
+    if words.out is not None:
+        words.out.parent.mkdir(parents=True, exist_ok=True)
+        words.out.write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
