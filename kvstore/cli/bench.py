@@ -20,7 +20,6 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Load on a cluster, and how long its operations take.")
     bench.command("run")(run_load)
     bench.command()(suite)
-    bench.command("log")(log_client)
     app.add_typer(bench, name="bench")
 
 
@@ -92,29 +91,14 @@ def suite(
     ),
 ) -> None:
     """Run the benchmark suite of a source checkout, beside etcd and Redis if they are installed."""
-    _of_checkout("loadtest.bench.suite").run_suite(data_dir=data_dir, runs=runs, seconds=seconds, only=only, out=out)
-
-
-def log_client(
-    in_flight: Annotated[list[int], typer.Option(help="Adds in flight; may be repeated.", min=1)] = [1, 100, 1000],  # noqa: B006
-    size: Annotated[int, typer.Option(help="Bytes of an entry.", min=1)] = 1024,
-    seconds: Annotated[float, typer.Option(help="Of each run, after 8 s to warm up.", min=0.1)] = 4.0,
-    rounds: Annotated[int, typer.Option(help="Runs of each line, by turns; the median counts.", min=1)] = 3,
-) -> None:
-    """Measure our log client alone, on bookies of its own; beside Apache's if its jars are in a source checkout."""
-    bench = _of_checkout("loadtest.bench.log_client")
-    bench.run_bench(in_flight=in_flight, size=size, seconds=seconds, rounds=rounds)
-
-
-def _of_checkout(name: str) -> Any:
-    """A module that is not installed with the command."""
     try:
-        return importlib.import_module(name)
+        module: Any = importlib.import_module("loadtest.bench.suite")
     except ModuleNotFoundError as error:
-        if error.name not in ("loadtest", "tests", name):
+        if error.name not in ("loadtest", "loadtest.bench.suite"):
             raise
-        print("kvstore: this benchmark is part of a source checkout; run the command in one", file=sys.stderr)
+        print("kvstore: the suite is part of a source checkout; run this command in one", file=sys.stderr)
         raise typer.Exit(2) from None
+    module.run_suite(data_dir=data_dir, runs=runs, seconds=seconds, only=only, out=out)
 
 
 def _print(document: dict[str, Any], *, json: bool) -> None:

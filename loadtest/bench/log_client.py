@@ -1,6 +1,6 @@
 """How fast our log client writes one ledger to three real bookies, beside Apache's Java client on the same bookies.
 
-    kvstore bench log [--rounds 3] [--seconds 4] [--size 1024] [--in-flight 1 --in-flight 100 …]
+    python -m loadtest.bench.log_client [--rounds 3] [--seconds 4] [--size 1024] [--in-flight 1 100 1000]
 
 ZooKeeper and three bookies of ours are processes of their own; each client is one more, and writes 3/3/2 with so many
 adds in flight. The clients take turns. Each line is the median of the rounds: adds confirmed per second, and the
@@ -10,6 +10,7 @@ processor time per add of the client and of the three bookies together. Apache's
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -29,6 +30,8 @@ from tests.interop import java
 from tests.interop.processes import Processes
 from tests.interop.python_client import client
 
+WRITE = "write"
+"""The first word of the command line that is one client alone."""
 LATE_S = 120.0
 WARM_S = 8.0
 """Not counted: Java compiles meanwhile."""
@@ -125,7 +128,7 @@ async def compare(
     async with Processes(directory, 3) as cluster:
         for window in in_flight:
             numbers = [str(each) for each in (window, size, seconds, warm_s)]
-            commands = {"ours": [sys.executable, "-m", __spec__.name, cluster.zookeeper.address, *numbers]}
+            commands = {"ours": [sys.executable, "-m", __spec__.name, WRITE, cluster.zookeeper.address, *numbers]}
             if java.is_installed():
                 theirs = cluster.session("Load", *numbers)
                 commands["Apache's"] = [word for word in theirs if word != java.QUICK]
@@ -150,6 +153,18 @@ def run_bench(*, in_flight: Sequence[int], size: int, seconds: float, rounds: in
         asyncio.run(compare(Path(directory), in_flight=in_flight, size=size, seconds=seconds, rounds=rounds))
 
 
+def main() -> None:
+    if sys.argv[1:2] == [WRITE]:  # the process of our client
+        zookeeper, window, size, seconds, warm_s = sys.argv[2:]
+        run(write(zookeeper, int(window), int(size), float(seconds), float(warm_s)))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 100, 1_000])
+    parser.add_argument("--size", type=int, default=1_024)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    run_bench(**vars(parser.parse_args()))
+
+
 if __name__ == "__main__":
-    _, zookeeper, window, size, seconds, warm_s = sys.argv
-    run(write(zookeeper, int(window), int(size), float(seconds), float(warm_s)))
+    main()

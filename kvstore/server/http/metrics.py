@@ -275,7 +275,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_log_open_ledger_bytes": ("partition_log_open_ledger_bytes", "Size of the ledger that is being written."),
     "partition_log_trimmed_seq": ("partition_log_trimmed_seq", "Sequence below which the log was trimmed."),
     # Histograms.
-    "bookie_sync_s": ("bookie_sync_seconds", "How long a sync of the journal takes."),
+    "bookie_sync_s": (
+        "bookie_sync_seconds",
+        "How long a sync of the journal takes, until the event loop sees its end.",
+    ),
     "bookie_group_records": ("bookie_group_records", "Records confirmed by one sync."),
     "server_resp_command_s": (
         "server_resp_command_seconds",
