@@ -20,6 +20,7 @@ class AuditorVotes:
 
     def __init__(self, store: MetadataStore, candidate: str) -> None:
         self._store, self._candidate = store, candidate
+        self._own, self._voted_in = "", 0
         self._elected_in = 0
 
     # docs/protocol.md A4
@@ -36,15 +37,11 @@ class AuditorVotes:
         """Vote, unless an own vote of this session stands, and say whether it is the lowest."""
         session = self._store.session
         votes = await until_known(self._votes)
-        own = [name for name in votes if await self._is_own(name)]
-        if not own:
-            await until_known(self._vote)
+        if session != self._voted_in or self._own not in votes:
+            self._own = await self._vote_anew()
+            self._voted_in = session
             votes = await until_known(self._votes)
-            own = [name for name in votes if await self._is_own(name)]
-        for name in own[1:]:  # of a create whose answer was lost
-            with suppress(NoSuchNode):
-                await self._store.delete(paths.join(paths.AUDITOR_VOTES, name), -1)
-        is_lowest = bool(own) and own[0] == votes[0] and self._store.session == session
+        is_lowest = bool(votes) and self._own == votes[0] and self._store.session == session
         if is_lowest and self._elected_in != session:
             await self._tell()
         self._elected_in = session if is_lowest else 0
@@ -53,14 +50,27 @@ class AuditorVotes:
     async def withdraw(self) -> None:
         """Stand no more; the next candidate has the office."""
         self._elected_in = 0
-        for name in await until_known(self._votes):
-            if await self._is_own(name):
-                with suppress(NoSuchNode):
-                    await self._store.delete(paths.join(paths.AUDITOR_VOTES, name), -1)
+        for name in await self._own_votes():
+            with suppress(NoSuchNode):
+                await self._store.delete(paths.join(paths.AUDITOR_VOTES, name), -1)
 
     def watch(self, changed: Callable[[], None]) -> Watch:
         """Call `changed` soon after there may be other candidates."""
         return self._store.watch(paths.AUDITOR_VOTES, changed)
+
+    async def _vote_anew(self) -> str:
+        """The name of this session's lowest vote; it is the only one then. There were two if an answer was lost."""
+        own = await self._own_votes()
+        if not own:
+            await until_known(self._vote)
+            own = await self._own_votes()
+        for name in own[1:]:
+            with suppress(NoSuchNode):
+                await self._store.delete(paths.join(paths.AUDITOR_VOTES, name), -1)
+        return own[0] if own else ""
+
+    async def _own_votes(self) -> list[str]:
+        return [name for name in await until_known(self._votes) if await self._is_own(name)]
 
     async def _vote(self) -> None:
         vote = paths.join(paths.AUDITOR_VOTES, "V_")
