@@ -13,7 +13,7 @@ from kvstore.types import BookieId
 
 
 class Absences:
-    """A record of what one auditor has seen of who is away, since it took office or since auto-recovery was switched on."""
+    """A record of what one auditor has seen of who is away, since it took office or auto-recovery was switched on."""
 
     def __init__(self) -> None:
         self._since: dict[BookieId, float] = {}
