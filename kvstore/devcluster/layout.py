@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import config as toml
+from kvstore.devcluster.settings import Setting
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig, zookeeper_fault
 from kvstore.types import Quorum
@@ -97,6 +98,8 @@ class Wish:
     zookeeper: str | None = None
     """An existing one to use instead of a local one."""
     unsafe: bool = False
+    settings: tuple[Setting, ...] = ()
+    """For every node's file."""
 
 
 def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
