@@ -258,6 +258,21 @@ def test_a_mark_that_went_while_its_bookie_is_lost_is_made_again(monkeypatch: py
     run(case)
 
 
+def test_a_bookie_that_is_back_while_its_ledgers_are_marked_has_no_more_of_them_marked() -> None:
+    async def case(bench: AuditBench) -> None:
+        for number in range(3_000):
+            await bench.ledger(number, B2, B3, B4, entries=1)
+        bench.candidate("n1")
+        await later(20)
+        await bench.stop(B4)
+        await later(61)
+        await bench.start(B4)
+        await later(60)
+        assert 0 < len(await bench.marked()) < 2_000
+
+    run(case)
+
+
 def test_one_audit_marks_all_and_is_not_made_again_and_again() -> None:
     async def case(bench: AuditBench) -> None:
         for number in range(3_000):
