@@ -16,7 +16,7 @@ LAYERS = (
     ("spark",),
     ("devcluster",),  # what `up` needs, and a node does not
     ("server",),
-    ("client", "partition"),
+    ("client", "partition", "autorecovery"),
     ("wal", "bookie"),
     ("meta", "ring"),
     ("rpc",),

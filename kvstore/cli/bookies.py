@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from kvstore.cli import recovery
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
@@ -36,7 +37,7 @@ def register(app: typer.Typer) -> None:
     bookie.command("decommission")(decommission)
     app.add_typer(bookie, name="bookie")
     autorecovery = typer.Typer(no_args_is_help=True, help="Copies that lost bookies had, made again on others.")
-    autorecovery.command("status")(status)
+    recovery.register(autorecovery)
     autorecovery.command("run")(recover_copies)
     app.add_typer(autorecovery, name="autorecovery")
 
@@ -152,34 +153,6 @@ def decommission(
         typer.confirm(f"Give up {bookie} for good? What is on its disk will never be used again", abort=True, err=True)
     moved = _with_recopier(data_dir, zookeeper, server, work)
     _show_moved(bookie, moved, "is decommissioned: its directories may be emptied", json=json)
-
-
-def status(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
-) -> None:
-    """Show the bookies that are away, and how many ledgers lack a copy for that. Exit code 1 if any ledger does."""
-
-    async def work(recopier: Rereplicator) -> list[dict[str, Any]]:
-        lacking: dict[BookieId, list[str]] = {}
-        for _, metadata in sorted((await recopier.named()).items()):
-            for name in sorted({each for fragment in metadata.fragments for each in fragment.ensemble}):
-                if not recopier.is_up(name):
-                    lacking.setdefault(name, []).append(metadata.state.name)
-        return [
-            {"bookie": name, "closed_ledgers": states.count("CLOSED"), "others": len(states) - states.count("CLOSED")}
-            for name, states in sorted(lacking.items())
-        ]
-
-    rows = _with_recopier(data_dir, zookeeper, server, work)
-    if json:
-        print(as_json(rows))
-    elif rows:
-        print(
-            f"{as_table(rows)}\n\nStart these bookies, or make their copies elsewhere: kvstore autorecovery run BOOKIE"
-        )
-    else:
-        print("every bookie that a ledger names is up")
-    raise typer.Exit(1 if rows else 0)
 
 
 def recover_copies(

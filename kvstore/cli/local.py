@@ -60,11 +60,16 @@ def up(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster serves.")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Write this setting into every node's node.toml."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start the local cluster, or what is down of it, and wait until it serves."""
     from kvstore.devcluster.layout import Wish
     from kvstore.devcluster.local import LocalCluster
+    from kvstore.devcluster.settings import parse
 
     if zookeeper is not None and metadata is not None:
         raise ConfigError("want one of --zookeeper and --metadata, got both")
@@ -79,6 +84,7 @@ def up(
         zookeeper=zookeeper if metadata is None or is_kind else metadata,
         metadata=Kind(metadata) if metadata is not None and is_kind else None,
         unsafe=unsafe,
+        settings=tuple(map(parse, settings or ())),
     )
     was_running = cluster.is_running()
     try:

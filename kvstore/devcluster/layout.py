@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import config as toml
+from kvstore.devcluster.settings import Setting
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, Kind, address_fault, parse
 from kvstore.server.config import MetadataConfig, NodeConfig
@@ -112,6 +113,8 @@ class Wish:
     metadata: Kind | None = None
     """The kind of a local one. None: a ZooKeeper, or as it was."""
     unsafe: bool = False
+    settings: tuple[Setting, ...] = ()
+    """For every node's file."""
 
 
 def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:

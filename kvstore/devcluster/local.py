@@ -30,6 +30,7 @@ from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.record import Progress, Record
+from kvstore.devcluster.settings import Setting, with_settings
 from kvstore.devcluster.store_process import StoreProcess
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
@@ -79,8 +80,10 @@ class LocalCluster:
         with self._record.lock(self._progress):
             found = self._record.load_or_none()
             cluster = self._with_those_that_run(layout.plan(replace(wish, data_dir=self.data_dir), found))
+            files = self._files_with(wish.settings, cluster)
             self._refuse_taken_ports(cluster)
             cluster = self._with_secret(cluster, is_new=found is None)
+            _write(files)
             ring = self._start(cluster)
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
@@ -135,6 +138,23 @@ class LocalCluster:
         pid = self._spawn(name, self._command(node))
         self._record.save(cluster.with_pid(name, pid))
         return pid
+
+    def _files_with(self, settings: Sequence[Setting], cluster: ClusterFile) -> dict[Path, str]:
+        """The nodes' files that these settings change, and what is to be in them. Raises ConfigError."""
+        found = {}
+        for node in cluster.nodes if settings else ():
+            path = Path(node.config)
+            text = (
+                path.read_text(encoding="utf-8")
+                if path.exists()
+                else toml.to_toml(layout.node_config(cluster, node, self.data_dir))
+            )
+            wanted = with_settings(text, settings, what=str(path))
+            if wanted != text or not path.exists():
+                found[path] = wanted
+                if self._runs(node):
+                    self._progress(f"node {node.id} runs: it goes by {path} when it is started again")
+        return found
 
     def _command(self, node: NodePlace) -> list[str]:
         return [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
@@ -297,6 +317,15 @@ async def _found(cluster: ClusterFile) -> Ring:
         )
     finally:
         await store.close()
+
+
+def _write(files: dict[Path, str]) -> None:
+    """Replace each file as a whole."""
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.with_suffix(".new")
+        whole.write_text(text, encoding="utf-8")
+        whole.replace(path)
 
 
 def _is_ours(pid: int, config: str) -> bool:

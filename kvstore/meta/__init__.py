@@ -1,6 +1,7 @@
 """The metadata store: one interface, drivers behind it, and Apache BookKeeper's layout on top. Drivers are imported by
 name."""
 
+from kvstore.meta.auditor_votes import AuditorVotes
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie
@@ -8,6 +9,8 @@ from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.marks import Mark
+from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
 from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
 from kvstore.meta.store import (
     Change,
@@ -21,13 +24,16 @@ from kvstore.meta.store import (
     Watch,
     ensure_path,
 )
+from kvstore.meta.underreplication import MarkLock, Underreplication
 
 __all__ = [
+    "AuditorVotes",
     "BookieRegistration",
     "BookieView",
     "Bookies",
     "Change",
     "Check",
+    "CheckKind",
     "Cookie",
     "CookieStore",
     "Create",
@@ -36,11 +42,15 @@ __all__ = [
     "LayoutStore",
     "LedgerIdGenerator",
     "LedgerStore",
+    "Mark",
+    "MarkLock",
     "MetadataStore",
+    "RecoverySettings",
     "RegistrationClient",
     "SessionState",
     "SetData",
     "Stat",
+    "Underreplication",
     "Watch",
     "ensure_path",
 ]

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from kvstore.errors import ConfigError, NodeExists, NoSuchNode
-from kvstore.meta import paths
+from kvstore.meta import marks, paths
 from kvstore.meta.store import Create, MetadataStore
 from kvstore.meta.update import until_known
 
@@ -53,10 +53,15 @@ class LayoutStore:
 
     async def _initialise(self, instance_id: str) -> None:
         directories = (paths.LEDGERS, paths.AVAILABLE, paths.READONLY, paths.COOKIES, paths.IDGEN)
-        layout = Create(paths.LAYOUT, encode_layout(HIERARCHICAL))
-        identity = Create(paths.INSTANCE_ID, instance_id.encode())
+        of_repair = (paths.UNDERREPLICATION, paths.MARKS, paths.MARK_LOCKS, paths.AUDITOR_VOTES)
+        contents = {
+            paths.LAYOUT: encode_layout(HIERARCHICAL),
+            paths.INSTANCE_ID: instance_id.encode(),
+            paths.MARKS_LAYOUT: marks.encode_layout(),
+        }
+        empty = map(Create, (*directories, *of_repair))
         try:
-            await self._store.multi([*map(Create, directories), layout, identity])
+            await self._store.multi([*empty, *(Create(path, data) for path, data in contents.items())])
         except NodeExists:
             if await self._instance_id_or_none() != instance_id:
                 raise

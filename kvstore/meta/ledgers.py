@@ -3,7 +3,7 @@ layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from kvstore.errors import (
     Corrupted,
@@ -114,20 +114,28 @@ class LedgerStore:
         A listing that fails raises: it never looks like a shorter list. A ledger created while the listing runs may be
         absent, so whoever deletes what is not listed first makes sure of it by `read_latest`.
         """
+        return sorted([ledger async for page in self.pages() for ledger in page])
+
+    async def pages(self) -> AsyncIterator[list[LedgerId]]:
+        """The same in pages of up to 10,000 ids, so that no more are in memory; each rises, short ids come first."""
         await self._store.sync(paths.LEDGERS)
         trees = [name for name in await self._store.children(paths.LEDGERS) if paths.is_ledger_tree(name)]
-        found = [path for name in trees for path in await self._leaves(paths.join(paths.LEDGERS, name))]
-        return sorted(ledger for path in found if (ledger := paths.ledger_of(path)) is not None)
+        levels = [iter(sorted((paths.join(paths.LEDGERS, name) for name in trees), key=lambda path: (len(path), path)))]
+        while levels:
+            path = next(levels[-1], None)
+            if path is None:
+                levels.pop()
+                continue
+            below = [paths.join(path, name) for name in await self._children(path)]
+            if page := [ledger for leaf in below if (ledger := paths.ledger_of(leaf)) is not None]:
+                yield page
+            levels.append(iter([each for each in below if not each.rpartition("/")[2].startswith("L")]))
 
-    async def _leaves(self, path: str) -> list[str]:
-        """Every `L…` node below `path`."""
-        if path.rpartition("/")[2].startswith("L"):
-            return [path]
+    async def _children(self, path: str) -> list[str]:
         try:
-            names = await self._store.children(path)
+            return await self._store.children(path)
         except NoSuchNode:
             return []  # it had become empty and was removed
-        return [leaf for name in names for leaf in await self._leaves(paths.join(path, name))]
 
     def watch(self, ledger: LedgerId, changed: Callable[[], None]) -> Watch:
         """Call `changed` soon after the ledger's metadata may have changed."""

@@ -19,6 +19,14 @@ COOKIES = f"{LEDGERS}/cookies"
 IDGEN = f"{LEDGERS}/idgen"
 IDGEN_LONG = f"{LEDGERS}/idgen-long"
 
+UNDERREPLICATION = f"{LEDGERS}/underreplication"
+MARKS_LAYOUT = f"{UNDERREPLICATION}/LAYOUT"
+MARKS = f"{UNDERREPLICATION}/ledgers"
+MARK_LOCKS = f"{UNDERREPLICATION}/locks"
+RECOVERY_DISABLED = f"{UNDERREPLICATION}/disable"
+LOST_BOOKIE_DELAY = f"{UNDERREPLICATION}/lostBookieRecoveryDelay"
+AUDITOR_VOTES = f"{UNDERREPLICATION}/auditorelection"
+
 SERVERS = "/servers"
 PARTITIONS = "/partitions"
 KEPT = "/kept"
@@ -32,6 +40,7 @@ LEDGER_MAX = 2**63 - 1
 
 _SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
 _LONG = re.compile(r"(\d{3})/(\d{4})/(\d{4})/(\d{4})/L(\d{4})")
+_MARK = re.compile(r"urL(\d{10,19})")
 
 
 def _digits(number: int, *, groups: tuple[int, ...]) -> list[str]:
@@ -62,6 +71,26 @@ def ledger_of(path: str) -> LedgerId | None:
 def is_ledger_tree(name: str) -> bool:
     """Whether a child of LEDGERS holds ledgers: two digits for the short ids, three for the long ones."""
     return re.fullmatch(r"\d{2,3}", name) is not None
+
+
+def mark(ledger_id: LedgerId) -> str:
+    """Where a ledger that lacks copies is marked: its id as four times four hexadecimal digits, then in decimal."""
+    if not 0 <= ledger_id <= LEDGER_MAX:
+        raise ValueError(f"want a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
+    digits = f"{ledger_id:016x}"
+    return "/".join((MARKS, *(digits[at : at + 4] for at in range(0, 16, 4)), f"urL{ledger_id:010d}"))
+
+
+def marked_of(path: str) -> LedgerId | None:
+    """The ledger that the node at `path` marks; None for any other path."""
+    match = _MARK.fullmatch(path.rpartition("/")[2])
+    found = LedgerId(int(match.group(1))) if match else None
+    return found if found is not None and found <= LEDGER_MAX and mark(found) == path else None
+
+
+def mark_lock(ledger_id: LedgerId) -> str:
+    """The node of whoever repairs a marked ledger."""
+    return f"{MARK_LOCKS}/urL{ledger_id:010d}"
 
 
 def available(bookie: BookieId) -> str:

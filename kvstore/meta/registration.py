@@ -113,6 +113,16 @@ class RegistrationClient:
         writable = await self._registered(paths.AVAILABLE, zones)
         return Bookies(writable, await self._registered(paths.READONLY, zones), zones)
 
+    async def names(self) -> frozenset[BookieId]:
+        """All who are registered at this moment, also one whose address we do not understand. Writable ones are
+        looked at before and after the read-only ones: a bookie that moves between the two is in one of them."""
+        await self._store.sync(paths.AVAILABLE)
+        found: set[str] = set()
+        for directory in (paths.AVAILABLE, paths.READONLY, paths.AVAILABLE):
+            with suppress(NoSuchNode):
+                found.update(await self._store.children(directory))
+        return frozenset(BookieId(name) for name in found if paths.join(paths.AVAILABLE, name) != paths.READONLY)
+
     async def _registered(self, directory: str, zones: dict[BookieId, str]) -> dict[BookieId, str]:
         """Their addresses; the zones of those that name one go into `zones`."""
         try:

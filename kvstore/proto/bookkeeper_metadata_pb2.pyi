@@ -356,3 +356,27 @@ class AuditorVoteFormat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditorVoteFormat: _TypeAlias = AuditorVoteFormat  # noqa: Y015
+
+@_typing.final
+class CheckTimeFormat(_message.Message):
+    """underreplication/checkallledgersctime, placementpolicycheckctime, replicascheckctime: binary. Three messages of Apache's with
+    the same bytes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKEDMS_FIELD_NUMBER: _builtins.int
+    checkedMs: _builtins.int
+    """milliseconds since 1970"""
+    def __init__(
+        self,
+        *,
+        checkedMs: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkedMs", b"checkedMs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkedMs", b"checkedMs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTimeFormat: _TypeAlias = CheckTimeFormat  # noqa: Y015

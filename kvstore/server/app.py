@@ -16,6 +16,8 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from kvstore.autorecovery.auditor import Auditor
+from kvstore.autorecovery.damage import DamageReports
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
@@ -91,6 +93,10 @@ class Node:
         self.streams: SessionStreams
         self.bookie: Bookie | None = None
         """None on a node without that role."""
+        self.damage_reports: DamageReports | None = None
+        """Of its bookie."""
+        self.auditor: Auditor | None = None
+        """None on a node that does not stand for it."""
         self.is_open = False
         self.on_draining: list[Callable[[], Awaitable[None]]] = []
         """Awaited once, when the node begins to drain."""
@@ -126,8 +132,10 @@ class Node:
         if not self.is_open:
             return {}
         found: dict[str, Mapping[str, Any]] = {}
-        if self.bookie is not None:
-            found["bookie"] = self.bookie.statistics()
+        if self.bookie is not None and self.damage_reports is not None:
+            found["bookie"] = {**self.bookie.statistics(), "damage_marked_total": self.damage_reports.marked}
+        if self.auditor is not None:
+            found["auditor"] = self.auditor.statistics()
         if Role.SERVER in self.config.roles:
             found["server"] = {
                 **self.resp.statistics(),
@@ -314,8 +322,24 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     bookies = Bookies(env, view.address, own=own)
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
+    _open_auditing(node, stack, bookies, choice)
     password_of = passwords(node.secret.derive("ledger password"))
     return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log, password_of=password_of)
+
+
+def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:
+    """The node's candidate for auditor, and who reports what its bookie's scrub finds."""
+    if node.bookie is not None:
+        node.damage_reports = reports = DamageReports(node.env, node.store, node.bookie.id)
+        node.bookie.scrubber.on_damage = reports.found
+        reports.start()
+        stack.push_async_callback(reports.close)
+    if node.config.autorecovery.auditor:
+        candidate = node.bookie.id if node.bookie is not None else node.id
+        settings = node.config.autorecovery
+        node.auditor = Auditor(node.env, node.store, settings, candidate, bookies=bookies, choice=choice)
+        node.auditor.start()
+        stack.push_async_callback(node.auditor.close)
 
 
 async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock) -> None:

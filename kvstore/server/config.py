@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import StorageConfig
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
@@ -111,6 +112,7 @@ class NodeConfig:
     """Of its bookie; `bookie` above is where that listens."""
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    autorecovery: AutorecoveryConfig = field(default_factory=AutorecoveryConfig)
 
     def __post_init__(self) -> None:
         faults = []

@@ -106,6 +106,7 @@ def test_what_the_design_promises_is_there() -> None:
             "bookie decommission",
             "autorecovery status",
         ),
+        *("autorecovery list", "autorecovery enable", "autorecovery disable", "autorecovery lost-bookie-delay"),
         *("autorecovery run", "partition list", "partition show", "cluster init", "fsck", "bench run", "bench suite"),
     }
     assert promised - {" ".join(path) for path in TREE} == set()

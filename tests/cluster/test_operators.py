@@ -42,6 +42,12 @@ def document(cluster: Cluster, *arguments: str) -> Any:
     return json.loads(answer.stdout)
 
 
+def away(cluster: Cluster) -> list[dict[str, Any]]:
+    """The bookies that ledgers name and that are not there."""
+    found: list[dict[str, Any]] = document(cluster, "autorecovery", "status")["away"]
+    return found
+
+
 def bookie_of(cluster: Cluster, node: str) -> str:
     found = [each["id"] for each in document(cluster, "bookie", "list") if each["state"] == "writable"]
     return next(str(each) for each in found if each.startswith(f"{node}-"))
@@ -103,6 +109,22 @@ def test_a_bookie_that_is_up_is_not_given_up(cluster: Cluster) -> None:
     assert kvstore(cluster, "bookie", "decommission", "n9-000000000000", "--yes").returncode == 1
 
 
+def test_auto_recovery_is_watched_and_switched_by_commands(cluster: Cluster) -> None:
+    cluster.wait_until(lambda: document(cluster, "autorecovery", "status")["auditor"] is not None, "one is elected")
+    found = document(cluster, "autorecovery", "status")
+    assert found["auditor"] in [each["id"] for each in document(cluster, "bookie", "list")]
+    assert (found["enabled"], found["lost_bookie_delay_s"]) == (True, 60)
+    assert document(cluster, "autorecovery", "disable") == {"enabled": False}
+    assert document(cluster, "autorecovery", "status")["enabled"] is False
+    assert kvstore(cluster, "autorecovery", "enable").stdout == "auto-recovery is on\n"
+    assert document(cluster, "autorecovery", "status")["enabled"] is True
+    for seconds in ("90", "60"):
+        assert document(cluster, "autorecovery", "lost-bookie-delay", seconds) == {"lost_bookie_delay_s": int(seconds)}
+    assert kvstore(cluster, "autorecovery", "lost-bookie-delay").stdout == "60 s\n"
+    assert kvstore(cluster, "autorecovery", "lost-bookie-delay", "-1").returncode == 2
+    assert kvstore(cluster, "autorecovery", "list").returncode == 0
+
+
 def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_forgotten(cluster: Cluster) -> None:
     lost = bookie_of(cluster, "n3")
     cluster.kill("n3")
@@ -110,11 +132,11 @@ def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_f
     cluster.start_node("n3")
     cluster.wait_ready()
     cluster.wait_until(lambda: bookie_of(cluster, "n3") != lost, "the lost bookie's session has ended")
-    cluster.wait_until(lambda: document(cluster, "autorecovery", "status") != [], "the lost bookie is noticed")
-    cluster.wait_until(lambda: document(cluster, "autorecovery", "status")[0]["others"] == 0, "leaders have rolled", 60)
+    cluster.wait_until(lambda: bool(away(cluster)), "the lost bookie is noticed")
+    cluster.wait_until(lambda: away(cluster)[0]["others"] == 0, "leaders have rolled", 60)
     answer = kvstore(cluster, "bookie", "decommission", lost, "--yes")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert document(cluster, "autorecovery", "status") == []
+    assert away(cluster) == []
     assert lost not in [each["id"] for each in document(cluster, "bookie", "list")]
     wait_until_blocking(
         lambda: kvstore(cluster, "fsck", "--strict").returncode == 0, timeout_s=60, what="every copy is there"

@@ -19,7 +19,9 @@ async def test_a_new_cluster_has_apaches_nodes(store: FaultyStore) -> None:
     layout, _ = await store.get(paths.LAYOUT)
     assert layout == b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
     assert (await store.get(paths.INSTANCE_ID))[0] == ID.encode()
-    assert await store.children(paths.LEDGERS) == ["INSTANCEID", "LAYOUT", "available", "cookies", "idgen"]
+    names = ["INSTANCEID", "LAYOUT", "available", "cookies", "idgen", "underreplication"]
+    assert await store.children(paths.LEDGERS) == names
+    assert await store.children(paths.UNDERREPLICATION) == ["LAYOUT", "auditorelection", "ledgers", "locks"]
     assert await store.children(paths.AVAILABLE) == ["readonly"]
 
 

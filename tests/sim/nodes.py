@@ -66,6 +66,7 @@ class Node:
             insecure=True,
             partition=knobs.partition,
             log=knobs.log,
+            autorecovery=knobs.autorecovery,
         )
 
     # ── what others see ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.entry_index import OFFSET_MASK
@@ -25,6 +26,8 @@ class Scrubber:
     def __init__(self, config: BookieConfig, storage: BookieStorage) -> None:
         self._config = config
         self._storage = storage
+        self.on_damage: Callable[[Collection[int]], None] = lambda _: None
+        """Told of the ledgers of which a segment has damaged entries, as soon as it is read: a round may take days."""
 
     async def run(self) -> None:
         """Round after round, for ever."""
@@ -43,10 +46,12 @@ class Scrubber:
             segment = inventory.segments.get(file)
             if segment is None or file == self._storage.journal.open_group.segment.file:
                 continue
-            for damaged, place in await self._segment(segment):
-                count += 1
-                if len(found) < DAMAGED_MAX:
-                    found[damaged] = inventory.damaged[damaged] = place
+            in_segment = await self._segment(segment)
+            count += len(in_segment)
+            for damaged, place in in_segment[: DAMAGED_MAX - len(found)]:
+                found[damaged] = inventory.damaged[damaged] = place
+            if in_segment:
+                self.on_damage(sorted({ledger for (ledger, _), _ in in_segment}))
         inventory.damaged = found
         return count
 

@@ -88,12 +88,46 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_limbo_ledgers": ("bookie_limbo_ledgers", "Ledgers of which entries may be missing here, until repaired."),
     "bookie_scrubbed_bytes": ("bookie_scrubbed_bytes_total", "Bytes read again in search of damage."),
     "bookie_damaged_records": ("bookie_damaged_records_total", "Records with a wrong checksum."),
+    "bookie_damage_marked_total": (
+        "bookie_damage_marked_total",
+        "Ledgers marked since the scrub has found damage in them.",
+    ),
     "bookie_reclaimed_bytes": ("bookie_reclaimed_bytes_total", "Disk space freed."),
     "bookie_rewritten_bytes": ("bookie_rewritten_bytes_total", "Bytes moved out of sparse files to free them."),
     "bookie_dropped_ledgers": ("bookie_dropped_ledgers_total", "Deleted ledgers that were forgotten here."),
     "bookie_new_incarnations": ("bookie_new_incarnation", "1 if this process found its directories empty: a new id."),
     "bookie_bad_requests": ("bookie_bad_requests_total", "Requests that were not the protocol."),
     "bookie_connections": ("bookie_connections", "Connections of other nodes."),
+    # The auditor.
+    "auditor_in_office": ("auditor_in_office", "1 if this node is the auditor of the cluster."),
+    "auditor_enabled": (
+        "auditor_enabled",
+        "1 while the auditor finds auto-recovery switched on; 0 on nodes that are not the auditor.",
+    ),
+    "auditor_bookies_lost": (
+        "auditor_bookies_lost",
+        "Bookies that have been away for longer than the delay, as the auditor sees it.",
+    ),
+    "auditor_marked_lost_total": (
+        "auditor_marked_lost_total",
+        "Marks made or grown since a lost bookie has copies of the ledger.",
+    ),
+    "auditor_marked_entries_total": (
+        "auditor_marked_entries_total",
+        "Marks written since a check found that a bookie does not have an entry which it is to have.",
+    ),
+    "auditor_marked_placement_total": (
+        "auditor_marked_placement_total",
+        "Marks made or grown since copies share a zone though another bookie can take one.",
+    ),
+    "auditor_checked_ledgers_total": (
+        "auditor_checked_ledgers_total",
+        "Ledgers whose bookies were asked which entries they have.",
+    ),
+    "auditor_check_unanswered_total": (
+        "auditor_check_unanswered_total",
+        "Times that a registered bookie did not answer that.",
+    ),
     # Doors and links.
     "server_resp_connections": ("server_resp_connections", "Connections to the Redis port."),
     "server_resp_commands_total": ("server_resp_commands_total", "Commands that came by it."),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import BookieConfig
 from kvstore.partition.config import PartitionConfig
 from kvstore.types import Quorum
@@ -26,6 +27,7 @@ class Knobs:
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     log: LogConfig = field(default_factory=LogConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
+    autorecovery: AutorecoveryConfig = field(default_factory=lambda: AutorecoveryConfig(auditor=False))
     segment_bytes: int = 64 << 10
     reclaim_s: float = 5.0
     load: Load = field(default_factory=Load)

@@ -1,0 +1,213 @@
+"""The auditor: finds bookies that are lost and marks the ledgers that name them. Every node has one; the one that is
+elected acts (docs/protocol.md, A4 to A6)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from kvstore.autorecovery.absences import Absences
+from kvstore.autorecovery.checks import Checks
+from kvstore.autorecovery.config import AutorecoveryConfig
+from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.verdicts import lost_of
+from kvstore.autorecovery.walk import every_ledger
+from kvstore.env import Env
+from kvstore.env.events import wait_within
+from kvstore.errors import StoreError, UndecodableNode
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.recovery_settings import RecoverySettings
+from kvstore.meta.registration import RegistrationClient
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.types import BookieId
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.ports import BookieClient
+from kvstore.wal.repair import bookies_of
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+"""How often the auditor looks who is there, if no watch calls it."""
+STAND_S = 30.0
+"""How often another candidate looks at the votes, if no watch calls it."""
+AUDIT_AGAIN_S = 3_600.0
+"""How often every ledger is looked at again: who is named is known, and no mark of a lost bookie is gone for long."""
+RETRY_S = 5.0
+
+
+class Auditor:
+    """One node's candidate for the office. `choice` and `bookies` are those of the node."""
+
+    def __init__(
+        self,
+        env: Env,
+        store: MetadataStore,
+        config: AutorecoveryConfig,
+        candidate: str,
+        *,
+        bookies: BookieClient,
+        choice: BookieChoice,
+    ) -> None:
+        self._env, self._store, self._config, self._candidate = env, store, config, candidate
+        self._office = Office(store, candidate, env.clock)
+        self._settings = RecoverySettings(store)
+        self._registrations, self._cookies = RegistrationClient(store), CookieStore(store)
+        self._checks = Checks(self._office, self._settings, config, env, bookies=bookies, choice=choice)
+        self._nursery = env.nursery.child("auditor")
+        self._absences = Absences()
+        self._lost: frozenset[BookieId] = frozenset()
+        self._marked_for: frozenset[BookieId] = frozenset()
+        """Lost bookies of which every ledger is marked."""
+        self._named: frozenset[BookieId] = frozenset()
+        """Bookies that an ensemble named when all ledgers were last looked at. A bookie whose cookie is gone, too, may
+        have copies that are missed."""
+        self._audited_at: float | None = None
+        self._is_in_office = False
+        self._stand_at = 0.0
+        self._hint, self._audit = asyncio.Event(), asyncio.Event()
+        self._watches: list[Watch] = []
+
+    def start(self) -> None:
+        """Stand for the office until `close`."""
+        self._watches = [
+            self._office.votes.watch(self._votes_changed),
+            *self._registrations.watch(self._hint.set),
+            self._settings.watch_enabled(self._hint.set),
+            self._settings.watch_lost_bookie_delay(self._hint.set),
+        ]
+        self._nursery.spawn(self._look_now_and_then(), name="look for lost bookies")
+        self._nursery.spawn(self._audit_when_told(), name="audit ledgers")
+        self._nursery.spawn(self._checks.run(), name="check ledgers")
+
+    async def close(self) -> None:
+        """Stop, and leave the office to the next one."""
+        for watch in self._watches:
+            watch.close()
+        await self._nursery.close()
+        try:
+            await self._office.votes.withdraw()
+        except StoreError as error:
+            log.info("auditor=%s its vote ends with the session: %r", self._candidate, error)
+
+    def statistics(self) -> dict[str, int]:
+        """Numbers for operators."""
+        is_auditor = self._office.votes.is_auditor
+        marked = {f"marked_{why}_total": count for why, count in self._office.marked.items()}
+        return {
+            "in_office": int(is_auditor),
+            "enabled": int(self._office.is_enabled),
+            "bookies_lost": len(self._lost) if is_auditor else 0,
+            **marked,
+            **self._checks.statistics(),
+        }
+
+    def _votes_changed(self) -> None:
+        self._stand_at = 0.0
+        self._hint.set()
+
+    # ── who is there ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _look_now_and_then(self) -> None:
+        wait_s, failed = 0.0, ""
+        while True:
+            await wait_within(self._hint, wait_s)
+            self._hint.clear()
+            try:
+                wait_s, failed = await self._look(), ""
+            except StoreError as error:
+                wait_s = RETRY_S
+                if repr(error) != failed:
+                    failed = repr(error)
+                    log.warning("auditor=%s tries again: %s", self._candidate, failed)
+
+    async def _look(self) -> float:
+        """Look once, and say after how many seconds to look again."""
+        if not await self._has_office():
+            return STAND_S
+        self._office.is_enabled = await self._settings.is_enabled()
+        if not self._office.is_enabled:
+            self._absences.forget()
+            self._lost = self._marked_for = frozenset()
+            return LOOK_S
+        delay_s = await self._delay_s()
+        known = {*await self._cookies.bookies(), *self._named}
+        present = await self._registrations.names()
+        now = self._env.clock.now()  # not before: a slow answer would make all who are away seem to be so for longer
+        self._absences.seen(known, present, now)
+        lost = self._absences.lost(delay_s, now)
+        for bookie in sorted(lost - self._lost):
+            log.warning("bookie=%s is lost: away for %d s", bookie, delay_s)
+        self._lost, self._marked_for = lost, self._marked_for & lost
+        if lost - self._marked_for or self._is_audit_due(now):
+            self._audit.set()
+        return min(LOOK_S, self._absences.next_in_s(delay_s, now) or LOOK_S)
+
+    def _is_audit_due(self, now: float) -> bool:
+        return self._audited_at is None or now - self._audited_at >= AUDIT_AGAIN_S
+
+    async def _has_office(self) -> bool:
+        """Whether this node is the auditor. One that has come to it knows nothing of what was before."""
+        votes, now = self._office.votes, self._env.clock.now()
+        if self._is_in_office and not votes.is_auditor:
+            self._leave()
+        if now >= self._stand_at:
+            self._stand_at = now + STAND_S
+            await votes.stand()
+        if votes.is_auditor and not self._is_in_office:
+            await self._office.marks.ensure()
+            await self._settings.initialise_lost_bookie_delay_s(self._config.lost_bookie_delay_s)
+            self._is_in_office = True
+            log.info("auditor=%s is elected", self._candidate)
+        return votes.is_auditor and self._is_in_office
+
+    def _leave(self) -> None:
+        log.info("auditor=%s is the auditor no more", self._candidate)
+        self._is_in_office = self._office.is_enabled = False
+        self._absences.forget()
+        self._lost = self._marked_for = frozenset()
+        self._audited_at = None
+        self._stand_at = 0.0
+
+    async def _delay_s(self) -> float:
+        try:
+            found = await self._settings.lost_bookie_delay_s()
+        except UndecodableNode as error:
+            log.warning("the configured delay counts: %s", error)
+            found = None
+        return self._config.lost_bookie_delay_s if found is None else found
+
+    # ── which ledgers name them ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _audit_when_told(self) -> None:
+        while True:
+            await self._audit.wait()
+            self._audit.clear()
+            if not await tried(self._audit_all, "an audit of all ledgers"):
+                await self._env.beat.rest(RETRY_S)
+            self._audit.clear()  # a look says whether another one is needed
+            self._hint.set()  # also for whoever is named, and was not known
+
+    # docs/protocol.md A5, A6
+    async def _audit_all(self) -> None:
+        """Mark every ledger that names a bookie which is lost now: one that comes back meanwhile is left alone."""
+        wanted, named = self._lost, set[BookieId]()
+        async for metadata in every_ledger(self._office.ledgers, self._office.go_on):
+            named.update(bookies_of(metadata))
+            if missing := lost_of(metadata, self._lost):
+                await self._office.mark(metadata.ledger, missing, "lost")
+        self._office.go_on()
+        self._named, self._marked_for = frozenset(named), wanted & self._lost
+        self._audited_at = self._env.clock.now()
+        if wanted:
+            log.info("every ledger that names one of %s is marked", sorted(wanted))
+
+
+async def tried(work: Callable[[], Awaitable[None]], what: str) -> bool:
+    """Whether it was done; an error of the store says no, and is for the log."""
+    try:
+        await work()
+    except StoreError as error:
+        log.info("%s was broken off: %r", what, error)
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""The auditor's periodic checks: whether every entry has all its copies, and whether these stand in distinct zones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from kvstore.autorecovery.config import AutorecoveryConfig
+from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.verdicts import is_due, last_to_check, leaving
+from kvstore.autorecovery.walk import every_ledger
+from kvstore.env import Env
+from kvstore.errors import LedgerError, StoreError, UndecodableNode
+from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
+from kvstore.types import NO_ENTRY, BookieId, LedgerMetadata, LedgerState
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.ports import BookieClient
+from kvstore.wal.repair import bookies_of, missing_copies
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 15.0
+"""How often it looks whether a check is due."""
+Verdict = Callable[[LedgerMetadata], Awaitable[list[BookieId]]]
+"""Which bookies' copies of a ledger are not as they should be."""
+
+
+class Checks:
+    """Runs while the office is held."""
+
+    def __init__(
+        self,
+        office: Office,
+        settings: RecoverySettings,
+        config: AutorecoveryConfig,
+        env: Env,
+        *,
+        bookies: BookieClient,
+        choice: BookieChoice,
+    ) -> None:
+        self._office, self._settings, self._config, self._env = office, settings, config, env
+        self._bookies, self._choice = bookies, choice
+        self._checked = 0
+        self._unanswered = 0
+
+    def statistics(self) -> dict[str, int]:
+        return {"checked_ledgers_total": self._checked, "check_unanswered_total": self._unanswered}
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._env.beat.rest(LOOK_S)
+            await self._try(CheckKind.PLACEMENT, "placement", self._config.placement_interval_s, self._misplaced)
+            await self._try(CheckKind.ENTRIES, "entries", self._config.check_interval_s, self._lacking)
+
+    async def _try(self, kind: CheckKind, why: str, interval_s: float, verdict: Verdict) -> None:
+        if not interval_s or not self._office.may_act:
+            return
+        try:
+            if is_due(await self._checked_ms(kind), self._env.clock.wall_ms(), interval_s):
+                await self._check(why, verdict)
+                await self._settings.set_checked(kind, self._env.clock.wall_ms())
+        except StoreError as error:
+            log.info("the check of %s was broken off: %r", why, error)
+
+    async def _checked_ms(self, kind: CheckKind) -> int | None:
+        try:
+            return await self._settings.checked_ms(kind)
+        except UndecodableNode as error:
+            log.warning("the check is made now: %s", error)
+            return None
+
+    async def _check(self, why: str, verdict: Verdict) -> None:
+        """Look at every ledger once, and mark those that are not as they should be."""
+        marked = self._office.marked[why]
+        async for metadata in every_ledger(self._office.ledgers, self._office.go_on):
+            if missing := await verdict(metadata):
+                await self._office.mark(metadata.ledger, missing, why)
+        self._office.go_on()
+        log.info("every ledger is checked for %s: %d marked", why, self._office.marked[why] - marked)
+
+    # docs/protocol.md A8
+    async def _misplaced(self, metadata: LedgerMetadata) -> list[BookieId]:
+        """The bookies whose copies share a zone though another one can take them."""
+        if metadata.state is not LedgerState.CLOSED:
+            return []  # its writer's, or to be closed first
+        wanted = self._choice.spread_out(metadata)
+        return leaving(metadata, wanted) if wanted is not None else []
+
+    # docs/protocol.md A7
+    async def _lacking(self, metadata: LedgerMetadata) -> list[BookieId]:
+        """The registered bookies that do not list an entry which they are to have. What they have found damaged they do
+        not list (docs/protocol.md, B14)."""
+        last = last_to_check(metadata)
+        if last == NO_ENTRY:
+            return []
+        held = {}
+        for bookie in bookies_of(metadata):
+            if self._choice.is_registered(bookie):
+                try:
+                    held[bookie] = await self._bookies.entries(bookie, metadata.ledger)
+                except LedgerError as error:
+                    self._unanswered += 1
+                    log.info("ledger=%d is not checked at %s: %r", metadata.ledger, bookie, error)
+        found: set[BookieId] = set()
+        for missing in missing_copies(metadata, last, held):
+            found.update(each.bookie for each in missing)
+            await asyncio.sleep(0)  # the event loop is others' in between
+        self._checked += 1
+        await asyncio.sleep(1 / self._config.check_ledgers_per_s)
+        return sorted(found)

@@ -1,0 +1,74 @@
+"""Marks the ledgers in which a bookie has found damage on its own disk (docs/protocol.md, A9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from kvstore.env import Env
+from kvstore.errors import NoSuchLedger, StoreError
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.recovery_settings import RecoverySettings
+from kvstore.meta.store import MetadataStore
+from kvstore.meta.underreplication import Underreplication
+from kvstore.types import BookieId, LedgerId
+from kvstore.wal.repair import bookies_of
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+WAITING_MAX = 10_000
+"""Ledgers that are to be marked; a scrub finds again what is left out."""
+
+
+class DamageReports:
+    """Of one bookie."""
+
+    def __init__(self, env: Env, store: MetadataStore, bookie: BookieId) -> None:
+        self.marked = 0
+        """Ledgers marked."""
+        self._env, self._bookie = env, bookie
+        self._marks, self._ledgers = Underreplication(store), LedgerStore(store)
+        self._settings = RecoverySettings(store)
+        self._waiting: dict[LedgerId, None] = {}
+        self._wake = asyncio.Event()
+        self._nursery = env.nursery.child("damage")
+
+    def found(self, ledgers: Iterable[int]) -> None:
+        """Have the ledgers marked soon."""
+        for ledger in ledgers:
+            if len(self._waiting) < WAITING_MAX:
+                self._waiting[LedgerId(ledger)] = None
+        self._wake.set()
+
+    def start(self) -> None:
+        self._nursery.spawn(self._run(), name="mark damage")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                while self._waiting:
+                    if not await self._settings.is_enabled():
+                        break
+                    await self._mark(ledger := next(iter(self._waiting)))
+                    self._waiting.pop(ledger, None)
+            except StoreError as error:
+                log.info("bookie=%s damage is marked later: %r", self._bookie, error)
+            if self._waiting:
+                await self._env.beat.rest(RETRY_S)
+                self._wake.set()
+
+    async def _mark(self, ledger: LedgerId) -> None:
+        try:
+            metadata, _ = await self._ledgers.read_latest(ledger)
+        except NoSuchLedger:
+            return
+        if self._bookie in bookies_of(metadata):
+            await self._marks.mark(ledger, [self._bookie], self._env.clock.wall_ms(), anew=True)
+            self.marked += 1

@@ -1,0 +1,38 @@
+"""Goes through the metadata of every ledger of the cluster, slowly, a page at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from kvstore.errors import NoSuchLedger, UndecodableNode
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.types import LedgerMetadata
+
+log = logging.getLogger(__name__)
+
+READS_PER_S = 1_000
+"""Of metadata, at most: a ZooKeeper server does some ten times as many, and they are others'."""
+_STEP = 50
+"""Ledgers between two pauses."""
+
+
+async def every_ledger(ledgers: LedgerStore, go_on: Callable[[], None]) -> AsyncIterator[LedgerMetadata]:
+    """Each ledger as it was a moment ago. `go_on` is asked before each and may raise. One whose metadata cannot be read
+    is passed over: `kvstore fsck` names it. Raises MetadataError: a walk that ends has seen all."""
+    count = 0
+    async for page in ledgers.pages():
+        for ledger in page:
+            go_on()
+            try:
+                metadata, _ = await ledgers.read(ledger)
+            except NoSuchLedger:
+                continue
+            except UndecodableNode as error:
+                log.warning("ledger=%d is not audited: %s", ledger, error)
+                continue
+            yield metadata
+            count += 1
+            if count % _STEP == 0:
+                await asyncio.sleep(_STEP / READS_PER_S)

@@ -1,0 +1,122 @@
+"""The election of the auditor in the metadata store, in Apache BookKeeper's layout: one ephemeral, numbered node per
+candidate, and the lowest number has the office. Both kinds of auditor stand in one election."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore.errors import Corrupted, NoSuchNode, VersionConflict
+from kvstore.meta import marks, paths
+from kvstore.meta.store import MetadataStore, SessionState, Watch, ensure_path
+from kvstore.meta.update import until_known
+
+_VOTE = re.compile(r"V_(-?\d{10})")
+
+
+class AuditorVotes:
+    """One candidate's part in the election. Calls raise MetadataUnavailable or MetadataUnknown."""
+
+    def __init__(self, store: MetadataStore, candidate: str) -> None:
+        self._store, self._candidate = store, candidate
+        self._own, self._voted_in = "", 0
+        self._elected_in = 0
+
+    # docs/protocol.md A4
+    @property
+    def is_auditor(self) -> bool:
+        """Whether this candidate was seen to be the lowest, and its session has not ended since, as far as is known.
+
+        While the connection is lost it is not: the session may have ended, and another may have the office.
+        """
+        is_connected = self._store.state is SessionState.CONNECTED
+        return is_connected and 0 != self._elected_in == self._store.session
+
+    async def stand(self) -> bool:
+        """Vote, unless an own vote of this session stands, and say whether it is the lowest."""
+        session = self._store.session
+        votes = await until_known(self._votes)
+        if session != self._voted_in or self._own not in votes:
+            self._own = await self._vote_anew()
+            self._voted_in = session
+            votes = await until_known(self._votes)
+        is_lowest = bool(votes) and self._own == votes[0] and self._store.session == session
+        if is_lowest and self._elected_in != session:
+            await self._tell()
+        self._elected_in = session if is_lowest else 0
+        return is_lowest
+
+    async def withdraw(self) -> None:
+        """Stand no more; the next candidate has the office."""
+        self._elected_in = 0
+        for name in await self._own_votes():
+            with suppress(NoSuchNode):
+                await self._store.delete(paths.join(paths.AUDITOR_VOTES, name), -1)
+
+    def watch(self, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after there may be other candidates."""
+        return self._store.watch(paths.AUDITOR_VOTES, changed)
+
+    async def _vote_anew(self) -> str:
+        """The name of this session's lowest vote; it is the only one then. There were two if an answer was lost."""
+        own = await self._own_votes()
+        if not own:
+            await until_known(self._vote)
+            own = await self._own_votes()
+        for name in own[1:]:
+            with suppress(NoSuchNode):
+                await self._store.delete(paths.join(paths.AUDITOR_VOTES, name), -1)
+        return own[0] if own else ""
+
+    async def _own_votes(self) -> list[str]:
+        return [name for name in await until_known(self._votes) if await self._is_own(name)]
+
+    async def _vote(self) -> None:
+        vote = paths.join(paths.AUDITOR_VOTES, "V_")
+        data = marks.encode_vote(self._candidate)
+        try:
+            await self._store.create(vote, data, ephemeral=True, sequential=True)
+        except NoSuchNode:
+            await ensure_path(self._store, paths.AUDITOR_VOTES)
+            await self._store.create(vote, data, ephemeral=True, sequential=True)
+
+    async def _votes(self) -> list[str]:
+        return await votes_of(self._store)
+
+    async def _is_own(self, name: str) -> bool:
+        try:
+            _, stat = await self._store.get(paths.join(paths.AUDITOR_VOTES, name))
+        except NoSuchNode:
+            return False
+        return stat.owner == self._store.session
+
+    async def _tell(self) -> None:
+        """Name this candidate in the parent too, for whoever looks there."""
+        with suppress(NoSuchNode, VersionConflict):
+            data, stat = await self._store.get(paths.AUDITOR_VOTES)
+            if data != marks.encode_vote(self._candidate):
+                await self._store.set(paths.AUDITOR_VOTES, marks.encode_vote(self._candidate), stat.version)
+
+
+async def votes_of(store: MetadataStore) -> list[str]:
+    """The names of all votes, the lowest first."""
+    await store.sync(paths.AUDITOR_VOTES)
+    try:
+        names = await store.children(paths.AUDITOR_VOTES)
+    except NoSuchNode:
+        return []
+    return sorted((name for name in names if _VOTE.fullmatch(name)), key=lambda name: int(name.removeprefix("V_")))
+
+
+async def auditor_or_none(store: MetadataStore) -> str | None:
+    """The auditor, by its own name; None: nobody stands."""
+    for name in await votes_of(store):
+        path = paths.join(paths.AUDITOR_VOTES, name)
+        with suppress(NoSuchNode):
+            data, _ = await store.get(path)
+            try:
+                return marks.decode_vote(data, what=path)
+            except Corrupted:
+                return name
+    return None

@@ -1,0 +1,133 @@
+"""The contents of auto-recovery's nodes ↔ their bytes, as Apache BookKeeper writes them. Decides only.
+
+LAYOUT                          protobuf text of LedgerRereplicationLayoutFormat
+ledgers/…/urL<ledger>           protobuf text of UnderreplicatedLedgerFormat
+locks/urL<ledger>               protobuf text of LockDataFormat
+auditorelection, its children   protobuf text of AuditorVoteFormat
+lostBookieRecoveryDelay         seconds in decimal
+…ctime                          binary protobuf: one int64, field 1
+disable                         empty
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError, Message
+
+from kvstore.errors import Corrupted
+from kvstore.meta.store import Stat
+from kvstore.proto.bookkeeper_metadata_pb2 import (
+    AuditorVoteFormat,
+    CheckTimeFormat,
+    LedgerRereplicationLayoutFormat,
+    LockDataFormat,
+    UnderreplicatedLedgerFormat,
+)
+from kvstore.types import BookieId, LedgerId
+
+M = TypeVar("M", bound=Message)
+
+LAYOUT = ("BASIC", 1)
+"""The one layout of marks that there is."""
+DELAY_S_MAX = 2**31 - 1
+_DELAY = re.compile(rb"\s*(\d{1,10})\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A ledger that lacks copies, or may."""
+
+    ledger: LedgerId
+    replicas: tuple[BookieId, ...]
+    """The bookies whose copies are missing or damaged. Empty if the mark's bytes cannot be read: any may be."""
+    marked_ms: int
+    """When it last grew; 0 if that is not known."""
+    version: int
+    """Of its node: what `mark_replicated` compares."""
+    created: int
+    """Of its node: tells it from a later mark of the same ledger."""
+
+
+def encode_layout() -> bytes:
+    kind, version = LAYOUT
+    return _text(LedgerRereplicationLayoutFormat(type=kind, version=version))
+
+
+def decode_layout(data: bytes, *, what: str) -> tuple[str, int]:
+    """Raises Corrupted."""
+    message = _parsed(data, LedgerRereplicationLayoutFormat(), what)
+    return message.type, message.version
+
+
+def encode_mark(replicas: Iterable[BookieId], marked_ms: int) -> bytes:
+    return _text(UnderreplicatedLedgerFormat(replica=list(replicas), ctime=marked_ms))
+
+
+def decode_mark(ledger: LedgerId, data: bytes, stat: Stat) -> Mark:
+    """A mark that cannot be read is one all the same, of which only the ledger is known."""
+    try:
+        message = _parsed(data, UnderreplicatedLedgerFormat(), f"the mark of ledger {ledger}")
+    except Corrupted:
+        return Mark(ledger, (), 0, stat.version, stat.created)
+    replicas = tuple(BookieId(each) for each in message.replica)
+    return Mark(ledger, replicas, message.ctime, stat.version, stat.created)
+
+
+def encode_lock(worker: str) -> bytes:
+    return _text(LockDataFormat(bookieId=worker))
+
+
+def decode_lock(data: bytes, *, what: str) -> str:
+    """The holder. Raises Corrupted."""
+    return _parsed(data, LockDataFormat(), what).bookieId
+
+
+def encode_vote(candidate: str) -> bytes:
+    return _text(AuditorVoteFormat(bookieId=candidate))
+
+
+def decode_vote(data: bytes, *, what: str) -> str:
+    """The candidate. Raises Corrupted."""
+    return _parsed(data, AuditorVoteFormat(), what).bookieId
+
+
+def encode_delay(seconds: int) -> bytes:
+    if not 0 <= seconds <= DELAY_S_MAX:
+        raise ValueError(f"want a delay of 0 to {DELAY_S_MAX} whole seconds, got {seconds}")
+    return b"%d" % seconds
+
+
+def decode_delay(data: bytes, *, what: str) -> int:
+    """Raises Corrupted."""
+    match = _DELAY.fullmatch(data)
+    if match is None or int(match.group(1)) > DELAY_S_MAX:
+        raise Corrupted(f"{what}: want 0 to {DELAY_S_MAX} in decimal, got {data[:40]!r}")
+    return int(match.group(1))
+
+
+def encode_checked(at_ms: int) -> bytes:
+    return CheckTimeFormat(checkedMs=at_ms).SerializeToString(deterministic=True)
+
+
+def decode_checked(data: bytes, *, what: str) -> int:
+    """Raises Corrupted."""
+    try:
+        return CheckTimeFormat.FromString(data).checkedMs
+    except DecodeError as error:
+        raise Corrupted(f"{what} is malformed: {error}") from error
+
+
+def _text(message: Message) -> bytes:
+    return text_format.MessageToString(message).encode()
+
+
+def _parsed(data: bytes, message: M, what: str) -> M:
+    try:
+        return text_format.Parse(data.decode(), message, allow_unknown_field=True)
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        raise Corrupted(f"{what} is malformed: {error}") from error

@@ -1,0 +1,118 @@
+"""The switches of auto-recovery, the same for all nodes: whether it is on, how long a lost bookie is waited for, and
+when what was checked. Apache BookKeeper's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+
+from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode, UndecodableNode, VersionConflict
+from kvstore.meta import marks, paths
+from kvstore.meta.store import MetadataStore, Watch, ensure_path
+from kvstore.meta.update import until_known
+
+_ATTEMPTS_MAX = 16
+
+
+class CheckKind(StrEnum):
+    """The auditor's periodic checks, by the node that says when each was last completed."""
+
+    ENTRIES = "checkallledgersctime"
+    PLACEMENT = "placementpolicycheckctime"
+    REPLICAS = "replicascheckctime"
+
+
+class RecoverySettings:
+    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def is_enabled(self) -> bool:
+        """Whether anything may be marked and repaired; an operator switches it off for the time of maintenance."""
+        return await self._data_or_none(paths.RECOVERY_DISABLED) is None
+
+    async def disable(self) -> None:
+        """No error if it is off already."""
+        await self._put(paths.RECOVERY_DISABLED, b"")
+
+    async def enable(self) -> None:
+        """No error if it is on already."""
+        await until_known(self._enable)
+
+    async def _enable(self) -> None:
+        with suppress(NoSuchNode):
+            await self._store.delete(paths.RECOVERY_DISABLED, -1)
+
+    def watch_enabled(self, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after the switch may have been turned."""
+        return self._store.watch(paths.RECOVERY_DISABLED, changed)
+
+    async def lost_bookie_delay_s(self) -> int | None:
+        """How long a bookie is away before it counts as lost; None if nobody has said. Raises UndecodableNode."""
+        data = await self._data_or_none(paths.LOST_BOOKIE_DELAY)
+        return None if data is None else _decoded(marks.decode_delay, data, paths.LOST_BOOKIE_DELAY)
+
+    async def set_lost_bookie_delay_s(self, seconds: int) -> None:
+        """Raises ValueError for less than nothing, or more than Apache's tools can read."""
+        await self._put(paths.LOST_BOOKIE_DELAY, marks.encode_delay(seconds))
+
+    async def initialise_lost_bookie_delay_s(self, seconds: int) -> None:
+        """The same if nobody has said so far."""
+        data = marks.encode_delay(seconds)
+
+        async def create() -> None:
+            await ensure_path(self._store, paths.UNDERREPLICATION)
+            with suppress(NodeExists):
+                await self._store.create(paths.LOST_BOOKIE_DELAY, data)
+
+        await until_known(create)
+
+    def watch_lost_bookie_delay(self, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after the delay may have been set."""
+        return self._store.watch(paths.LOST_BOOKIE_DELAY, changed)
+
+    async def set_checked(self, kind: CheckKind, now_ms: int) -> None:
+        """Record that a check was completed."""
+        await self._put(paths.join(paths.UNDERREPLICATION, kind), marks.encode_checked(now_ms))
+
+    async def checked_ms(self, kind: CheckKind) -> int | None:
+        """When the check was last completed; None: never. Raises UndecodableNode."""
+        path = paths.join(paths.UNDERREPLICATION, kind)
+        data = await self._data_or_none(path)
+        return None if data is None else _decoded(marks.decode_checked, data, path)
+
+    async def _data_or_none(self, path: str) -> bytes | None:
+        await self._store.sync(path)
+        try:
+            return (await self._store.get(path))[0]
+        except NoSuchNode:
+            return None
+
+    async def _put(self, path: str, data: bytes) -> None:
+        """Make the node hold `data`, whatever it held: the last word counts."""
+        await until_known(lambda: self._put_once(path, data))
+
+    async def _put_once(self, path: str, data: bytes) -> None:
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                found, stat = await self._store.get(path)
+                if found != data:
+                    await self._store.set(path, data, stat.version)
+                return
+            except VersionConflict:
+                continue
+            except NoSuchNode:
+                await ensure_path(self._store, paths.UNDERREPLICATION)
+                with suppress(NodeExists):
+                    await self._store.create(path, data)
+                    return
+        raise MetadataError(f"{path} changes as fast as it is written")
+
+
+def _decoded(decode: Callable[..., int], data: bytes, path: str) -> int:
+    try:
+        return decode(data, what=path)
+    except Corrupted as error:
+        raise UndecodableNode(str(error)) from error

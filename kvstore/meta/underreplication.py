@@ -1,0 +1,221 @@
+"""The ledgers that lack copies, and who repairs which. Apache BookKeeper's layout, so that its shell and its own
+auto-recovery work beside ours. What holds for all of auto-recovery is in `recovery_settings.py`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+
+from kvstore.errors import (
+    ConfigError,
+    Corrupted,
+    MetadataError,
+    NodeExists,
+    NoSuchNode,
+    NotEmpty,
+    VersionConflict,
+)
+from kvstore.meta import marks, paths
+from kvstore.meta.marks import Mark
+from kvstore.meta.store import MetadataStore, SessionState, Watch, ensure_path
+from kvstore.meta.update import until_known
+from kvstore.types import BookieId, LedgerId
+
+_ATTEMPTS_MAX = 16
+
+
+class MarkLock:
+    """The right to repair one marked ledger, until it is released or the session ends."""
+
+    def __init__(self, store: MetadataStore, mark: Mark, session: int) -> None:
+        self.mark = mark
+        """As it was once the lock was held."""
+        self._store, self._session = store, session
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the session that holds it lasts, as far as is known here. Ask before each write that it is to
+        cover."""
+        return self._store.state is SessionState.CONNECTED and self._store.session == self._session
+
+    # docs/protocol.md A2
+    async def release(self) -> None:
+        """Let others have the ledger; no error if the lock is gone. After its session a lock that is there is another's
+        and stays. Where this raises, the session may last and with it the lock: call again."""
+        await until_known(self._delete)
+
+    async def _delete(self) -> None:
+        path = paths.mark_lock(self.mark.ledger)
+        with suppress(NoSuchNode):
+            _, stat = await self._store.get(path)
+            if stat.owner == self._session == self._store.session:
+                await self._store.delete(path, stat.version)
+
+
+class Underreplication:
+    """Every mark and lock. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def ensure(self) -> None:
+        """Make the nodes that Apache's tools and we ourselves expect; no change if they are there. Raises ConfigError
+        for a layout of marks that this build does not know."""
+        await until_known(self._ensure)
+
+    async def _ensure(self) -> None:
+        for path in (paths.MARKS, paths.MARK_LOCKS, paths.AUDITOR_VOTES):
+            await ensure_path(self._store, path)
+        with suppress(NodeExists):
+            await self._store.create(paths.MARKS_LAYOUT, marks.encode_layout())
+        data, _ = await self._store.get(paths.MARKS_LAYOUT)
+        try:
+            found = marks.decode_layout(data, what=paths.MARKS_LAYOUT)
+        except Corrupted as error:
+            raise ConfigError(str(error)) from error
+        if found != marks.LAYOUT:
+            raise ConfigError(f"{paths.MARKS_LAYOUT} is {found}; this build works with {marks.LAYOUT}")
+
+    # ── marks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    # docs/protocol.md A1
+    async def mark(self, ledger: LedgerId, missing: Iterable[BookieId], now_ms: int, *, anew: bool = False) -> bool:
+        """Have `missing` named in the ledger's mark, beside whom it names already; whether that changed it.
+
+        `anew`: write the mark also if it names them all, for what was found out just now. So whoever is repairing the
+        ledger, and may have passed that place, does not take the mark away. Raises VersionConflict if others were
+        always first.
+        """
+        wanted = sorted(set(missing))
+        await self._store.sync(paths.MARKS)  # a mark that is only seen still, and is gone, would do for nobody
+        return await until_known(lambda: self._mark(ledger, wanted, now_ms, anew=anew))
+
+    async def _mark(self, ledger: LedgerId, wanted: list[BookieId], now_ms: int, *, anew: bool) -> bool:
+        path = paths.mark(ledger)
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                data, stat = await self._store.get(path)
+                found = marks.decode_mark(ledger, data, stat)
+                more = [each for each in wanted if each not in found.replicas]
+                if not more and found.replicas and not anew:
+                    return False
+                await self._store.set(path, marks.encode_mark((*found.replicas, *more), now_ms), stat.version)
+                return True
+            except VersionConflict:
+                continue
+            except NoSuchNode:
+                with suppress(NodeExists):
+                    await self._create(path, marks.encode_mark(wanted, now_ms))
+                    return True
+        raise VersionConflict(f"{path}: lost {_ATTEMPTS_MAX} times in a row against other writers")
+
+    async def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
+        """Raises NodeExists."""
+        for _ in range(_ATTEMPTS_MAX):
+            with suppress(NoSuchNode):
+                await self._store.create(path, data, ephemeral=ephemeral)
+                return
+            with suppress(NoSuchNode):  # or removed as empty since we last looked
+                await ensure_path(self._store, paths.parent(path))
+        raise MetadataError(f"{path}: its parent nodes vanish as fast as they are made")
+
+    async def get(self, ledger: LedgerId) -> Mark | None:
+        """Its mark, perhaps of a moment ago; None if it has none."""
+        try:
+            data, stat = await self._store.get(paths.mark(ledger))
+        except NoSuchNode:
+            return None
+        return marks.decode_mark(ledger, data, stat)
+
+    async def marked(self) -> AsyncIterator[Mark]:
+        """Every mark, by rising ledger; one page (65,536 ledger ids) of the tree is in memory at a time."""
+        await self._store.sync(paths.MARKS)
+        levels = [iter([paths.MARKS])]
+        while levels:
+            path = next(levels[-1], None)
+            if path is None:
+                levels.pop()
+            elif (ledger := paths.marked_of(path)) is not None:
+                if (mark := await self.get(ledger)) is not None:
+                    yield mark
+            else:
+                names = await self._children(path)
+                levels.append(iter([paths.join(path, name) for name in names]))
+
+    async def _children(self, path: str) -> list[str]:
+        try:
+            return await self._store.children(path)
+        except NoSuchNode:
+            return []  # it had become empty and was removed
+
+    def watch_marks(self, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after there is a first mark, or none any more. Marks that come later do not tell."""
+        return self._store.watch(paths.MARKS, changed)
+
+    # ── locks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    # docs/protocol.md A2
+    async def lock(self, ledger: LedgerId, worker: str) -> MarkLock | None:
+        """The right to repair the ledger; None if another has it, or nothing is marked (any more). Within a process no
+        two workers have one name, and none asks for what it has."""
+        path, data = paths.mark_lock(ledger), marks.encode_lock(worker)
+        session = await until_known(lambda: self._take(path, data))
+        if session is None:
+            return None
+        mark = await self.get(ledger)
+        if mark is not None:
+            return MarkLock(self._store, mark, session)
+        await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
+        return None
+
+    async def _take(self, path: str, data: bytes) -> int | None:
+        """The session that has it now. An own node with this worker's bytes is of a create whose answer was lost."""
+        for _ in range(_ATTEMPTS_MAX):
+            with suppress(NodeExists):
+                await self._create(path, data, ephemeral=True)
+            try:
+                found, stat = await self._store.get(path)
+            except NoSuchNode:
+                continue
+            return stat.owner if stat.owner == self._store.session and found == data else None
+        return None
+
+    async def holder_or_none(self, ledger: LedgerId) -> str | None:
+        """The worker that repairs it, as it calls itself (Apache's: by its host); empty if its bytes do not say."""
+        try:
+            data, _ = await self._store.get(paths.mark_lock(ledger))
+            return marks.decode_lock(data, what=paths.mark_lock(ledger))
+        except NoSuchNode:
+            return None
+        except Corrupted:
+            return ""
+
+    # docs/protocol.md A3
+    async def mark_replicated(self, lock: MarkLock, version: int) -> bool:
+        """Take the mark away if it is still of `version`, from which the repair began, and release the lock. False: it
+        has grown meanwhile, and stays. The lock is released either way, unless the call raises."""
+        path = mark = paths.mark(lock.mark.ledger)
+        try:
+            await until_known(lambda: self._remove_mark(mark, lock.mark.created, version))
+            is_done = True
+        except VersionConflict:
+            is_done = False
+        while is_done and (path := paths.parent(path)) != paths.MARKS:
+            try:
+                await until_known(lambda: self._remove(path, -1))
+            except NotEmpty:
+                break
+        await lock.release()
+        return is_done
+
+    async def _remove_mark(self, path: str, created: int, version: int) -> None:
+        """After a removal whose answer was lost there may be another mark already, which looks the same."""
+        with suppress(NoSuchNode):
+            _, stat = await self._store.get(path)
+            if stat.created != created:
+                raise VersionConflict(path)
+            await self._store.delete(path, version)
+
+    async def _remove(self, path: str, version: int) -> None:
+        with suppress(NoSuchNode):
+            await self._store.delete(path, version)

@@ -1,0 +1,71 @@
+"""Which bookies count as lost (docs/protocol.md, A5, A6)."""
+
+from kvstore.autorecovery.absences import Absences
+from kvstore.types import BookieId
+
+B1, B2, B3 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b3-1")
+ALL = (B1, B2, B3)
+
+
+def test_a_bookie_is_lost_when_it_has_been_away_for_the_delay() -> None:
+    absences = Absences()
+    absences.seen(ALL, ALL, 0.0)
+    assert absences.lost(60, 0.0) == frozenset()
+    absences.seen(ALL, (B1, B2), 10.0)
+    assert absences.next_in_s(60, 30.0) == 40.0
+    assert absences.lost(60, 69.9) == frozenset()
+    assert absences.lost(60, 70.0) == {B3}
+    assert absences.next_in_s(60, 70.0) is None
+
+
+def test_a_bookie_that_comes_back_has_its_whole_time_again() -> None:
+    absences = Absences()
+    absences.seen(ALL, (B1, B2), 0.0)
+    absences.seen(ALL, ALL, 59.0)
+    absences.seen(ALL, (B1, B2), 59.5)
+    assert absences.lost(60, 119.0) == frozenset()
+    assert absences.lost(60, 119.5) == {B3}
+
+
+def test_several_that_are_away_wait_as_long_as_one() -> None:
+    absences = Absences()
+    absences.seen(ALL, (B1, B2), 0.0)
+    absences.seen(ALL, (B1,), 30.0)
+    assert absences.lost(60, 59.0) == frozenset()
+    assert absences.lost(60, 60.0) == {B3}
+    assert absences.lost(60, 90.0) == {B2, B3}
+
+
+def test_a_bookie_that_was_never_seen_is_known_by_its_cookie_or_by_an_ensemble() -> None:
+    absences = Absences()
+    absences.seen({B1, B2}, (B1,), 0.0)
+    assert absences.lost(0, 0.0) == {B2}
+    absences.seen({B1}, (B1,), 1.0)
+    assert absences.lost(0, 1.0) == frozenset(), "nothing names it any more"
+
+
+def test_while_nobody_is_there_nobody_is_lost() -> None:
+    absences = Absences()
+    absences.seen(ALL, (), 0.0)
+    absences.seen(ALL, (), 30.0)
+    absences.seen(ALL, (), 60.0)
+    assert absences.lost(60, 60.0) == frozenset()
+    absences.seen(ALL, (B1,), 61.0)
+    assert absences.lost(60, 61.0) == {B2, B3}
+
+
+def test_what_was_while_nobody_looked_does_not_count() -> None:
+    absences = Absences()
+    absences.seen(ALL, (B1,), 100.0)
+    absences.seen(ALL, (B1,), 130.5)
+    assert absences.lost(60, 190.0) == frozenset()
+    assert absences.lost(60, 190.5) == {B2, B3}
+
+
+def test_what_is_forgotten_begins_anew() -> None:
+    absences = Absences()
+    absences.seen(ALL, (B1,), 0.0)
+    absences.forget()
+    absences.seen(ALL, (B1,), 59.0)
+    assert absences.lost(60, 118.0) == frozenset()
+    assert absences.lost(60, 119.0) == {B2, B3}

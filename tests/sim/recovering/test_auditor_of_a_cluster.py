@@ -1,0 +1,136 @@
+"""The auditor in whole clusters: real nodes that are restarted, killed and left down (docs/protocol.md, A4, A5, A6,
+A9)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvstore.autorecovery.config import AutorecoveryConfig
+from kvstore.bookie.config import BookieConfig
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.marks import Mark
+from kvstore.meta.underreplication import Underreplication
+from kvstore.partition.state import commands
+from kvstore.types import LedgerMetadata
+from kvstore.wal.config import LogConfig
+from kvstore.wal.copies import copier
+from kvstore.wal.repair import bookies_of
+from tests.sim.nodes import Node
+from tests.sim.stories.scenarios import Stage, knobs, play
+from tests.sim.strikes.knobs import Knobs
+
+pytestmark = pytest.mark.sim
+
+DELAY_S = 20
+AUDITED = replace(
+    knobs(retention_ms=3_600_000),
+    nodes=4,
+    log=LogConfig(roll_entries=4, check_every_s=0.3),
+    autorecovery=AutorecoveryConfig(lost_bookie_delay_s=DELAY_S, check_interval_s=0),
+)
+
+
+async def marks(stage: Stage) -> list[Mark]:
+    store = await stage.cluster.metadata.connect()
+    found = [mark async for mark in Underreplication(store).marked()]
+    await store.close()
+    return found
+
+
+async def ledgers(stage: Stage) -> list[LedgerMetadata]:
+    store = await stage.cluster.metadata.connect()
+    found = [(await LedgerStore(store).read(ledger))[0] for ledger in await LedgerStore(store).list_ids()]
+    await store.close()
+    return found
+
+
+def auditors(stage: Stage) -> list[Node]:
+    """The running nodes that take themselves for the auditor."""
+    served = [(node, node.served.auditor) for node in stage.cluster.nodes if node.is_running and node.served]
+    return [node for node, auditor in served if auditor is not None and auditor.statistics()["in_office"]]
+
+
+async def write(stage: Stage, count: int) -> None:
+    for number in range(count):
+        await stage.put_until_done(stage.leader, b"key-%d" % number)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_rolling_restart_of_all_nodes_marks_nothing(seed: int) -> None:
+    async def story(stage: Stage) -> None:
+        await write(stage, 20)
+        for node in stage.cluster.nodes:
+            await node.stop()
+            await asyncio.sleep(DELAY_S - 8)
+            node.start()
+            await stage.until(lambda node=node: node.served is not None)  # type: ignore[misc]
+            await write(stage, 5)
+        await asyncio.sleep(2 * DELAY_S)
+        assert len(auditors(stage)) == 1
+        assert await marks(stage) == []
+
+    play(story, AUDITED, seed)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_when_the_auditors_own_machine_stays_down_the_next_one_marks_what_it_had(seed: int) -> None:
+    async def story(stage: Stage) -> None:
+        await write(stage, 30)
+        await stage.until(lambda: len(auditors(stage)) == 1)
+        (dead,) = auditors(stage)
+        assert dead.served is not None
+        assert dead.served.bookie is not None
+        bookie = dead.served.bookie.id
+        dead.crash(power=True)
+        await asyncio.sleep(DELAY_S - 5)
+        assert await marks(stage) == []
+        await asyncio.sleep(60)
+        assert len(auditors(stage)) == 1
+        named = [each.ledger for each in await ledgers(stage) if bookie in bookies_of(each)]
+        marked = await marks(stage)
+        assert named
+        assert {mark.ledger for mark in marked} >= set(named)
+        assert {each for mark in marked for each in mark.replicas} == {bookie}
+
+    play(story, AUDITED, seed)
+
+
+# docs/protocol.md A9
+def test_what_a_bookies_scrub_finds_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Knobs.bookie
+
+    def eager(self: Knobs, name: str, listen: str) -> BookieConfig:
+        return replace(told(self, name, listen), scrub_first_s=5, scrub_rest_s=5)
+
+    monkeypatch.setattr(Knobs, "bookie", eager)
+    monkeypatch.setattr(copier, "ROUND_S", 100_000.0)
+
+    async def story(stage: Stage) -> None:
+        other = stage.others(stage.leader)[0]
+        stage.cluster.lossy = other
+        for number in range(60):
+            await stage.ask(commands.put(b"k%d" % number, b"%04d" % number * 500), stage.leader)
+        assert other.served is not None
+        bookie = other.served.bookie
+        assert bookie is not None
+        files = {path: bytes(file.cache.data) for path, file in other.disk.names.now.files.items()}
+        ((segment, at),) = [
+            (path, data.index(b"0003" * 500))
+            for path, data in files.items()
+            if path.endswith(".journal") and b"0003" * 500 in data
+        ]
+        other.disk.flip_bit(segment, 8 * at)
+        await stage.until(lambda: bool(bookie.scrubber.damaged), 60)
+        await asyncio.sleep(1)
+        (mark,) = await marks(stage)
+        assert mark.replicas == (bookie.id,)
+        assert {(ledger) for ledger, _ in bookie.scrubber.damaged} == {mark.ledger}
+        before = mark.version
+        await asyncio.sleep(20)
+        (mark,) = await marks(stage)
+        assert mark.version > before, "each round says so anew"
+
+    play(story, replace(knobs(roll_entries=10, retention_ms=3_600_000), segment_bytes=16 << 10))

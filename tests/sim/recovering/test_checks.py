@@ -1,0 +1,119 @@
+"""The auditor's periodic checks of entries and of zones (docs/protocol.md, A7, A8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.autorecovery.config import AutorecoveryConfig
+from kvstore.errors import BookieError
+from kvstore.meta.recovery_settings import CheckKind
+from kvstore.proto.availability import HeldEntries
+from kvstore.types import BookieId, EntryId, LedgerId
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4
+from tests.sim.recovering.audits import AuditBench, later, run
+
+pytestmark = pytest.mark.sim
+
+CHECKING = AutorecoveryConfig(check_interval_s=1_000, placement_interval_s=0)
+PLACING = AutorecoveryConfig(check_interval_s=0, placement_interval_s=1_000)
+
+
+def test_a_ledger_with_a_missing_copy_in_its_middle_is_marked_by_the_next_check() -> None:
+    async def case(bench: AuditBench) -> None:
+        await bench.ledger(7, B1, B2, B3, entries=50)
+        await bench.ledger(8, B1, B2, B3, entries=50)
+        candidate = bench.candidate("n1", CHECKING)
+        await later(60)
+        assert await bench.marked() == {}
+        assert await bench.settings.checked_ms(CheckKind.ENTRIES) is not None
+        del bench.bookies.at[B2].entries[LedgerId(8), EntryId(20)]
+        await later(800)
+        assert await bench.marked() == {}, "a check comes when it is due"
+        await later(300)
+        assert await bench.marked() == {8: [B2]}
+        assert candidate.numbers["marked_entries_total"] == 1
+
+    run(case)
+
+
+def test_what_a_writer_may_have_under_way_is_not_missed() -> None:
+    async def case(bench: AuditBench) -> None:
+        metadata = await bench.ledger(7, B1, B2, B3)
+        bench.bookies.at[B1].entries[metadata.ledger, EntryId(0)] = b""
+        bench.candidate("n1", CHECKING)
+        await later(60)
+        assert await bench.marked() == {}
+        changed = metadata.with_ensemble(EntryId(1), (B1, B2, B4))
+        await bench.ledgers.write(changed, 0)
+        await later(1_100)
+        assert await bench.marked() == {7: [B2, B3]}, "what it has left behind is"
+
+    run(case)
+
+
+def test_a_bookie_that_is_away_or_does_not_answer_has_lost_nothing_for_that() -> None:
+    async def case(bench: AuditBench) -> None:
+        await bench.ledger(7, B1, B2, B3, entries=50)
+        await bench.stop(B2)
+        bench.bookies.at[B1].entries.clear()
+        ask = bench.bookies.entries
+
+        async def entries(bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+            if bookie == B3:
+                raise BookieError(f"{bookie} does not answer")
+            return await ask(bookie, ledger)
+
+        bench.bookies.entries = entries  # type: ignore[method-assign]
+        candidate = bench.candidate("n1", AutorecoveryConfig(check_interval_s=100, placement_interval_s=0))
+        await later(50)
+        assert await bench.marked() == {7: [B1]}
+        assert candidate.numbers["check_unanswered_total"] == 1
+
+    run(case)
+
+
+def test_the_check_keeps_to_its_rate() -> None:
+    async def case(bench: AuditBench) -> None:
+        for number in range(100):
+            await bench.ledger(number, B1, B2, B3, entries=1)
+        slow = AutorecoveryConfig(check_interval_s=10_000, placement_interval_s=0, check_ledgers_per_s=2)
+        candidate = bench.candidate("n1", slow)
+        await later(35)
+        assert 30 <= candidate.numbers["checked_ledgers_total"] <= 42, "it begins after 15 s"
+        await later(50)
+        assert candidate.numbers["checked_ledgers_total"] == 100
+
+    run(case)
+
+
+def test_copies_that_share_a_zone_are_marked_when_another_zone_can_take_one() -> None:
+    async def case(bench: AuditBench) -> None:
+        for bookie, zone in ((B1, "a"), (B2, "b"), (B3, "b"), (B4, "c")):
+            bench.bookies.at[bookie].zone = zone
+        await bench.ledger(7, B1, B2, B3, entries=5)
+        await bench.ledger(8, B1, B2, B4, entries=5)
+        await bench.ledger(9, B1, B2, B3)
+        candidate = bench.candidate("n1", PLACING)
+        await later(60)
+        marked = await bench.marked()
+        assert list(marked) == [7], "an open one is its writer's"
+        assert marked[7] in ([B2], [B3])
+        assert candidate.numbers["marked_placement_total"] == 1
+        assert await bench.settings.checked_ms(CheckKind.PLACEMENT) is not None
+
+    run(case)
+
+
+def test_nothing_is_checked_while_it_is_switched_off() -> None:
+    async def case(bench: AuditBench) -> None:
+        await bench.ledger(7, B1, B2, B3, entries=5)
+        bench.bookies.at[B2].entries.clear()
+        await bench.settings.disable()
+        bench.candidate("n1", CHECKING)
+        await later(100)
+        assert await bench.marked() == {}
+        await bench.settings.enable()
+        await later(60)
+        assert await bench.marked() == {7: [B2]}
+
+    run(case)
