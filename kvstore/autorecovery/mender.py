@@ -180,6 +180,10 @@ class _Attempt:
     async def _fill(self, fill: Fill) -> Event:
         ports, owner = self._ports, self._owner
         copying = Copying(fill.metadata, ports.bookies, owner.nursery, owner.pace, own=ports.choice.own)
+        # They are asked last: each that has another incarnation by now ends the connection.
+        copying.reader.troubled.update(
+            each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
+        )
         without_room: set[BookieId] = set()
 
         def noticed(missing: list[Missing]) -> None:
