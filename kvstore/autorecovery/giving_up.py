@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from kvstore.autorecovery.mender import Mended, Mender
 from kvstore.autorecovery.mending import Past
-from kvstore.errors import Corrupted, InvalidRequest, LedgerError, Unavailable, VersionConflict
+from kvstore.errors import BookieError, Corrupted, InvalidRequest, LedgerError, Unavailable, VersionConflict
 from kvstore.meta.underreplication import Underreplication
-from kvstore.proto.bookkeeper import RECOVERY_PRIORITY
+from kvstore.proto.bookkeeper import RECOVERY_PRIORITY, Status
 from kvstore.proto.digest import EntryDigest, Packet, master_key
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.connection import AnsweredError
@@ -26,6 +26,8 @@ from kvstore.wal.repair import bookies_of
 
 log = logging.getLogger(__name__)
 
+NO_GOOD_COPY = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
+"""Answers of a bookie that has a damaged copy, or has lost what it had. Any other refusal may be over in a moment."""
 HOLE_MAX = 8
 """So many entries that nobody has, one after the other, end a ledger that was not closed."""
 
@@ -113,8 +115,8 @@ class GivingUp:
                 found = await self._read(metadata, bookie, NO_ENTRY, fence=fence)
                 end = max(end, digest.open(metadata.ledger, None, found).lac) if found is not None else end
                 end = max(end, await self._ports.bookies.read_lac(bookie, metadata.ledger, digest))
-            except (Corrupted, AnsweredError):
-                continue
+            except (Corrupted, BookieError):
+                continue  # a bookie that did not answer the read has ended this already
         for entry in itertools.count(end + 1):
             if await self._good(metadata, EntryId(entry), fence=fence) is not None:
                 end = EntryId(entry)
@@ -144,18 +146,19 @@ class GivingUp:
                 found = await self._read(metadata, bookie, entry, fence=fence)
                 if found is not None:
                     return digest.open(metadata.ledger, entry, found)
-            except (Corrupted, AnsweredError):
+            except Corrupted:
                 continue
         return None
 
     async def _read(self, metadata: LedgerMetadata, bookie: BookieId, entry: EntryId, *, fence: bool) -> bytes | None:
+        """The bookie's copy; None if it has none, or cannot read it. Raises Unavailable for any other answer."""
         key = master_key(metadata.password) if fence else None
         try:
             answer = await self._ports.bookies.read(
                 bookie, metadata.ledger, entry, fence_key=key, priority=RECOVERY_PRIORITY
             )
-        except AnsweredError:
-            raise
         except LedgerError as error:
+            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY:
+                return None
             raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
         return answer.packet

@@ -188,8 +188,8 @@ def give_up(
 ) -> None:
     """Give up the entries of a ledger of which no bookie has a good copy; the rest gets all its copies.
 
-    First says what is lost, and asks. Start every bookie that can be started before. Exit code 1 if the rest could not
-    be copied yet: workers go on with it.
+    First says what is lost, and asks. Start every bookie that can be started before; whoever wrote it must be gone.
+    Exit code 1 if the rest could not be copied yet: workers go on with it.
     """
     from kvstore.autorecovery.giving_up import GivingUp
     from kvstore.autorecovery.mender import Mended, Mender

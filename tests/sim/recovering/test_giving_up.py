@@ -3,6 +3,8 @@ lost any more."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvstore.autorecovery.giving_up import GivingUp
@@ -11,9 +13,12 @@ from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
-from kvstore.types import EntryId, LedgerState
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
+from kvstore.wal.connection import AnsweredError
 from kvstore.wal.copies.pace import Pace
 from kvstore.wal.lost import lost_entries
+from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, P, appended, run
 from tests.sim.recovering.cases import COUNT, closed, of_a_log, recorded, until_unmarked
 
@@ -95,6 +100,28 @@ def test_the_ledger_of_a_log_that_has_a_leader_is_not_given_up() -> None:
         with pytest.raises(InvalidRequest, match="has a leader"):
             await giving_up(bench).give_up(LEDGER, 1)
         assert (await bench.recorded()).state is LedgerState.OPEN
+
+    run(case, bookies=4)
+
+
+@pytest.mark.parametrize("status", [Status.TOO_MANY_REQUESTS, Status.IO_ERROR], ids=str)
+def test_a_refusal_that_may_be_over_in_a_moment_is_no_loss(status: Status) -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B2, B3)
+        read = bench.bookies.read
+
+        async def refuse(bookie: BookieId, ledger: LedgerId, entry: EntryId, **how: Any) -> ReadAnswer:
+            if entry == 5:
+                raise AnsweredError(f"{bookie}: answered {status}", status)
+            return await read(bookie, ledger, entry, **how)
+
+        bench.bookies.read = refuse  # type: ignore[assignment, method-assign]
+        if status is Status.IO_ERROR:
+            assert (await giving_up(bench).look(LEDGER)).text == "5"
+        else:
+            with pytest.raises(Unavailable):
+                await giving_up(bench).look(LEDGER)
 
     run(case, bookies=4)
 
