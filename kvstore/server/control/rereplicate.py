@@ -8,6 +8,7 @@ their ensembles (docs/protocol.md, W11).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ Progress = Callable[[str, int, int], None]
 WORKER = "kvstore bookie"
 """What others see in the locks of an operator's command."""
 BUSY = "is being repaired by somebody else; try again later"
+BACK = "names it still: it is back"
+BUSY_LOOK_S, BUSY_LOOKS_MAX = 0.5, 120
+"""How often it is looked whether a worker has done with a ledger that it was quicker to take."""
 STILL_OPEN = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
 UNREADABLE = "has metadata that cannot be read and may name the bookie: see `kvstore fsck`"
 BYTES_PER_S = 32 << 20
@@ -135,14 +139,18 @@ class Rereplicator:
         metadata, _ = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
             return Moved(ledger, 0, "" if await self._was_passed_over(metadata) else STILL_OPEN)
-        await self._marks.mark(ledger, [bookie], self._env.clock.date_ms())
-        lock = await self._marks.lock(ledger, WORKER)
-        mended = await self._mend(lock) if lock is not None else None
-        still, _ = await self._ledgers.read_latest(ledger)
-        copied = mended.copied if mended is not None else 0
-        if bookie not in bookies_of(still):
-            return Moved(ledger, copied, "")
-        return Moved(ledger, copied, mended.reason if mended is not None and mended.reason else BUSY)
+        for _ in range(BUSY_LOOKS_MAX):
+            await self._marks.mark(ledger, [bookie], self._env.clock.date_ms())
+            lock = await self._marks.lock(ledger, WORKER)
+            mended = await self._mend(lock) if lock is not None else None
+            still, _ = await self._ledgers.read_latest(ledger)
+            copied = mended.copied if mended is not None else 0
+            if bookie not in bookies_of(still):
+                return Moved(ledger, copied, "")
+            if mended is not None:
+                return Moved(ledger, copied, mended.reason or BACK)
+            await asyncio.sleep(BUSY_LOOK_S)
+        return Moved(ledger, 0, BUSY)
 
     async def _mend(self, lock: MarkLock) -> Mended:
         """Raises MetadataError; the lock then goes with the session."""
