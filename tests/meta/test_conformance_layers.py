@@ -108,6 +108,9 @@ async def test_a_bookie_moves_between_writable_and_read_only(store: MetadataStor
     await bookie.start(nursery)
     await bookie.set_readonly(True)
     assert (await client.bookies())[:2] == ({}, {B1: A1})
+    await store.create(paths.available(B2), b"what we do not understand", ephemeral=True)
+    assert await client.names() == {B1, B2}
+    await store.delete(paths.available(B2), 0)
     await bookie.set_readonly(False)
     assert (await client.bookies())[:2] == ({B1: A1}, {})
 

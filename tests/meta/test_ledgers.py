@@ -41,6 +41,14 @@ async def test_an_unknown_ledger_is_no_such_ledger(ledgers: LedgerStore) -> None
             await call
 
 
+async def test_pages_go_through_the_ledgers_by_rising_ids(ledgers: LedgerStore) -> None:
+    ids = (7, 9_999, 10_000, 2**30, 2**31, 2**40)
+    for ledger_id in reversed(ids):
+        await ledgers.create(ledger(ledger_id))
+    pages = [page async for page in ledgers.pages()]
+    assert pages == [[7, 9_999], [10_000], [2**30], [2**31], [2**40]]
+
+
 async def test_an_id_belongs_to_its_first_creator(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7, token=1))
     with pytest.raises(NodeExists):

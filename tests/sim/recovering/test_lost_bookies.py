@@ -134,8 +134,9 @@ def test_nothing_is_marked_while_it_is_switched_off_nor_at_once_when_it_is_on_ag
         await three_ledgers(bench)
         candidate = bench.candidate("n1")
         await later(5)
-        await bench.settings.disable()
         await bench.stop(B4)
+        await later(30)
+        await bench.settings.disable()
         await later(600)
         assert (await bench.marked(), candidate.numbers["enabled"]) == ({}, 0)
         await bench.settings.enable()
@@ -178,6 +179,23 @@ def test_the_next_candidate_goes_on_where_the_auditor_died() -> None:
         assert sorted(await bench.marked()) == [8, 2**40]
         assert await auditor_or_none(bench.store) == "n2"
         assert second.numbers["marked_lost_total"] == 2
+
+    run(case)
+
+
+def test_what_an_auditor_could_not_see_for_a_while_does_not_count() -> None:
+    async def case(bench: AuditBench) -> None:
+        await three_ledgers(bench)
+        only = bench.candidate("n1")
+        await bench.stop(B4)
+        await later(40)
+        only.store.suspend()
+        await later(30)
+        only.store.resume()
+        await later(55)
+        assert await bench.marked() == {}
+        await later(20)
+        assert sorted(await bench.marked()) == [8, 2**40]
 
     run(case)
 
@@ -236,6 +254,21 @@ def test_a_mark_that_went_while_its_bookie_is_lost_is_made_again(monkeypatch: py
         assert await bench.marked() == {}
         await later(100)
         assert await bench.marked() == {7: [B4]}
+
+    run(case)
+
+
+def test_a_bookie_that_is_back_while_its_ledgers_are_marked_has_no_more_of_them_marked() -> None:
+    async def case(bench: AuditBench) -> None:
+        for number in range(3_000):
+            await bench.ledger(number, B2, B3, B4, entries=1)
+        bench.candidate("n1")
+        await later(20)
+        await bench.stop(B4)
+        await later(61)
+        await bench.start(B4)
+        await later(60)
+        assert 0 < len(await bench.marked()) < 2_000
 
     run(case)
 

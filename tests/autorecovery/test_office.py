@@ -1,0 +1,107 @@
+"""What is marked, and by whom it may be (docs/protocol.md, A4, A7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.walk import every_ledger
+from kvstore.env.clock import SystemClock
+from kvstore.errors import MetadataUnavailable
+from kvstore.meta import paths
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import Stat
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+
+B1, B2, B9 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b9-1")
+SEVEN = LedgerId(7)
+
+
+def ledger(number: int) -> LedgerMetadata:
+    return LedgerMetadata(LedgerId(number), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),), token=1)
+
+
+class LosingStore(MemoryStore):
+    """Ends its session, once told to, when a ledger is read."""
+
+    is_to_end = False
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        found = await super().get(path)
+        if self.is_to_end and paths.ledger_of(path) is not None:
+            self.expire()
+            self.resume()
+        return found
+
+
+@pytest.fixture
+def store() -> LosingStore:
+    return LosingStore()
+
+
+@pytest.fixture
+async def office(store: LosingStore) -> Office:
+    """Of the auditor, of a cluster with ledgers 7, 8 and 9."""
+    await LayoutStore(store).ensure("id")
+    office = Office(store, "n1", SystemClock())
+    for number in (7, 8, 9):
+        await office.ledgers.create(ledger(number))
+    office.is_enabled = True
+    assert await office.votes.stand()
+    return office
+
+
+async def test_only_what_a_ledger_still_names_is_marked(office: Office) -> None:
+    await office.mark(SEVEN, [B9], "lost")
+    assert await office.marks.get(SEVEN) is None
+    await office.mark(SEVEN, [B2, B9], "lost")
+    found = await office.marks.get(SEVEN)
+    assert found is not None
+    assert found.replicas == (B2,)
+    await office.mark(LedgerId(77), [B1], "lost")
+    assert [mark.ledger async for mark in office.marks.marked()] == [7], "a deleted one is not marked"
+
+
+async def test_who_is_not_the_auditor_or_is_switched_off_may_not_act(office: Office, store: LosingStore) -> None:
+    office.go_on()
+    store.suspend()
+    with pytest.raises(MetadataUnavailable):
+        office.go_on()
+    store.resume()
+    office.go_on()
+    office.is_enabled = False
+    with pytest.raises(MetadataUnavailable):
+        office.go_on()
+
+
+async def test_a_session_that_ends_before_a_mark_is_made_keeps_it_from_being_made(
+    office: Office, store: LosingStore
+) -> None:
+    store.is_to_end = True
+    with pytest.raises(MetadataUnavailable, match="not the auditor"):
+        await office.mark(SEVEN, [B1], "lost")
+    assert await office.marks.get(SEVEN) is None
+
+
+async def test_a_walk_ends_when_its_auditor_does(office: Office, store: LosingStore) -> None:
+    seen = []
+
+    async def walk() -> None:
+        async for metadata in every_ledger(office.ledgers, office.go_on):
+            seen.append(metadata.ledger)
+            store.is_to_end = metadata.ledger == 7
+
+    with pytest.raises(MetadataUnavailable):
+        await walk()
+    assert seen == [7, 8]
+
+
+async def test_a_walk_passes_over_what_cannot_be_read_and_what_is_gone(office: Office, store: LosingStore) -> None:
+    await store.set(paths.ledger(LedgerId(8)), b"?", 0)
+    seen = []
+    async for metadata in every_ledger(office.ledgers, office.go_on):
+        seen.append(metadata.ledger)
+        if metadata.ledger == 7:
+            await office.ledgers.remove(LedgerId(9), -1)
+    assert seen == [7]
