@@ -1,0 +1,123 @@
+"""Tests that cannot fail prove nothing: each way to break the auditor here is caught by the sentence beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pytest
+
+from kvstore.autorecovery import auditor, checks
+from kvstore.autorecovery.absences import Absences
+from kvstore.autorecovery.auditor import Auditor
+from kvstore.autorecovery.office import Office
+from kvstore.meta import paths
+from kvstore.meta.auditor_votes import AuditorVotes
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.registration import RegistrationClient
+from kvstore.types import BookieId, EntryId, LedgerMetadata
+from tests.sim.recovering import test_checks, test_lost_bookies
+
+pytestmark = pytest.mark.sim
+
+Patch = pytest.MonkeyPatch
+
+
+def count_a_bookie_as_lost_at_once(patch: Patch) -> None:
+    lost = Absences.lost
+    patch.setattr(Absences, "lost", lambda self, delay_s, now: lost(self, 0, now))
+
+
+def count_two_as_lost_at_once(patch: Patch) -> None:
+    lost = Absences.lost
+    patch.setattr(Absences, "lost", lambda self, delay_s, now: lost(self, delay_s if len(self._since) < 2 else 0, now))
+
+
+def go_on_counting_when_a_bookie_comes_back(patch: Patch) -> None:
+    def seen(self: Absences, known: Collection[BookieId], present: Collection[BookieId], now: float) -> None:
+        self._since |= {bookie: now for bookie in known if bookie not in present and bookie not in self._since}
+        self._is_anybody_there = True
+
+    patch.setattr(Absences, "seen", seen)
+
+
+def never_forget_who_was_away(patch: Patch) -> None:
+    patch.setattr(Absences, "forget", lambda self: None)
+
+
+def miss_the_read_only_ones(patch: Patch) -> None:
+    async def names(self: RegistrationClient) -> frozenset[BookieId]:
+        return frozenset(map(BookieId, await self._store.children(paths.AVAILABLE)))
+
+    patch.setattr(RegistrationClient, "names", names)
+
+
+def know_only_those_that_were_seen_alive(patch: Patch) -> None:
+    async def bookies(self: CookieStore) -> list[BookieId]:
+        return []
+
+    patch.setattr(CookieStore, "bookies", bookies)
+    patch.setattr(auditor, "bookies_of", lambda metadata: [])
+
+
+def audit_whatever_the_switch_says(patch: Patch) -> None:
+    async def is_enabled(self: object) -> bool:
+        return True
+
+    patch.setattr(auditor.RecoverySettings, "is_enabled", is_enabled)
+
+
+def act_without_the_office(patch: Patch) -> None:
+    async def has_office(self: Auditor) -> bool:
+        await self._office.votes.stand()
+        return True
+
+    patch.setattr(Auditor, "_has_office", has_office)
+    patch.setattr(Office, "may_act", property(lambda self: True))
+    patch.setattr(AuditorVotes, "is_auditor", property(lambda self: True))
+
+
+def check_what_a_writer_has_under_way(patch: Patch) -> None:
+    def last(metadata: LedgerMetadata) -> EntryId:
+        return EntryId(max(metadata.last_entry, metadata.fragments[-1].first))
+
+    patch.setattr(checks, "last_to_check", last)
+
+
+def check_without_a_pause(patch: Patch) -> None:
+    patch.setattr(checks, "is_due", lambda *_: True)
+
+
+lost = test_lost_bookies
+CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
+    (count_a_bookie_as_lost_at_once, lost.test_a_bookie_that_is_back_in_time_has_nothing_marked),
+    (count_a_bookie_as_lost_at_once, lost.test_restarting_all_bookies_one_by_one_marks_nothing),
+    (count_two_as_lost_at_once, lost.test_two_that_are_away_wait_as_long_as_one),
+    (count_two_as_lost_at_once, lost.test_restarting_all_bookies_one_by_one_marks_nothing),
+    (go_on_counting_when_a_bookie_comes_back, lost.test_a_bookie_that_is_back_in_time_has_nothing_marked),
+    (go_on_counting_when_a_bookie_comes_back, lost.test_while_no_bookie_is_registered_nothing_is_marked),
+    (never_forget_who_was_away, lost.test_what_an_auditor_could_not_see_for_a_while_does_not_count),
+    (miss_the_read_only_ones, lost.test_a_read_only_bookie_is_there),
+    (
+        know_only_those_that_were_seen_alive,
+        lambda: lost.test_an_auditor_that_starts_after_the_death_knows_of_the_dead(True),
+    ),
+    (
+        audit_whatever_the_switch_says,
+        lost.test_nothing_is_marked_while_it_is_switched_off_nor_at_once_when_it_is_on_again,
+    ),
+    (act_without_the_office, lost.test_an_auditor_whose_session_ends_stops_in_the_middle_of_its_marks),
+    (check_what_a_writer_has_under_way, test_checks.test_what_a_writer_may_have_under_way_is_not_missed),
+    (check_without_a_pause, test_checks.test_a_ledger_with_a_missing_copy_in_its_middle_is_marked_by_the_next_check),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "sentence"), CAUGHT, ids=[f"{number}-{mutant.__name__}" for number, (mutant, _) in enumerate(CAUGHT)]
+)
+def test_a_broken_auditor_is_noticed(
+    mutant: Callable[[Patch], None], sentence: Callable[[], None], monkeypatch: Patch
+) -> None:
+    sentence()
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        sentence()
