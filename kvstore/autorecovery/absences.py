@@ -11,17 +11,25 @@ from collections.abc import Collection
 
 from kvstore.types import BookieId
 
+GAP_S = 30.0
+"""After so long without a look nothing is known of those who were away: they may have been back meanwhile. An auditor
+looks every ten seconds."""
+
 
 class Absences:
     """A record of what one auditor has seen of who is away, since it took office or auto-recovery was switched on."""
 
     def __init__(self) -> None:
         self._since: dict[BookieId, float] = {}
+        self._seen_at = 0.0
         self._is_anybody_there = False
 
     def seen(self, known: Collection[BookieId], present: Collection[BookieId], now: float) -> None:
         """Take in a full view. `known`: whom a cookie or an ensemble names; `present`: whoever is registered, read-only
         ones too."""
+        if now - self._seen_at > GAP_S:
+            self.forget()
+        self._seen_at = now
         away = sorted(set(known).difference(present))
         self._since = {bookie: self._since.get(bookie, now) for bookie in away}
         self._is_anybody_there = bool(present)

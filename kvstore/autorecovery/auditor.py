@@ -126,14 +126,15 @@ class Auditor:
         if not await self._has_office():
             return STAND_S
         self._office.is_enabled = await self._settings.is_enabled()
-        now = self._env.clock.now()
         if not self._office.is_enabled:
             self._absences.forget()
             self._lost = self._marked_for = frozenset()
             return LOOK_S
         delay_s = await self._delay_s()
         known = {*await self._cookies.bookies(), *self._named}
-        self._absences.seen(known, await self._registrations.names(), now)
+        present = await self._registrations.names()
+        now = self._env.clock.now()  # not before: a slow answer would make all who are away seem to be so for longer
+        self._absences.seen(known, present, now)
         lost = self._absences.lost(delay_s, now)
         for bookie in sorted(lost - self._lost):
             log.warning("bookie=%s is lost: away for %d s", bookie, delay_s)

@@ -47,9 +47,19 @@ def test_a_bookie_that_was_never_seen_is_known_by_its_cookie_or_by_an_ensemble()
 def test_while_nobody_is_there_nobody_is_lost() -> None:
     absences = Absences()
     absences.seen(ALL, (), 0.0)
-    assert absences.lost(60, 1_000.0) == frozenset()
-    absences.seen(ALL, (B1,), 1_000.0)
-    assert absences.lost(60, 1_000.0) == {B2, B3}
+    absences.seen(ALL, (), 30.0)
+    absences.seen(ALL, (), 60.0)
+    assert absences.lost(60, 60.0) == frozenset()
+    absences.seen(ALL, (B1,), 61.0)
+    assert absences.lost(60, 61.0) == {B2, B3}
+
+
+def test_what_was_while_nobody_looked_does_not_count() -> None:
+    absences = Absences()
+    absences.seen(ALL, (B1,), 100.0)
+    absences.seen(ALL, (B1,), 130.5)
+    assert absences.lost(60, 190.0) == frozenset()
+    assert absences.lost(60, 190.5) == {B2, B3}
 
 
 def test_what_is_forgotten_begins_anew() -> None:

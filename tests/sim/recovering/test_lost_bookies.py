@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from kvstore.autorecovery import auditor as auditors
@@ -292,5 +294,30 @@ def test_one_audit_marks_all_and_is_not_made_again_and_again() -> None:
         await later(120)
         assert len(await bench.marked()) == 3_000
         assert reads <= 2 * 3_000, "once to audit each, once to mark it"
+
+    run(case)
+
+
+def test_a_slow_answer_makes_nobody_seem_to_be_away_for_longer() -> None:
+    async def case(bench: AuditBench) -> None:
+        await three_ledgers(bench)
+        candidate = bench.candidate("n1")
+        await later(5)
+        children, waits = candidate.store.children, asyncio.Event()
+
+        async def slow_once(path: str) -> list[str]:
+            if path == paths.COOKIES and not waits.is_set():
+                waits.set()
+                await later(25)
+            return await children(path)
+
+        candidate.store.children = slow_once  # type: ignore[method-assign]
+        await waits.wait()
+        await later(23)
+        await bench.stop(B4)
+        await later(57)
+        assert await bench.marked() == {}
+        await later(20)
+        assert sorted(await bench.marked()) == [8, 2**40]
 
     run(case)
