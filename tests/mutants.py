@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tests.bookie import mutants as bookies
-from tests.sim.breakages import catalogue, mutants_wal
+from tests.sim.breakages import catalogue, mutants_repair, mutants_wal
 from tests.sim.breakages import mutants as clusters
 
 SEEDS = range(60)
@@ -70,6 +70,7 @@ def _by_pytest(name: str) -> str | None:
 LAYERS = (
     Layer("whole clusters", _names_of_clusters, _by_cluster),
     Layer("ledgers and logs", lambda: sorted(mutants_wal.MUTANTS), _by_ledgers),
+    Layer("repair of ledgers", lambda: sorted(mutants_repair.MUTANTS), mutants_repair.caught_by),
     Layer("bookies", lambda: sorted(bookies.MUTANTS), bookies.caught_by),
     Layer("leaders and models", _names_by_pytest, _by_pytest),
 )

@@ -9,8 +9,8 @@ from tests import mutants
 
 def test_every_layer_has_its_breakages() -> None:
     found = {layer.title: names for layer, names in mutants.chosen([])}
-    assert found.keys() == {"whole clusters", "ledgers and logs", "bookies", "leaders and models"}
-    assert all(len(names) > 20 for names in found.values())
+    assert found.keys() == {"whole clusters", "ledgers and logs", "repair of ledgers", "bookies", "leaders and models"}
+    assert all(len(names) > 10 for names in found.values())
     assert len({name for names in found.values() for name in names}) > 100
 
 

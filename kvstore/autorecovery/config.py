@@ -23,6 +23,14 @@ class AutorecoveryConfig:
     placement_interval_s: float = 3_600.0
     """From one audit of the zones that copies stand in to the next. 0: never."""
 
+    worker: bool = True
+    """Whether this node, if it has a bookie, makes missing copies again."""
+    bytes_per_s: int = 16 << 20
+    """Copies are made at this rate, by this node's leaders and its worker together."""
+    open_ledger_grace_s: float = 30.0
+    """A ledger that is not closed, and has no leader, is recovered when one of its bookies is lost and nothing has come
+    to it for so long."""
+
     def __post_init__(self) -> None:
         faults = []
         if not 0 <= self.lost_bookie_delay_s <= DELAY_S_MAX:
@@ -30,7 +38,8 @@ class AutorecoveryConfig:
         for name in ("check_interval_s", "placement_interval_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 faults.append(f"{name}: want at least 0, got {getattr(self, name):g}")
-        if not 0 < self.check_ledgers_per_s < float("inf"):
-            faults.append(f"check_ledgers_per_s: want more than 0, got {self.check_ledgers_per_s:g}")
+        for name in ("check_ledgers_per_s", "bytes_per_s", "open_ledger_grace_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                faults.append(f"{name}: want more than 0, got {getattr(self, name):g}")
         if faults:
             raise ValueError("; ".join(faults))

@@ -18,6 +18,9 @@ from kvstore.bookie.statistics import Statistics
 from kvstore.proto.digest import HEADER
 from kvstore.types import LedgerId
 
+DAMAGED_MAX = 10_000
+"""Damaged entries that are remembered; more are only counted."""
+
 
 class Inventory:
     """The bookie's books. Between two segments `close` says what the one that is full holds."""
@@ -30,7 +33,7 @@ class Inventory:
         self.is_limbo = False
         """Records of any ledger may be missing, ledgers included that are not known here."""
         self.damaged: dict[tuple[int, int], int] = {}
-        """(ledger, entry) → place of the copies that the last scrub could not read."""
+        """(ledger, entry) → place of the copies that the last scrub, or a read since, could not read."""
         self.expected: set[int] = set()
         """Segments that must be there, as far as the journal has been read. Only used while it is."""
         self._tails: list[Ledger] = []
@@ -52,6 +55,11 @@ class Inventory:
                 at = entry + 1
             runs += [(at, end - at)] if at < end else []
         return runs
+
+    def note_damaged(self, ledger: int, entry: int, place: int) -> None:
+        """A copy cannot be read as it was written."""
+        if len(self.damaged) < DAMAGED_MAX:
+            self.damaged[ledger, entry] = place
 
     def stored(self, segment: Segment, ledger: Ledger, entry: int, offset: int, size: int) -> None:
         """An entry packet of `size` bytes is on the disk, at `offset` of the segment that is being written."""

@@ -96,6 +96,7 @@ class Reader:
             body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
         if body is None:
             self._statistics.damaged_records += 1
+            self._inventory.note_damaged(ledger, entry, place)
             self._log.say(
                 logging.ERROR, "ledger=%d entry=%d is damaged in segment=%d", ledger, entry, place >> OFFSET_BITS
             )

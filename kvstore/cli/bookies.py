@@ -35,10 +35,10 @@ def register(app: typer.Typer) -> None:
     bookie.command("cookie")(cookie)
     bookie.command("scrub")(scrub)
     bookie.command("decommission")(decommission)
+    bookie.command("recover")(recover_copies)
     app.add_typer(bookie, name="bookie")
     autorecovery = typer.Typer(no_args_is_help=True, help="Copies that lost bookies had, made again on others.")
     recovery.register(autorecovery)
-    autorecovery.command("run")(recover_copies)
     app.add_typer(autorecovery, name="autorecovery")
 
 
@@ -113,7 +113,7 @@ def scrub(
     async def work(recopier: Rereplicator) -> list[dict[str, Any]]:
         if not recopier.is_up(BookieId(bookie)):
             raise InvalidRequest(f"bookie {bookie!r} is not up; see `kvstore bookie list`")
-        recopier.bytes_per_s = int(bytes_per_s)
+        recopier.limit(int(bytes_per_s))
         found = await recopier.scrub(BookieId(bookie), repair=repair)
         return [{"ledger": ledger, "entry": entry, "fault": fault} for ledger, entry, fault in found]
 
@@ -142,7 +142,7 @@ def decommission(
 
     async def work(recopier: Rereplicator) -> list[Moved]:
         await check(recopier)
-        recopier.bytes_per_s = int(bytes_per_s)
+        recopier.limit(int(bytes_per_s))
         moved = await recopier.replace(BookieId(bookie))
         if not any(each.blocked for each in moved):
             await recopier.forget(BookieId(bookie))
@@ -170,7 +170,7 @@ def recover_copies(
 
     async def work(recopier: Rereplicator) -> list[Moved]:
         await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
-        recopier.bytes_per_s = int(bytes_per_s)
+        recopier.limit(int(bytes_per_s))
         return await recopier.replace(BookieId(bookie))
 
     _show_moved(bookie, _with_recopier(data_dir, zookeeper, server, work), "is needed by no ledger", json=json)

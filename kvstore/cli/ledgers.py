@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from kvstore.wal.bookies import Bookies
 from kvstore.wal.creator import owner_of
 from kvstore.wal.repair import bookies_of
 
+if TYPE_CHECKING:
+    from kvstore.autorecovery.giving_up import Loss
+
 ENTRIES_MAX = 1000
 Ledger = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
 
@@ -29,6 +32,7 @@ def register(app: typer.Typer) -> None:
     ledger.command("read")(read)
     ledger.command("recover")(recover)
     ledger.command("delete")(delete)
+    ledger.command("give-up")(give_up)
     app.add_typer(ledger, name="ledger")
 
 
@@ -174,6 +178,65 @@ def delete(
     print(as_json({"ledger": ledger, "deleted": True}) if json else told)
 
 
+def give_up(
+    ledger: Ledger,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Give up the entries of a ledger of which no bookie has a good copy; the rest gets all its copies.
+
+    First says what is lost, and asks. Start every bookie that can be started before; whoever wrote it must be gone.
+    Exit code 1 if the rest could not be copied yet: workers go on with it.
+    """
+    from kvstore.autorecovery.giving_up import GivingUp
+    from kvstore.autorecovery.mender import Mended, Mender
+    from kvstore.meta.underreplication import Underreplication
+    from kvstore.wal.choice import BookieChoice
+    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.handle import LedgerPorts
+
+    async def work(tools: Tools) -> tuple[Loss, Mended | None]:
+        env, store = tools.env, tools.store
+        view = BookieView(store)
+        await view.refresh()
+        choice = BookieChoice(view, store, clock=env.clock, random=env.random)
+        ports = LedgerPorts(env.clock, Bookies(env, view.address), LedgerStore(store), choice)
+        mender = Mender(ports, store, env.nursery, Pace(env.clock, GIVE_UP_BYTES_PER_S))
+        giving_up = GivingUp(mender, Underreplication(store), worker="kvstore ledger")
+        loss = await giving_up.look(LedgerId(ledger))
+        if loss.state is LedgerState.CLOSED and not loss.lost:
+            return loss, None
+        if not yes:
+            typer.echo(_what_is_lost(loss), err=True)
+            typer.confirm(f"Give up ledger {ledger}?", abort=True, err=True)
+        return await giving_up.give_up(LedgerId(ledger), env.clock.date_ms())
+
+    loss, mended = with_tools(data_dir, zookeeper, work, server)
+    if json:
+        given_up = {"given_up": mended is not None, "is_whole": mended is None or mended.is_whole}
+        print(as_json({"ledger": ledger, "last_entry": loss.last, "lost": loss.text, "away": loss.away, **given_up}))
+    else:
+        print("every entry has a good copy: nothing is given up" if mended is None else _what_is_lost(loss))
+    if mended is not None and not mended.is_whole:
+        typer.echo(f"not all is copied yet: it {mended.reason}", err=True)
+        raise typer.Exit(1)
+
+
+def _what_is_lost(loss: Loss) -> str:
+    lines = [f"ledger {loss.ledger}, {loss.state.name}, last entry {loss.last}: {len(loss.lost)} entries are lost"]
+    if loss.lost:
+        lines.append(f"lost: {loss.text}")
+    if loss.away:
+        lines.append(f"away, and not asked: {', '.join(loss.away)}")
+    if loss.state is not LedgerState.CLOSED and loss.away:
+        lines.append("it is not closed: entries behind the last one may have been acknowledged, and are lost with them")
+    return "\n".join(lines)
+
+
+GIVE_UP_BYTES_PER_S = 32 << 20
 _SUMMARY = ("id", "partition", "state", "last_entry", "quorum", "bookies")
 
 

@@ -18,12 +18,14 @@ from typing import Any
 
 from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.damage import DamageReports
+from kvstore.autorecovery.worker import Worker
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
 from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.entry import is_release
 from kvstore.partition.state.state import State
@@ -51,7 +53,9 @@ from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
+from kvstore.wal.copies.pace import Pace
 from kvstore.wal.creator import PasswordOf
+from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LocalBookie
 
@@ -93,6 +97,8 @@ class Node:
         self.streams: SessionStreams
         self.bookie: Bookie | None = None
         """None on a node without that role."""
+        self.worker: Worker | None = None
+        """None on a node that repairs no ledgers."""
         self.damage_reports: DamageReports | None = None
         """Of its bookie."""
         self.auditor: Auditor | None = None
@@ -132,6 +138,10 @@ class Node:
         if not self.is_open:
             return {}
         found: dict[str, Mapping[str, Any]] = {}
+        if self.bookie is not None:
+            found["bookie"] = self.bookie.statistics()
+        if self.worker is not None:
+            found["autorecovery"] = self.worker.statistics()
         if self.bookie is not None and self.damage_reports is not None:
             found["bookie"] = {**self.bookie.statistics(), "damage_marked_total": self.damage_reports.marked}
         if self.auditor is not None:
@@ -323,8 +333,28 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
     _open_auditing(node, stack, bookies, choice)
-    password_of = passwords(node.secret.derive("ledger password"))
-    return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log, password_of=password_of)
+    pace = Pace(env.clock, config.autorecovery.bytes_per_s)
+    _open_worker(node, stack, LedgerPorts(env.clock, bookies, LedgerStore(store), choice), pace)
+    return PartitionLogs(
+        env,
+        store,
+        bookies,
+        choice,
+        is_release=is_release,
+        config=config.log,
+        password_of=passwords(node.secret.derive("ledger password")),
+        pace=pace,
+        on_marked=node.worker.look if node.worker is not None else lambda: None,
+    )
+
+
+def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pace) -> None:
+    """Let a node with a bookie repair ledgers."""
+    settings = node.config.autorecovery
+    if node.bookie is not None and settings.worker:
+        node.worker = Worker(node.env, node.store, ports, settings, pace, name=node.bookie.id)
+        node.worker.start()
+        stack.push_async_callback(node.worker.close)
 
 
 def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:

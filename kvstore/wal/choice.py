@@ -57,6 +57,11 @@ class BookieChoice:
         """Registered as writable, as far as is known."""
         return frozenset(self._view.current.writable)
 
+    @property
+    def readonly(self) -> frozenset[BookieId]:
+        """Registered as read-only."""
+        return frozenset(self._view.current.readonly)
+
     def is_readonly(self, bookie: BookieId) -> bool:
         return bookie in self._view.current.readonly
 
@@ -88,7 +93,7 @@ class BookieChoice:
         good = writable - avoid
         if default.ack <= len(good) < quorum.ensemble:
             quorum, writable = quorum_for(len(good), default), good  # smaller, but of bookies that answer
-        zones = self._zones(writable)
+        zones = self.zones_of(writable)
         ensemble = choose(zones, quorum.ensemble, self._random, write=quorum.write, own=self.own, avoid=avoid)
         if len(ensemble) < quorum.ensemble:
             raise NotEnoughBookies(f"want {quorum.ensemble} bookies, have {sorted(ensemble)}")
@@ -98,16 +103,17 @@ class BookieChoice:
         self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId], *, write: int, is_urgent: bool = False
     ) -> dict[BookieId, BookieId]:
         """Choose a replacement for each failed bookie in `ensemble`, whose write sets have `write` bookies."""
-        zones = self._zones(self.spares(is_urgent=is_urgent).union(ensemble))
+        zones = self.zones_of(self.spares(is_urgent=is_urgent).union(ensemble))
         return swaps(ensemble, failed, zones, self._random, self.own, write=write)
 
     def spread_out(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         """A closed ledger with some places given to bookies of other zones; None if that would not help."""
         spares = self.spares()
-        zones = self._zones(spares.union(bookies_of(metadata)))
+        zones = self.zones_of(spares.union(bookies_of(metadata)))
         return spread_out(metadata, zones, spares, self._random, self.own)
 
-    def _zones(self, bookies: Collection[BookieId]) -> dict[BookieId, str]:
+    def zones_of(self, bookies: Collection[BookieId]) -> dict[BookieId, str]:
+        """Where each of them stands, or last stood."""
         return {bookie: self._view.zone(bookie) for bookie in bookies}
 
     def listen(self, key: object, listener: Callable[[], None]) -> None:

@@ -29,8 +29,6 @@ class LogConfig:
     """How often a leader asks whether to roll, and whether copies are missing."""
     orphan_age_s: float = 600.0
     """A ledger of this partition that no list names is swept after this time."""
-    repair_bytes_per_s: int = 16 << 20
-    """Missing copies are made again at this rate."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -44,7 +42,6 @@ class LogConfig:
             "roll_age_s",
             "roll_fragments",
             "check_every_s",
-            "repair_bytes_per_s",
         ):
             if getattr(self, name) <= 0:
                 faults.append(f"{name}: want more than 0, got {getattr(self, name)}")

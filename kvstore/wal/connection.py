@@ -332,7 +332,11 @@ def settle(answered: asyncio.Future[Answer | BookieError], answer: Answer | Book
 
 
 class AnsweredError(BookieError):
-    """The bookie is there and said no; what it was asked for may be damaged."""
+    """The bookie is there and said no; what it was asked for may be damaged. `status` is what it said."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def error_of(bookie: BookieId, status: int) -> StoreError | None:
@@ -342,4 +346,4 @@ def error_of(bookie: BookieId, status: int) -> StoreError | None:
     if status == Status.FENCED:
         return LedgerFenced(f"{bookie}: the ledger has another writer")
     name = Status(status).name if status in Status.__members__.values() else status
-    return AnsweredError(f"{bookie}: answered {name}")
+    return AnsweredError(f"{bookie}: answered {name}", status)

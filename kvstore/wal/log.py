@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvstore.env.ports import Env
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
+from kvstore.meta.underreplication import Underreplication
 from kvstore.proto.digest import EntryDigest, master_key
-from kvstore.types import NO_ENTRY, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.types import NO_ENTRY, BookieId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
+from kvstore.wal.copies.pace import Pace
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leading.leader_log import OpenLog
@@ -20,6 +22,9 @@ from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker
 from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, TailReader
 from kvstore.wal.takeover import LogTakeover
+
+BYTES_PER_S = 16 << 20
+"""At which copies are made again, unless somebody says."""
 
 
 class PartitionLogs:
@@ -35,7 +40,10 @@ class PartitionLogs:
         is_release: Callable[[bytes], bool],
         config: LogConfig | None = None,
         password_of: PasswordOf = no_password,
+        pace: Pace | None = None,
+        on_marked: Callable[[], None] = lambda: None,
     ) -> None:
+        """`pace` of the copies that leaders here make; `on_marked` is called when one has marked a ledger."""
         self._env = env
         self._store = store
         self._config = config or LogConfig()
@@ -43,6 +51,8 @@ class PartitionLogs:
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice)
         self._lists = LedgerLists(store)
         self._is_release = is_release
+        self._pace = pace or Pace(env.clock, BYTES_PER_S)
+        self._marks, self._on_marked = Underreplication(store), on_marked
         self._readers_lists = ReadersLists(store)
         self.seeker = Seeker(self._ports, self._readers_lists, env.nursery)
         """Finds places in logs."""
@@ -86,8 +96,14 @@ class PartitionLogs:
             creator=self._creator,
             config=self._config,
             lease_ms=lease_ms,
+            mark=self._mark,
+            pace=self._pace,
             nursery=nursery,
         )
+
+    async def _mark(self, ledger: LedgerId, lacking: Collection[BookieId]) -> None:
+        if await self._marks.mark(ledger, lacking, self._env.clock.date_ms()):
+            self._on_marked()
 
     async def prepare(self, partition: PartitionId) -> None:
         """Make a ledger ahead; see Logs."""

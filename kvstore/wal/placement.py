@@ -133,6 +133,19 @@ def spread_out(
     return None if fragments == metadata.fragments else replace(metadata, fragments=fragments)
 
 
+def replaced(
+    metadata: LedgerMetadata, lost: Collection[BookieId], zones: Zones, spares: Collection[BookieId], luck: Random
+) -> LedgerMetadata:
+    """`metadata` with spare bookies in the places of lost ones, for as many as there are: each place goes to whoever
+    clashes least there."""
+    fragments = []
+    for each in metadata.fragments:
+        around = {bookie: zones.get(bookie, "") for bookie in {*spares, *each.ensemble}}
+        taken = swaps(each.ensemble, lost, around, luck, write=metadata.quorum.write)
+        fragments.append(Fragment(each.first, tuple(taken.get(bookie, bookie) for bookie in each.ensemble)))
+    return replace(metadata, fragments=tuple(fragments))
+
+
 def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[BookieId]:
     """The bookies that `wanted` names where `metadata` does not."""
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)

@@ -100,10 +100,12 @@ def test_what_the_design_promises_is_there() -> None:
         *("verify-tree", "ring show", "ring locate", "ledger list", "ledger show", "ledger read", "ledger recover"),
         *(
             "ledger delete",
+            "ledger give-up",
             "bookie list",
             "bookie cookie",
             "bookie scrub",
             "bookie decommission",
+            "bookie recover",
             "autorecovery status",
         ),
         *("autorecovery list", "autorecovery enable", "autorecovery disable", "autorecovery lost-bookie-delay"),

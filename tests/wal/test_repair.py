@@ -86,8 +86,8 @@ async def test_one_turn_of_the_event_loop_looks_at_one_slice() -> None:
     """Counted by work, not by time."""
     count = 20 * SLICE
     bookies, nursery = Complete(count), TaskNursery("test")
-    work = Copying(ledger(), cast(Any, bookies), nursery, cast(Any, None), bytes_per_s=1)
-    task = nursery.spawn(work.fill(ledger(), e(count - 1), [B1, B2, B3], []), name="fill")
+    work = Copying(ledger(), cast(Any, bookies), nursery, cast(Any, None))
+    task = nursery.spawn(work.fill(ledger(), e(count - 1), await work.held([B1, B2, B3]), []), name="fill")
     most = 0
     while bookies.looked < 3 * count:
         before = bookies.looked

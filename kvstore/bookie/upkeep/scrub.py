@@ -1,5 +1,5 @@
 """Reads stored entries again, slowly, to find damage while other bookies still have copies. What is damaged is left out
-of the bookie's lists of entries, so that leaders copy it here again (docs/protocol.md, B14)."""
+of the bookie's lists of entries, and its ledger marked, so that it is copied here again (docs/protocol.md, B14)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.entry_index import OFFSET_MASK
+from kvstore.bookie.inventory import DAMAGED_MAX
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 
@@ -16,8 +17,6 @@ log = logging.getLogger(__name__)
 
 STEP_BYTES = 256 << 10
 """Read between two pauses."""
-DAMAGED_MAX = 10_000
-"""Damaged entries that are remembered; more are only counted."""
 
 
 class Scrubber:

@@ -11,6 +11,7 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.recovery.standing import run
 from kvstore.errors import Corrupted, NoSuchLedger
 from kvstore.meta.auditor_votes import auditor_or_none
 from kvstore.meta.ledgers import LedgerStore
@@ -32,6 +33,7 @@ def register(group: typer.Typer) -> None:
     group.command("enable")(enable)
     group.command("disable")(disable)
     group.command("lost-bookie-delay")(lost_bookie_delay)
+    group.command("run")(run)
 
 
 def status(
@@ -161,7 +163,7 @@ def _for_people(found: dict[str, Any]) -> str:
         return f"{table}\n\nevery bookie that a ledger names is up"
     return (
         f"{table}\n\n{as_table(found['away'])}\n\n"
-        "Start these bookies, or make their copies elsewhere: kvstore autorecovery run BOOKIE"
+        "Their copies are made again once they are away for the delay; at once by: kvstore bookie recover BOOKIE"
     )
 
 

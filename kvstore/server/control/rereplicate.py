@@ -1,10 +1,9 @@
 """Makes copies where they are missing, when an operator asks: gives a lost bookie's place in closed ledgers to others,
 and reads what one bookie holds.
 
-A bookie is replaced in a fragment in this order: another one gets every entry that the lost one was to have, each read
-from the remaining copies and its digest verified; then the ledger's metadata names it, by compare-and-set on the
-version from which the copying began. A crash in between leaves copies that nobody asks for. Open ledgers are left to
-their writers, which alone may change their ensembles (docs/protocol.md, W11).
+The copying is that of auto-recovery (kvstore.autorecovery): each ledger is marked, locked and mended as a worker would,
+but at once, and whoever asked learns what became of it. Open ledgers are left to their writers, which alone may change
+their ensembles (docs/protocol.md, W11).
 """
 
 from __future__ import annotations
@@ -12,30 +11,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from kvstore.autorecovery.mender import Mended, Mender
+from kvstore.autorecovery.mending import NO_SPARE as NO_SPARE
+from kvstore.autorecovery.mending import Past
 from kvstore.env import Env
-from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
+from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
-from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
+from kvstore.meta.underreplication import MarkLock, Underreplication
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.choice import BookieView as RegisteredView
 from kvstore.wal.copies.copying import Copying
+from kvstore.wal.copies.pace import Pace
 from kvstore.wal.creator import owner_of
 from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.lists import LedgerLists
-from kvstore.wal.placement import newcomers_of
 from kvstore.wal.ports import BookieClient
-from kvstore.wal.repair import Missing
+from kvstore.wal.repair import bookies_of
 
 Progress = Callable[[str, int, int], None]
 """(what is copied or read, entries done, entries in all)."""
 
-NO_SPARE = "no other bookie can take its place: start one on another machine"
+WORKER = "kvstore bookie"
+"""What others see in the locks of an operator's command."""
+BUSY = "is being repaired by somebody else; try again later"
+BACK = "names it still: it is back"
+BUSY_LOOK_S, BUSY_LOOKS_MAX = 0.5, 120
+"""How often it is looked whether a worker has done with a ledger that it was quicker to take."""
 STILL_OPEN = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
 UNREADABLE = "has metadata that cannot be read and may name the bookie: see `kvstore fsck`"
 BYTES_PER_S = 32 << 20
@@ -63,9 +72,22 @@ class Rereplicator:
         self._lists = LedgerLists(store)
         self._cookies = CookieStore(store)
         self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-        self.bytes_per_s = BYTES_PER_S
+        self._marks = Underreplication(store)
+        self._pace = Pace(env.clock, BYTES_PER_S)
+        ports = LedgerPorts(env.clock, bookies, self._ledgers, self._choice)
+        self._mender = Mender(
+            ports,
+            store,
+            env.nursery,
+            self._pace,
+            progress=lambda ledger, entry, last: progress(f"ledger {ledger}", entry, last + 1),
+        )
         self.undecodable: list[LedgerId] = []
         """Ledgers whose metadata `named` could not read."""
+
+    def limit(self, bytes_per_s: int) -> None:
+        """Copy and read no more than so much."""
+        self._pace.bytes_per_s = bytes_per_s
 
     def is_up(self, bookie: BookieId) -> bool:
         """Whether it is registered."""
@@ -114,15 +136,30 @@ class Rereplicator:
             return
 
     async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> Moved:
-        metadata, version = await self._ledgers.read_latest(ledger)
+        metadata, _ = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
             return Moved(ledger, 0, "" if await self._was_passed_over(metadata) else STILL_OPEN)
-        wanted = self._without(metadata, bookie)
-        if wanted is None:
-            return Moved(ledger, 0, NO_SPARE)
-        copied = await self._fill(metadata, wanted)
-        await self._ledgers.write(wanted, version)
-        return Moved(ledger, copied, "")
+        for _ in range(BUSY_LOOKS_MAX):
+            await self._marks.mark(ledger, [bookie], self._env.clock.date_ms())
+            lock = await self._marks.lock(ledger, WORKER)
+            mended = await self._mend(lock) if lock is not None else None
+            still, _ = await self._ledgers.read_latest(ledger)
+            copied = mended.copied if mended is not None else 0
+            if bookie not in bookies_of(still):
+                return Moved(ledger, copied, "")
+            if mended is not None:
+                return Moved(ledger, copied, mended.reason or BACK)
+            await asyncio.sleep(BUSY_LOOK_S)
+        return Moved(ledger, 0, BUSY)
+
+    async def _mend(self, lock: MarkLock) -> Mended:
+        """Raises MetadataError; the lock then goes with the session."""
+        mended = await self._mender.mend(lock.mark.ledger, lock.mark.replicas, Past(), is_held=lambda: lock.is_held)
+        if mended.is_whole:
+            await self._marks.mark_replicated(lock, lock.mark.version)
+        else:
+            await lock.release()
+        return mended
 
     async def _was_passed_over(self, metadata: LedgerMetadata) -> bool:
         """Whether a ledger that is not closed was made for a log that has gone on without it: ids of a log rise, so it
@@ -133,33 +170,6 @@ class Rereplicator:
         listed, _ = await self._lists.read(owner, latest=True)
         ids = [each.id for each in listed.ledgers]
         return bool(ids) and metadata.ledger not in ids and metadata.ledger < ids[-1]
-
-    def _without(self, metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
-        """The ledger with others in the bookie's place; None if there is nobody for one of them."""
-        fragments = []
-        for fragment in metadata.fragments:
-            if bookie in fragment.ensemble:
-                write = metadata.quorum.write
-                newcomer = self._choice.swaps(fragment.ensemble, {bookie}, write=write).get(bookie)
-                if newcomer is None:
-                    return None
-                ensemble = tuple(newcomer if each == bookie else each for each in fragment.ensemble)
-                fragment = Fragment(fragment.first, ensemble)
-            fragments.append(fragment)
-        return replace(metadata, fragments=tuple(fragments))
-
-    async def _fill(self, metadata: LedgerMetadata, wanted: LedgerMetadata) -> int:
-        """Copy to the newcomers what `wanted` names them for, as `metadata` says where it is; returns how much."""
-
-        def noticed(missing: list[Missing]) -> None:
-            self._progress(f"ledger {wanted.ledger}", missing[0].entry, wanted.last_entry + 1)
-
-        newcomers = newcomers_of(metadata, wanted)
-        return await self._copying(metadata).fill(wanted, wanted.last_entry, newcomers, newcomers, noticed)
-
-    def _copying(self, metadata: LedgerMetadata) -> Copying:
-        env = self._env
-        return Copying(metadata, self._bookies, env.nursery, env.clock, bytes_per_s=self.bytes_per_s)
 
     # ── looking at what one bookie holds ──────────────────────────────────────────────────────────────────────────────
 
@@ -175,26 +185,23 @@ class Rereplicator:
         self, ledger: LedgerId, metadata: LedgerMetadata, bookie: BookieId, *, repair: bool
     ) -> list[tuple[LedgerId, EntryId, str]]:
         found = []
-        copying = self._copying(metadata)
-        reader = copying.reader
-        last = metadata.last_entry if metadata.state is LedgerState.CLOSED else await self._confirmed(reader)
-        for number in range(last + 1):
-            entry = EntryId(number)
-            if bookie not in metadata.write_set(entry):
-                continue
-            self._progress(f"ledger {ledger}", number, last + 1)
-            fault = await self._fault(reader, bookie, entry)
-            if fault and repair and self._choice.is_readonly(bookie):
+        copying = Copying(metadata, self._bookies, self._env.nursery, self._pace)
+        last = metadata.last_entry if metadata.state is LedgerState.CLOSED else await self._confirmed(copying.reader)
+        async for entry, what, _ in copying.faults(bookie, last, lambda at: self._noticed(ledger, at, last)):
+            fault = what
+            if repair and self._choice.is_readonly(bookie):
                 fault += "; not repaired: its bookie is read-only"
-            elif fault and repair:
+            elif repair:
                 try:
                     await copying.copy(entry, [bookie])
                     fault += "; copied there again"
                 except LedgerError as error:
                     fault += f"; not repaired: {error}"
-            if fault:
-                found.append((ledger, entry, fault))
+            found.append((ledger, entry, fault))
         return found
+
+    def _noticed(self, ledger: LedgerId, entry: EntryId, last: EntryId) -> None:
+        self._progress(f"ledger {ledger}", entry, last + 1)
 
     async def _confirmed(self, reader: EntryReader) -> EntryId:
         """The last confirmed entry of a ledger that is being written, as far as its bookies know."""
@@ -205,21 +212,6 @@ class Rereplicator:
             except LedgerError:
                 continue
         return last
-
-    async def _fault(self, reader: EntryReader, bookie: BookieId, entry: EntryId) -> str:
-        """Describe the flaw of the bookie's copy; empty if it is good."""
-        ledger = reader.metadata.ledger
-        try:
-            answer = await self._bookies.read(bookie, ledger, entry)
-            if answer.packet is None:
-                return "missing"
-            size = len(reader.digest.open(ledger, entry, answer.packet).payload)
-        except Corrupted:
-            return "damaged"
-        except LedgerError as error:
-            return f"unreadable: {error}"
-        await asyncio.sleep(size / self.bytes_per_s)
-        return ""
 
 
 @asynccontextmanager

@@ -98,6 +98,24 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_new_incarnations": ("bookie_new_incarnation", "1 if this process found its directories empty: a new id."),
     "bookie_bad_requests": ("bookie_bad_requests_total", "Requests that were not the protocol."),
     "bookie_connections": ("bookie_connections", "Connections of other nodes."),
+    # The worker that makes copies again.
+    "autorecovery_enabled": ("autorecovery_enabled", "1 while auto-recovery is switched on, as this worker last saw."),
+    "autorecovery_ledgers_marked": (
+        "autorecovery_ledgers_marked",
+        "Ledgers that are marked as lacking copies: the backlog, as this worker last saw it.",
+    ),
+    "autorecovery_ledgers_mending": ("autorecovery_ledgers_mending", "Those that this worker repairs now."),
+    "autorecovery_ledgers_unreadable": (
+        "autorecovery_ledgers_unreadable",
+        "Those with entries of which this worker found no good copy anywhere; its log names them.",
+    ),
+    "autorecovery_ledgers_mended": ("autorecovery_ledgers_mended_total", "Ledgers whose mark this worker took away."),
+    "autorecovery_attempts_failed": (
+        "autorecovery_attempts_failed_total",
+        "Attempts that left a ledger marked, since it has a leader, no bookie is spare, or for an error.",
+    ),
+    "autorecovery_copies_made": ("autorecovery_copies_made_total", "Copies of entries that this worker made."),
+    "autorecovery_copied_bytes": ("autorecovery_copied_bytes_total", "Bytes of these copies."),
     # The auditor.
     "auditor_in_office": ("auditor_in_office", "1 if this node is the auditor of the cluster."),
     "auditor_enabled": (
@@ -300,11 +318,11 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "partition_log_copies_made": (
         "partition_log_copies_made_total",
-        "Copies that were made again, or moved, in this lead.",
+        "Copies of the open ledger that its leader made again.",
     ),
     "partition_log_ledgers_sharing_zones": (
         "partition_log_ledgers_sharing_zones",
-        "Closed ones with copies of one entry in one zone, though another zone could have one; they are being moved.",
+        "Closed ones with copies of one entry in one zone, though another zone could have one; they are marked.",
     ),
     "partition_log_open_ledger_bytes": ("partition_log_open_ledger_bytes", "Size of the ledger that is being written."),
     "partition_log_trimmed_seq": ("partition_log_trimmed_seq", "Sequence below which the log was trimmed."),

@@ -1,23 +1,24 @@
-"""Keeps a log's copies as they should be: makes again what bookies lack, and moves what shares a zone.
+"""Keeps the copies of a log's open ledger as they should be, and has those of its closed ones made again.
 
 A leader runs it for its own log: after a takeover, when a bookie is back, when another set of bookies is registered.
+What its open ledger lacks it copies itself, because nobody else knows where that ends. A closed ledger that lacks
+copies it marks: whoever repairs marked ledgers is then the only one who copies it (docs/design/0010, protocol.md A10).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import LedgerError, MetadataError
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.copies.copying import Copying
+from kvstore.wal.copies.pace import Pace
 from kvstore.wal.handle import LedgerPorts
-from kvstore.wal.placement import newcomers_of
-from kvstore.wal.repair import Missing, bookies_of
+from kvstore.wal.repair import Missing, bookies_of, missing_copies
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +28,8 @@ RETRY_S = 20.0
 ROUND_S = 900.0
 """After so long every ledger is looked at again: a bookie may have found damage in it (docs/protocol.md, B14)."""
 
-
-@dataclass(slots=True)
-class _Move:
-    """Of places of a ledger that share a zone, which has not come about yet."""
-
-    version: int
-    """Of the metadata that it was drawn from."""
-    wanted: LedgerMetadata
-    drawn_at: float
-    tries: int = 0
-    again_at: float = 0.0
+Mark = Callable[[LedgerId, Collection[BookieId]], Awaitable[None]]
+"""Has a closed ledger repaired that lacks copies at these bookies; at none: whose copies share a zone."""
 
 
 # docs/protocol.md W8
@@ -50,14 +42,16 @@ class Copier:
         nursery: Nursery,
         wanted: Callable[[], list[tuple[LedgerId, EntryId | None]]],
         *,
-        bytes_per_s: int,
+        mark: Mark,
+        pace: Pace,
     ) -> None:
         self.copied = 0
         """Copies made."""
         self._ports = ports
         self._nursery = nursery
         self._wanted = wanted
-        self._bytes_per_s = bytes_per_s
+        self._mark = mark
+        self._pace = pace
         self._wake = asyncio.Event()
         self._complete: set[LedgerId] = set()
         """Closed ledgers whose copies were all seen."""
@@ -65,7 +59,6 @@ class Copier:
         """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at."""
         self.crowded: set[LedgerId] = set()
         """Closed ledgers with copies of one entry in one zone, though a bookie of another can take one."""
-        self._moves: dict[LedgerId, _Move] = {}
 
     def look(self) -> None:
         """Look soon at the ledgers that have not been seen complete."""
@@ -96,14 +89,14 @@ class Copier:
             self._ports.choice.forget(self)
 
     async def _pass(self) -> bool:
-        """Look at every ledger once; False if one that is registered could not be asked or supplied."""
+        """Look at every ledger once; False if one that is registered lacks something still, or could not be asked."""
         wanted, complete = self._wanted(), self._complete
         await asyncio.sleep(SETTLE_S)
         is_done = True
         for ledger, last in wanted:
             if ledger not in complete:
                 try:
-                    is_done &= await self._repair(ledger, last, complete)
+                    is_done &= await self._look_at(ledger, last, complete)
                 except (LedgerError, MetadataError) as error:
                     log.info("ledger=%d not repaired now: %r", ledger, error)
                     self.lacking.add(ledger)
@@ -111,91 +104,65 @@ class Copier:
         complete.intersection_update(ledger for ledger, _ in wanted)
         self.lacking.intersection_update(ledger for ledger, _ in wanted)
         self.crowded.intersection_update(ledger for ledger, _ in wanted)
-        self._moves = {ledger: self._moves[ledger] for ledger, _ in wanted if ledger in self._moves}
         return is_done
 
-    async def _repair(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
-        """Makes the ledger's missing copies. `complete` is replaced while bookies come and go: what was seen of them
-        before says nothing then."""
-        metadata, version = await self._ports.ledgers.read(ledger)
+    async def _look_at(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
+        """`complete` is replaced while bookies come and go: what was seen of them before says nothing then."""
+        metadata, _ = await self._ports.ledgers.read(ledger)
+        there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
+        if len(there) < len(bookies_of(metadata)):
+            self.lacking.add(ledger)
         if metadata.state is LedgerState.CLOSED:
-            last = metadata.last_entry
+            return await self._look_at_closed(metadata, there, complete)
         if last is None:
             return False  # being closed
-        there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
-        are_all_there = len(there) == len(bookies_of(metadata))
-        if not are_all_there:
-            self.lacking.add(ledger)
+        await self._fill(metadata, last, there)
+        return True
+
+    async def _fill(self, metadata: LedgerMetadata, last: EntryId, there: list[BookieId]) -> None:
+        """Make the open ledger's missing copies."""
         # A read-only one keeps what room it has for fences (docs/protocol.md, B20).
         takers = self._ports.choice.writable
         without_room: set[BookieId] = set()
 
         def noticed(missing: list[Missing]) -> None:
-            self.lacking.add(ledger)
+            self.lacking.add(metadata.ledger)
             without_room.update(each.bookie for each in missing if each.bookie not in takers)
 
         copying = self._copying(metadata)
-        self.copied += await copying.fill(metadata, last, there, takers, noticed)
-        are_all_there = are_all_there and not without_room
-        if are_all_there:
-            self.lacking.discard(ledger)
-        if metadata.state is not LedgerState.CLOSED:
-            return True
-        is_spread = await self._spread_out(metadata, version, copying)
-        if are_all_there and is_spread:
-            complete.add(ledger)
-        return is_spread
+        self.copied += await copying.fill(metadata, last, await copying.held(there), takers, noticed)
+        if len(there) == len(bookies_of(metadata)) and not without_room:
+            self.lacking.discard(metadata.ledger)
 
-    # docs/protocol.md W11
-    async def _spread_out(self, metadata: LedgerMetadata, version: int, copying: Copying) -> bool:
-        """Give copies that share a zone to bookies of other zones: first the copies are made, then the metadata names
-        them. False if that is still to be tried again."""
+    async def _look_at_closed(self, metadata: LedgerMetadata, there: list[BookieId], complete: set[LedgerId]) -> bool:
         ledger = metadata.ledger
-        move = self._move_or_none(metadata, version)
-        if move is None:
+        lacking = await self._lacking(metadata, there)
+        is_crowded = self._ports.choice.spread_out(metadata) is not None
+        if is_crowded:
+            self.crowded.add(ledger)
+        else:
             self.crowded.discard(ledger)
-            return True
-        self.crowded.add(ledger)
-        if self._ports.clock.now() < move.again_at:
-            return False
-        wanted, newcomers = move.wanted, newcomers_of(metadata, move.wanted)
-        log.info("ledger=%d copies share a zone: some go to %s", ledger, sorted(newcomers))
-        try:
-            self.copied += await copying.fill(wanted, wanted.last_entry, newcomers, newcomers)
-            await self._ports.ledgers.write(wanted, version)
-        except (LedgerError, MetadataError) as error:
-            log.info("ledger=%d copies still share a zone: %r", ledger, error)
-            move.again_at = self._ports.clock.now() + min(RETRY_S * 2**move.tries, ROUND_S)
-            move.tries += 1
-            return False
-        del self._moves[ledger]
-        self.crowded.discard(ledger)
-        return True
+        if lacking:
+            self.lacking.add(ledger)
+        elif len(there) == len(bookies_of(metadata)):
+            self.lacking.discard(ledger)
+            if not is_crowded:
+                complete.add(ledger)
+        if lacking or is_crowded:
+            await self._mark(ledger, lacking)
+        return not lacking and not is_crowded
 
-    def _move_or_none(self, metadata: LedgerMetadata, version: int) -> _Move | None:
-        """The same newcomers as before, for as long as they can be, and until a round is over. Were others drawn each
-        time, each would be left with copies that nobody asks for."""
-        now, former = self._ports.clock.now(), self._moves.get(metadata.ledger)
-        if former is not None and former.version == version:
-            can_be = newcomers_of(metadata, former.wanted) <= self._ports.choice.writable
-            if now < former.again_at or (can_be and now < former.drawn_at + ROUND_S):
-                return former
-        wanted = self._ports.choice.spread_out(metadata)
-        if wanted is None:
-            self._moves.pop(metadata.ledger, None)
-            return None
-        move = self._moves[metadata.ledger] = _Move(version, wanted, now)
-        if former is not None:
-            move.tries, move.again_at = former.tries, former.again_at
-        return move
+    async def _lacking(self, metadata: LedgerMetadata, there: list[BookieId]) -> set[BookieId]:
+        """Those of the bookies that lack an entry of a closed ledger."""
+        found: set[BookieId] = set()
+        held = await self._copying(metadata).held(there)
+        for missing in missing_copies(metadata, metadata.last_entry, held):
+            found.update(each.bookie for each in missing)
+            if len(found) == len(there):
+                break
+            await asyncio.sleep(0)  # the event loop is others' in between
+        return found
 
     def _copying(self, metadata: LedgerMetadata) -> Copying:
         ports = self._ports
-        return Copying(
-            metadata,
-            ports.bookies,
-            self._nursery,
-            ports.clock,
-            bytes_per_s=self._bytes_per_s,
-            own=ports.choice.own,
-        )
+        return Copying(metadata, ports.bookies, self._nursery, self._pace, own=ports.choice.own)

@@ -10,12 +10,16 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from kvstore.env.ports import Clock, Nursery
-from kvstore.errors import BookieError, StoreError
+from kvstore.env.ports import Nursery
+from kvstore.errors import BookieError, Corrupted, LedgerError, StoreError
+from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import master_key
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
+from kvstore.wal.connection import AnsweredError
+from kvstore.wal.copies.pace import Pace
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import Missing, missing_copies
@@ -25,6 +29,17 @@ log = logging.getLogger(__name__)
 AT_ONCE_MAX = 16
 """Entries under way, so that a round trip and a sync are not waited for at each; so many of the largest are 16 MiB."""
 ADD_TIMEOUT_S = 5.0
+UNREADABLE_MAX = 1_000
+"""So many entries that cannot be read end one attempt: each may wait for a bookie that does not answer."""
+
+
+class Fault(NamedTuple):
+    """The flaw of one bookie's copy of an entry."""
+
+    entry: EntryId
+    what: str
+    is_certain: bool
+    """False: the bookie did not say, or could not be asked."""
 
 
 class Copying:
@@ -35,33 +50,41 @@ class Copying:
         metadata: LedgerMetadata,
         bookies: BookieClient,
         nursery: Nursery,
-        clock: Clock,
+        pace: Pace,
         *,
-        bytes_per_s: int,
         own: BookieId | None = None,
     ) -> None:
         self.copied = 0
         """Copies made."""
+        self.copied_bytes = 0
+        self.unreadable: dict[EntryId, LedgerError] = {}
+        """Entries of which no good copy was found, and why. Only of a `fill` that goes on without them."""
+        self.refused: set[BookieId] = set()
+        """Bookies that took no copy when they were given one."""
         self.reader = EntryReader(metadata, bookies, nursery, own)
-        self._bookies, self._nursery, self._clock = bookies, nursery, clock
+        self._bookies, self._nursery, self._pace = bookies, nursery, pace
         self._key = master_key(metadata.password)
-        self._bytes_per_s = bytes_per_s
-        self._free_at = 0.0
-        """When what was copied so far is within the rate."""
+        self._goes_on = False
+
+    async def held(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
+        """Ask each of the bookies what it has. Raises LedgerError if one does not say."""
+        ledger = self.reader.metadata.ledger
+        return {bookie: await self._bookies.entries(bookie, ledger) for bookie in sorted(at)}
 
     async def fill(
         self,
         wanted: LedgerMetadata,
         last: EntryId,
-        at: Collection[BookieId],
+        held: Mapping[BookieId, HeldEntries],
         takers: Collection[BookieId],
         noticed: Callable[[list[Missing]], None] = lambda _: None,
+        *,
+        goes_on: bool = False,
     ) -> int:
-        """Ask the bookies `at` what they lack of what `wanted` names them for, up to the entry `last`, and copy it to
+        """Find what the bookies of `held` lack of what `wanted` names them for, up to the entry `last`, and copy it to
         those that are `takers`; returns how many copies were made. `noticed` is told what is missing, slice by slice.
-        Raises StoreError; what was copied until then stays."""
-        ledger, before = wanted.ledger, self.copied
-        held = {bookie: await self._bookies.entries(bookie, ledger) for bookie in sorted(at)}
+        Raises StoreError; what was copied until then stays. `goes_on`: entries that cannot be read are passed over."""
+        ledger, before, self._goes_on = wanted.ledger, self.copied, goes_on
         for missing in missing_copies(wanted, last, held):
             if missing:
                 noticed(missing)
@@ -71,15 +94,60 @@ class Copying:
             log.info("ledger=%d %d copies made", ledger, self.copied - before)
         return self.copied - before
 
-    async def copy(self, entry: EntryId, bookies: Sequence[BookieId]) -> int:
-        """Copy one entry to each of the bookies; returns its packet's size. Raises StoreError."""
+    async def copy(self, entry: EntryId, bookies: Sequence[BookieId]) -> None:
+        """Copy one entry to each of the bookies, within the rate. Raises StoreError."""
+        await self._give(entry, await self._packet(entry), bookies)
+
+    async def copy_if_readable(self, entry: EntryId, bookie: BookieId) -> None:
+        """The same for one bookie; an entry that cannot be read is noted as such. Raises StoreError."""
+        try:
+            packet = await self._packet(entry)
+        except LedgerError as error:
+            if len(self.unreadable) >= UNREADABLE_MAX:
+                raise
+            self.unreadable[entry] = error
+            return
+        await self._give(entry, packet, [bookie])
+
+    async def faults(
+        self, bookie: BookieId, last: EntryId, noticed: Callable[[EntryId], None] = lambda _: None
+    ) -> AsyncIterator[Fault]:
+        """Read every entry up to `last` that the bookie is to have there, within the rate, and give those without a
+        good copy. `noticed` is told how far that is."""
+        metadata = self.reader.metadata
+        named = (EntryId(each) for each in range(last + 1) if bookie in metadata.write_set(EntryId(each)))
+        while entries := list(itertools.islice(named, AT_ONCE_MAX)):
+            noticed(entries[0])
+            tasks = [self._nursery.spawn(self._fault(bookie, each), name=f"check {each}") for each in entries]
+            for found in [await task for task in tasks]:
+                if found is not None:
+                    yield found
+
+    async def _fault(self, bookie: BookieId, entry: EntryId) -> Fault | None:
         ledger = self.reader.metadata.ledger
+        try:
+            answer = await self._bookies.read(bookie, ledger, entry)
+            if answer.packet is None:
+                return Fault(entry, "missing", is_certain=True)
+            await self._pace.spend(len(answer.packet))
+            self.reader.digest.open(ledger, entry, answer.packet)
+        except Corrupted:
+            return Fault(entry, "damaged", is_certain=True)
+        except LedgerError as error:
+            return Fault(entry, f"unreadable: {error}", is_certain=isinstance(error, AnsweredError))
+        return None
+
+    async def _packet(self, entry: EntryId) -> bytes:
+        """Raises LedgerError."""
         found = await self.reader.read(entry)
-        packet = self.reader.digest.packet(ledger, entry, found.lac, found.length, found.payload)
+        return self.reader.digest.packet(self.reader.metadata.ledger, entry, found.lac, found.length, found.payload)
+
+    async def _give(self, entry: EntryId, packet: bytes, bookies: Sequence[BookieId]) -> None:
+        await self._pace.spend(len(packet) * len(bookies))
         for bookie in bookies:
-            await self._add(bookie, ledger, entry, packet)
+            await self._add(bookie, self.reader.metadata.ledger, entry, packet)
             self.copied += 1
-        return len(packet) * len(bookies)
+            self.copied_bytes += len(packet)
 
     async def _copy_all(self, missing: list[Missing]) -> None:
         by_entry = itertools.groupby(missing, key=lambda each: each.entry)
@@ -98,16 +166,19 @@ class Copying:
         while waiting:
             entry, bookies = waiting.popleft()
             try:
-                await self._pace(await self.copy(entry, bookies))
+                packet = await self._packet(entry)
+            except LedgerError as error:
+                if not self._goes_on or len(self.unreadable) >= UNREADABLE_MAX:
+                    waiting.clear()
+                    return error
+                self.unreadable[entry] = error
+                continue
+            try:
+                await self._give(entry, packet, bookies)
             except StoreError as error:
                 waiting.clear()
                 return error
         return None
-
-    async def _pace(self, size: int) -> None:
-        now = self._clock.now()
-        self._free_at = max(self._free_at, now) + size / self._bytes_per_s
-        await asyncio.sleep(self._free_at - now)
 
     async def _add(self, bookie: BookieId, ledger: LedgerId, entry: EntryId, packet: bytes) -> None:
         stored: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
@@ -123,4 +194,5 @@ class Copying:
         except TimeoutError:
             error = BookieError(f"{bookie}: no answer in time")
         if error is not None:
+            self.refused.add(bookie)
             raise error

@@ -29,7 +29,8 @@ from kvstore.errors import (
 from kvstore.meta.store import MetadataStore
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
-from kvstore.wal.copies.copier import Copier
+from kvstore.wal.copies.copier import Copier, Mark
+from kvstore.wal.copies.pace import Pace
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.leading.rolling import roll_reason
@@ -69,9 +70,12 @@ class OpenLog:
         creator: LedgerCreator,
         config: LogConfig,
         lease_ms: int,
+        mark: Mark,
+        pace: Pace,
         nursery: Nursery,
     ) -> None:
-        """`nursery` is this log's own: it ends when the log is lost."""
+        """`mark` and `pace`: of copies (kvstore.wal.copies). `nursery` is this log's own: it ends when the log is
+        lost."""
         self.partition = partition
         self.listed = opened.listed
         self.version = opened.version
@@ -95,7 +99,7 @@ class OpenLog:
         self._changing_list, self._rolling = asyncio.Lock(), asyncio.Lock()
         self._growth = self._next_growth()
         self._handle = self._open(opened.metadata)
-        self.copier = Copier(ports, nursery, self._to_repair, bytes_per_s=config.repair_bytes_per_s)
+        self.copier = Copier(ports, nursery, self._to_repair, mark=mark, pace=pace)
         self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=Pins(store, lists), clock=ports.clock)
         self.copier.start()
         nursery.spawn(self._keep(), name=f"{partition} log")

@@ -66,6 +66,9 @@ def test_a_flipped_bit_in_a_packet_is_an_error_and_never_absence(
         assert shelf.storage.statistics.damaged_records > 0
         assert [await shelf.payload(L, each) for each in range(1, 29)] == [bytes([each]) * 300 for each in range(1, 29)]
         assert await shelf.status(L, 30) is Status.NO_ENTRY, "the damage concerns one entry"
+        _, runs = await shelf.entries(L)
+        listed = {each for first, count in runs for each in range(first, first + count)}
+        assert listed == set(range(30)) - {entry}, "it is not listed, so that it is copied here again"
         assert await shelf.add(L, entry, bytes([entry]) * 300, recovery=True) is Status.OK
         assert await shelf.payload(L, entry) == bytes([entry]) * 300, "a peer's copy mends it"
 

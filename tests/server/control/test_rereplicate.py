@@ -125,6 +125,22 @@ def test_an_open_ledger_that_its_log_has_passed_over_keeps_no_bookie(listed: tup
     run(case, bookies=4)
 
 
+def test_a_worker_that_was_quicker_is_waited_for() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        lock = await bench.marks.lock(LEDGER, "another")
+        assert lock is not None
+        moving = bench.env.nursery.spawn(recopier(bench).replace(B3), name="replace")
+        await bench.pass_time(10)
+        assert bench.bookies.at[B4].of(LEDGER) == []
+        await lock.release()
+        assert [(each.copied, each.blocked) for each in await moving] == [(COUNT, "")]
+
+    run(case, bookies=4)
+
+
 def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from kvstore.autorecovery.config import AutorecoveryConfig
 from tests.sim.judges.operations import Status
 from tests.sim.nodes import Node
 from tests.sim.stories.scenarios import P, Stage, knobs, play
@@ -13,7 +15,10 @@ from tests.sim.stories.stories_of_damage import busy, declare, is_well
 from tests.sim.strikes.damage import damage
 
 pytestmark = pytest.mark.sim
-ROLLS = knobs(lead_back_s=100.0, check_every=100, roll_entries=10)
+ROLLS = replace(
+    knobs(lead_back_s=100.0, check_every=100, roll_entries=10),
+    autorecovery=AutorecoveryConfig(auditor=False, worker=False),  # it is about states, not about copies of entries
+)
 
 
 async def copied(stage: Stage, donor: Node, newcomer: Node) -> None:

@@ -76,7 +76,7 @@ ROADS: dict[str, Road] = {
     "a replica may not open the log": Road(Replica, "_drop_lead"),
     "a read is appended for": Road(Leader, "_turn"),
     "the log is trimmed": Road(Trimmer, "trim", _is_true),
-    "copies are made again": Road(Copying, "copy"),
+    "copies are made again": Road(Copying, "_give"),
     "a release record saves the wait": Road(LogTakeover, "_is_released", _is_true, ("hand_over", "rolling_restart")),
     "a recovery replaces a bookie": Road(
         opener._Run, "_replace", faults=("kill_leader", "isolate", "cut_a_link"), hints={"nodes": 5}

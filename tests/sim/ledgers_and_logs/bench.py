@@ -7,13 +7,19 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from kvstore.autorecovery.config import AutorecoveryConfig
+from kvstore.autorecovery.worker import Worker
 from kvstore.errors import StoreError
+from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.store import Change
+from kvstore.meta.recovery_settings import RecoverySettings
+from kvstore.meta.store import Change, ensure_path
+from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
+from kvstore.wal.copies.pace import Pace
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -120,6 +126,38 @@ class Bench:
 
     def takeover(self, ports: LedgerPorts | None = None) -> LedgerTakeover:
         return LedgerTakeover(LEDGER, ports or self.ports, self.env.nursery)
+
+    def worker(
+        self, name: str = "w1", *, store: MemoryStore | None = None, bytes_per_s: int = 1 << 20, grace_s: float = 30.0
+    ) -> Worker:
+        """One that runs, on a session of its own."""
+        store = store or MemoryStore(self.tree)
+        config, pace = AutorecoveryConfig(open_ledger_grace_s=grace_s), Pace(self.env.clock, bytes_per_s)
+        worker = Worker(self.env, store, self.ports_on(store), config, pace, name=name)
+        worker.start()
+        return worker
+
+    @property
+    def marks(self) -> Underreplication:
+        return Underreplication(MemoryStore(self.tree))
+
+    @property
+    def settings(self) -> RecoverySettings:
+        return RecoverySettings(MemoryStore(self.tree))
+
+    async def mark(self, *missing: BookieId, ledger: LedgerId = LEDGER) -> None:
+        """Say that the ledger lacks copies at these bookies."""
+        await self.marks.mark(ledger, missing, 1, anew=True)
+
+    async def is_marked(self, ledger: LedgerId = LEDGER) -> bool:
+        return await self.marks.get(ledger) is not None
+
+    async def set_up(self, *bookies: BookieId) -> None:
+        """Give bookies cookies: from now on they may say what they do not have."""
+        store = MemoryStore(self.tree)
+        await ensure_path(store, paths.COOKIES)
+        for bookie in bookies:
+            await store.create(paths.cookie(bookie))
 
     async def recover(self) -> LedgerMetadata:
         """Recover the ledger to its end, as another process would."""

@@ -7,6 +7,7 @@ import pytest
 from kvstore.errors import LedgerError
 from kvstore.types import EntryId
 from kvstore.wal.copies.copying import AT_ONCE_MAX, Copying
+from kvstore.wal.copies.pace import Pace
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, Bench, appended, run
 from tests.sim.ledgers_and_logs.model_bookies import DELAY_S
 
@@ -20,7 +21,7 @@ async def closed(bench: Bench, count: int) -> Copying:
     await handle.close()
     bench.bookies.at[B3].entries.clear()
     metadata = await bench.recorded()
-    return Copying(metadata, bench.bookies, bench.env.nursery, bench.env.clock, bytes_per_s=FAST)
+    return Copying(metadata, bench.bookies, bench.env.nursery, Pace(bench.env.clock, FAST))
 
 
 def test_several_entries_are_under_way_at_once() -> None:
@@ -28,7 +29,7 @@ def test_several_entries_are_under_way_at_once() -> None:
         count = 20 * AT_ONCE_MAX
         work = await closed(bench, count)
         began = bench.env.clock.now()
-        assert await work.fill(work.reader.metadata, EntryId(count - 1), [B3], [B3]) == count
+        assert await work.fill(work.reader.metadata, EntryId(count - 1), await work.held([B3]), [B3]) == count
         one_by_one_s = count * 3 * DELAY_S
         assert bench.env.clock.now() - began < one_by_one_s / 8
         assert bench.bookies.at[B3].of(LEDGER) == list(range(count))
@@ -41,9 +42,9 @@ def test_the_rate_is_kept() -> None:
         count = 200
         work = await closed(bench, count)
         size = sum(len(packet) for packet in bench.bookies.at[B1].entries.values())
-        work._bytes_per_s = size // 4
+        work._pace.bytes_per_s = size // 4
         began = bench.env.clock.now()
-        await work.fill(work.reader.metadata, EntryId(count - 1), [B3], [B3])
+        await work.fill(work.reader.metadata, EntryId(count - 1), await work.held([B3]), [B3])
         assert 3.5 < bench.env.clock.now() - began < 4.5
 
     run(case)
@@ -56,7 +57,7 @@ def test_an_error_ends_the_work_and_what_was_copied_stays() -> None:
             for bookie in (B1, B2):
                 del bench.bookies.at[bookie].entries[LEDGER, EntryId(entry)]
         with pytest.raises(LedgerError):
-            await work.fill(work.reader.metadata, EntryId(199), [B3], [B3])
+            await work.fill(work.reader.metadata, EntryId(199), await work.held([B3]), [B3])
         assert bench.bookies.at[B3].of(LEDGER)[:100] == list(range(100))
 
     run(case)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kvstore.errors import BookieError, StoreError
 from kvstore.types import BookieId, EntryId, LedgerId
-from kvstore.wal.copies.copier import Copier
-from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, B6, LEDGER, Bench, appended, holders, run
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, B6, Bench, appended, holders, run
 
 COUNT = 12
 SPARES = (B4, B5, B6)
@@ -29,48 +28,49 @@ class FullDisks:
         return self._store(bookie, ledger, entry, packet, recovery)
 
 
-async def crowded(bench: Bench) -> Copier:
-    """Looks after a closed ledger with two copies in one zone; three bookies of a third one are spare."""
+async def crowded(bench: Bench) -> None:
+    """A closed ledger with two copies in one zone, which is marked; three bookies of a third one are spare."""
     for bookie, zone in ((B1, "a"), (B2, "a"), (B3, "b"), (B4, "c"), (B5, "c"), (B6, "c")):
         bench.bookies.at[bookie].zone = zone
     handle = bench.handle(await bench.ledger())
     await appended(bench, handle, COUNT)
     await handle.close()
-    return Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], bytes_per_s=1 << 20)
+    await bench.mark()
 
 
 def test_newcomers_that_cannot_be_supplied_are_few_and_tried_ever_more_rarely() -> None:
     """Each is left with copies that nobody asks for."""
 
     async def case(bench: Bench) -> None:
-        copier, full = await crowded(bench), FullDisks(bench, *SPARES)
-        copier.start()
+        await crowded(bench)
+        full = FullDisks(bench, *SPARES)
+        bench.worker()
         await bench.pass_time(600)
         assert len(set(full.refused)) == 1
-        assert 3 <= len(full.refused) <= 6
-        assert copier.crowded == {LEDGER}
-        assert not copier.lacking
+        assert 3 <= len(full.refused) <= 8
         await bench.pass_time(3000)
         assert len(set(full.refused)) <= 3
-        assert len(full.refused) <= 12
+        assert len(full.refused) <= 20
         full.bookies.clear()
         await bench.pass_time(1000)
-        assert not copier.crowded
+        assert not await bench.is_marked()
         (newcomer,) = set(SPARES) & set((await bench.recorded()).fragments[0].ensemble)
         assert newcomer in holders(bench, COUNT - 1)
 
     run(case, bookies=6, limit_s=6000)
 
 
-def test_a_newcomer_that_becomes_read_only_gives_way_to_another_and_no_sooner_is_that_tried() -> None:
+def test_a_newcomer_that_becomes_read_only_gives_way_to_another() -> None:
     async def case(bench: Bench) -> None:
-        copier, full = await crowded(bench), FullDisks(bench, *SPARES)
-        copier.start()
+        await crowded(bench)
+        full = FullDisks(bench, SPARES[0], SPARES[1])
+        bench.worker()
         for _ in range(30):
             await bench.pass_time(20)
             for bookie in SPARES:
-                bench.bookies.at[bookie].is_readonly = bookie == (full.refused or [None])[-1]
+                bench.bookies.at[bookie].is_readonly = bookie in full.refused
             bench.bookies.view.changed()
-        assert 3 <= len(full.refused) <= 6
+        assert not await bench.is_marked()
+        assert SPARES[2] in (await bench.recorded()).fragments[0].ensemble
 
     run(case, bookies=6, limit_s=6000)

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvstore.server.control.rereplicate import Rereplicator
-from kvstore.types import BookieId, EntryId
+from kvstore.types import BookieId, EntryId, LedgerId
 from kvstore.wal.copies.copier import Copier
+from kvstore.wal.copies.pace import Pace
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, Bench, appended, run
 
 COUNT = 12
@@ -20,17 +23,29 @@ async def closed(bench: Bench) -> None:
         del bench.bookies.at[B3].entries[LEDGER, EntryId(entry)]
 
 
+def copier_of(bench: Bench) -> Copier:
+    """Of a leader, beside a worker."""
+    bench.worker()
+
+    async def mark(ledger: LedgerId, lacking: Collection[BookieId]) -> None:
+        await bench.mark(*sorted(lacking), ledger=ledger)
+
+    pace = Pace(bench.env.clock, 1 << 20)
+    copier = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], mark=mark, pace=pace)
+    copier.start()
+    return copier
+
+
 def set_readonly(bench: Bench, bookie: BookieId, readonly: bool) -> None:
     bench.bookies.at[bookie].is_readonly = readonly
     bench.bookies.view.changed()
 
 
-def test_a_leader_copies_to_a_bookie_once_it_is_writable_and_says_that_copies_lack_until_then() -> None:
+def test_a_bookie_gets_its_copies_once_it_is_writable_and_its_leader_says_that_copies_lack_until_then() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         set_readonly(bench, B3, True)
-        copier = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], bytes_per_s=1 << 20)
-        copier.start()
+        copier = copier_of(bench)
         await bench.pass_time(60)
         assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3
         assert copier.lacking == {LEDGER}
@@ -46,8 +61,7 @@ def test_a_ledger_of_which_a_read_only_bookie_has_everything_lacks_nothing() -> 
     async def case(bench: Bench) -> None:
         await closed(bench)
         set_readonly(bench, B2, True)
-        copier = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], bytes_per_s=1 << 20)
-        copier.start()
+        copier = copier_of(bench)
         await bench.pass_time(30)
         assert bench.bookies.at[B3].entries == bench.bookies.at[B1].entries
         assert not copier.lacking

@@ -205,6 +205,7 @@ def test_a_leader_without_an_ack_quorum_for_long_gives_its_log_up() -> None:
 # docs/protocol.md W8
 def test_missing_copies_are_made_again_when_a_bookie_is_back() -> None:
     async def case(bench: Bench) -> None:
+        bench.worker()
         writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
         bench.bookies.stop(B3)
         await writer.append(25)
@@ -224,6 +225,7 @@ def test_missing_copies_are_made_again_when_a_bookie_is_back() -> None:
 
 def test_what_a_bookie_has_lost_of_ledgers_that_were_complete_is_made_again_when_it_is_back() -> None:
     async def case(bench: Bench) -> None:
+        bench.worker()
         writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
         await writer.append(25)
         await asyncio.sleep(20)
@@ -247,6 +249,7 @@ def test_what_a_bookie_does_not_list_any_more_is_copied_there_again_without_bein
     monkeypatch.setattr(copier, "ROUND_S", 60.0)
 
     async def case(bench: Bench) -> None:
+        bench.worker()
         writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
         await writer.append(25)
         await asyncio.sleep(20)
@@ -263,6 +266,7 @@ def test_what_a_bookie_does_not_list_any_more_is_copied_there_again_without_bein
 
 def test_a_new_leader_makes_copies_again_that_the_former_one_left_missing() -> None:
     async def case(bench: Bench) -> None:
+        bench.worker()
         writer = Writer(await opened(bench.logs(NEVER)))
         ledger = writer.log.handle.ledger
         await writer.append(3)

@@ -128,7 +128,7 @@ def test_a_cancelled_move_that_nobody_released_leaves_the_range_where_it_was() -
         assert world.ring.owner_of(SPAN.first) == world.ring.owner_of(SPAN.last) == "p1"
 
     with at_each_step(accident.reached):
-        play(6, cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+        play(8, cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
 
 
 @pytest.mark.parametrize("through", [0, 2])

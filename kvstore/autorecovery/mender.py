@@ -1,0 +1,268 @@
+"""Makes one ledger whole again: drives a Mending. Whoever calls has the ledger's lock, if it has a mark."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from random import Random
+from typing import assert_never
+
+from kvstore.autorecovery import mending
+from kvstore.autorecovery.mending import (
+    Ask,
+    Asked,
+    End,
+    Event,
+    Failed,
+    Fill,
+    Filled,
+    Found,
+    Gone,
+    LockLost,
+    Look,
+    Mending,
+    Overtaken,
+    Past,
+    Record,
+    Recorded,
+    Recover,
+    Recovered,
+    Standing,
+    Writer,
+    is_incarnation,
+)
+from kvstore.env.ports import Nursery
+from kvstore.errors import (
+    BookieError,
+    LedgerError,
+    MetadataError,
+    NoSuchLedger,
+    NoSuchNode,
+    NotEnoughBookies,
+    VersionConflict,
+)
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore
+from kvstore.proto.availability import HeldEntries
+from kvstore.proto.digest import EntryDigest
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId
+from kvstore.wal.copies.copying import Copying
+from kvstore.wal.copies.pace import Pace
+from kvstore.wal.creator import owner_of
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.opener import LedgerTakeover
+from kvstore.wal.repair import Missing, bookies_of
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 30.0
+"""See AutorecoveryConfig."""
+
+Progress = Callable[[LedgerId, EntryId, EntryId], None]
+"""(ledger, the entry that is copied, the last one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """The outcome of one attempt."""
+
+    is_whole: bool
+    reason: str
+    """Why it is not."""
+    again_s: float
+    """When to try again."""
+    copied: int
+    copied_bytes: int
+    unreadable: frozenset[EntryId]
+
+
+class Mender:
+    """Of one process; several ledgers may be mended at once, within one pace."""
+
+    def __init__(
+        self,
+        ports: LedgerPorts,
+        store: MetadataStore,
+        nursery: Nursery,
+        pace: Pace,
+        *,
+        grace_s: float = GRACE_S,
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        self.ports, self.store, self.nursery, self.pace = ports, store, nursery, pace
+        self.lists = LedgerLists(store)
+        self.progress = progress
+        self._grace_s = grace_s
+
+    async def mend(
+        self,
+        ledger: LedgerId,
+        marked: Collection[BookieId],
+        past: Past,
+        *,
+        is_held: Callable[[], bool] = lambda: True,
+    ) -> Mended:
+        """Do for the ledger what can be done now. `is_held`: whether the lock on it is, asked before its metadata are
+        written."""
+        machine = Mending(ledger, marked, past, grace_s=self._grace_s, luck=lambda: Random(ledger))
+        attempt = _Attempt(self, ledger, is_held)
+        command = machine.start()
+        while not isinstance(command, End):
+            event = await attempt.perform(command)
+            command = machine.handle(event, self.ports.clock.now())
+        if command.reason:
+            log.info("ledger=%d %s", ledger, command.reason)
+        done = attempt.copied, attempt.copied_bytes, attempt.unreadable
+        return Mended(command.is_whole, command.reason, command.again_s, *done)
+
+    async def is_led(self, partition: PartitionId) -> bool:
+        """Whether anybody leads it, as of now."""
+        path = paths.partition_leader(partition)
+        await self.store.sync(path)
+        return await self.created_or_none(path) is not None
+
+    async def created_or_none(self, path: str) -> int | None:
+        """The transaction that made the node."""
+        try:
+            return (await self.store.get(path))[1].created
+        except NoSuchNode:
+            return None
+
+    # docs/protocol.md A13
+    async def wait_out_lease(self, partition: PartitionId | None, fenced_at: float) -> None:
+        """Until the former leader's lease is over nobody may see what was recovered."""
+        if partition is not None:
+            listed, _ = await self.lists.read(partition, latest=True)
+            left_s = fenced_at + listed.lease_wait_s() - self.ports.clock.now()
+            await asyncio.sleep(max(0.0, left_s))
+
+
+class _Attempt:
+    def __init__(self, owner: Mender, ledger: LedgerId, is_held: Callable[[], bool]) -> None:
+        self.copied = self.copied_bytes = 0
+        self.unreadable: frozenset[EntryId] = frozenset()
+        self._owner, self._ledger, self._is_held = owner, ledger, is_held
+        self._ports = owner.ports
+
+    async def perform(self, command: mending.Look | Ask | Fill | Record | Recover) -> Event:
+        """Do it, and say what came of it."""
+        try:
+            match command:
+                case Look():
+                    return await self._look()
+                case Ask(metadata, there):
+                    return Asked(await self._ask(metadata, there))
+                case Fill():
+                    return await self._fill(command)
+                case Record(wanted, version):
+                    return await self._record(wanted, version)
+                case Recover():
+                    return await self._recover()
+                case _:
+                    assert_never(command)
+        except NoSuchLedger:
+            return Gone()
+        except VersionConflict:
+            return Overtaken()
+        except (LedgerError, MetadataError, NotEnoughBookies) as error:
+            return Failed(f"{type(error).__name__}: {error}")
+
+    async def _look(self) -> Found:
+        metadata, version = await self._ports.ledgers.read_latest(self._ledger)
+        choice = self._ports.choice
+        writable, readonly = choice.writable, choice.readonly
+        zones = choice.zones_of(writable.union(readonly, bookies_of(metadata)))
+        return Found(metadata, version, Standing(writable, readonly, zones))
+
+    async def _fill(self, fill: Fill) -> Event:
+        ports, owner = self._ports, self._owner
+        copying = Copying(fill.metadata, ports.bookies, owner.nursery, owner.pace, own=ports.choice.own)
+        # They are asked last: each that has another incarnation by now ends the connection.
+        copying.reader.troubled.update(
+            each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
+        )
+        without_room: set[BookieId] = set()
+
+        def noticed(missing: list[Missing]) -> None:
+            without_room.update(each.bookie for each in missing if each.bookie not in fill.takers)
+            owner.progress(self._ledger, missing[0].entry, fill.last)
+
+        try:
+            held = await copying.held(fill.must)
+            for bookie in sorted(fill.may):
+                held |= await _held_or_nothing(copying, bookie)
+            await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True)
+            await self._read(copying, fill, held)
+        except NoSuchLedger:
+            raise
+        except LedgerError as error:
+            return Failed(f"{type(error).__name__}: {error}", frozenset(copying.refused))
+        finally:
+            self.copied += copying.copied
+            self.copied_bytes += copying.copied_bytes
+        self.unreadable = frozenset(copying.unreadable)
+        return Filled(self.unreadable, not without_room & fill.must)
+
+    async def _read(self, copying: Copying, fill: Fill, held: dict[BookieId, HeldEntries]) -> None:
+        """Of bookies that list what they cannot read as well: find that by reading, and copy it there again."""
+        for bookie in sorted(fill.read_at & fill.takers):
+            async for fault in copying.faults(bookie, fill.last):
+                if not fault.is_certain:
+                    raise BookieError(f"{bookie}: entry {fault.entry} is {fault.what}")
+                if fault.entry not in copying.unreadable:
+                    await copying.copy_if_readable(fault.entry, bookie)
+
+    async def _record(self, wanted: LedgerMetadata, version: int) -> Event:
+        if not self._is_held():
+            return LockLost()
+        await self._ports.ledgers.write(wanted, version)
+        log.info("ledger=%d has its copies on %s", self._ledger, bookies_of(wanted))
+        return Recorded()
+
+    # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _ask(self, metadata: LedgerMetadata, there: frozenset[BookieId]) -> Writer:
+        owner = owner_of(metadata)
+        is_led = owner is not None and await self._owner.is_led(owner)
+        if is_led:
+            return Writer(is_led, NO_ENTRY)
+        last, lac = metadata.fragments[-1], NO_ENTRY
+        digest = EntryDigest(metadata.digest, metadata.password)
+        for bookie in sorted(there.intersection(last.ensemble)):
+            try:
+                lac = max(lac, await self._ports.bookies.read_lac(bookie, self._ledger, digest))
+            except LedgerError:
+                continue
+        return Writer(is_led, lac, frozenset(await self._doubtful(there.intersection(last.ensemble))))
+
+    # docs/protocol.md A12
+    async def _doubtful(self, bookies: Collection[BookieId]) -> list[BookieId]:
+        """Those set up after the ledger was made, as far as their ids do not say that they are the ones it names."""
+        made = await self._owner.created_or_none(paths.ledger(self._ledger))
+        found = []
+        for bookie in sorted(each for each in bookies if not is_incarnation(each)):
+            set_up = await self._owner.created_or_none(paths.cookie(bookie))
+            if made is None or set_up is None or set_up > made:
+                found.append(bookie)
+        return found
+
+    async def _recover(self) -> Event:
+        """As a new leader would, its wait included."""
+        if not self._is_held():
+            return LockLost()
+        takeover = LedgerTakeover(self._ledger, self._ports, self._owner.nursery)
+        metadata, _ = await self._ports.ledgers.read(self._ledger)
+        await takeover.take_over()
+        await self._owner.wait_out_lease(owner_of(metadata), takeover.fenced_at)
+        await takeover.close()
+        return Recovered()
+
+
+async def _held_or_nothing(copying: Copying, bookie: BookieId) -> dict[BookieId, HeldEntries]:
+    try:
+        return await copying.held([bookie])
+    except LedgerError:
+        return {}

@@ -1,0 +1,378 @@
+"""Says how one ledger that is marked as lacking copies becomes whole. Decides only: each event calls for one command
+(docs/protocol.md, A10 to A13).
+
+    LOOK ──closed──► FILL ──► RECORD ──► END
+      └──not closed──► ASK ──► END (later), or RECOVER ──► LOOK
+
+A bookie counts as lost when the mark names it and it is not registered *now*: so one that has come back meanwhile loses
+no place, and one that is away for a moment, and not marked, keeps it too. What is really missing the bookies themselves
+say: a mark is a reason to look and nothing more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, assert_never
+
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
+from kvstore.wal.coverage import is_covered
+from kvstore.wal.creator import owner_of
+from kvstore.wal.lost import without_lost
+from kvstore.wal.placement import newcomers_of, replaced, spread_out
+from kvstore.wal.repair import bookies_of
+
+if TYPE_CHECKING:
+    from random import Random
+
+LOOKS_MAX = 4
+"""Conflicts with others who change the ledger, until it is left for later."""
+PATIENCE, PATIENCE_TO_SPREAD = 3, 8
+"""After so many attempts that failed at a newcomer another is drawn: each that was tried is left with copies that
+nobody asks for. The second where nothing is lost, and copies only share a zone."""
+LED_S = 30.0
+"""Until a ledger that has a leader is looked at again."""
+FIRST_S, AGAIN_S_MAX = 5.0, 300.0
+"""Until the next attempt after one that failed: the first, doubled with each, and the longest."""
+
+_INCARNATION = re.compile(r".+-[0-9a-f]{12}")
+
+NO_SPARE = "no other bookie can take its place: start one on another machine"
+NO_ROOM = "a bookie that lacks entries is read-only"
+CHANGING = "others change its metadata all the time"
+LOCK_LOST = "the lock on it was lost"
+IS_LED = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
+IN_GRACE = "is open: its writer may yet replace the bookie; it is recovered if nothing comes for a while"
+DOUBTFUL = "is open, and a bookie of its last ensemble was set up after it: what that one does not have says nothing"
+UNCOVERED = "is open, and too few bookies of its last ensemble are up to tell where it ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The registered bookies."""
+
+    writable: frozenset[BookieId]
+    readonly: frozenset[BookieId]
+    zones: Mapping[BookieId, str]
+    """Of these and of those that were."""
+
+    @property
+    def there(self) -> frozenset[BookieId]:
+        return self.writable | self.readonly
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Facts about an open ledger's writer."""
+
+    is_led: bool
+    """The partition whose log the ledger was made for has a leader."""
+    lac: EntryId
+    """The highest last-add-confirmed that any of its bookies knows of; NO_ENTRY if none."""
+    doubtful: frozenset[BookieId] = frozenset()
+    """Bookies whose "no such entry" may come from a disk that is younger than the ledger."""
+
+
+@dataclass(slots=True)
+class Past:
+    """A memory of earlier attempts at one ledger."""
+
+    tries: int = 0
+    """That have failed, in a row."""
+    avoid: set[BookieId] = field(default_factory=set)
+    """Newcomers that took no copies."""
+    seen: tuple[LedgerState, Fragment, EntryId] | None = None
+    """What an open ledger was like, and since when it has not changed."""
+    seen_at: float = 0.0
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    metadata: LedgerMetadata
+    version: int
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The ledger was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    writer: Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Everything that could be copied is."""
+
+    unreadable: frozenset[EntryId] = frozenset()
+    has_room: bool = True
+    """False: a bookie that was to be filled lacks entries, and is read-only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The metadata names the newcomers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The metadata had been changed by others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The ledger is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    reason: str
+    refused: frozenset[BookieId] = frozenset()
+    """Bookies that took no copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockLost:
+    """The lock is another's, who goes on."""
+
+
+Event = Found | Gone | Asked | Filled | Recorded | Overtaken | Recovered | Failed | LockLost
+
+# ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read the ledger's metadata as of now, and who is registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Find out about the open ledger's writer."""
+
+    metadata: LedgerMetadata
+    there: frozenset[BookieId]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Ask bookies what they lack of what `wanted` names them for, and copy it to them."""
+
+    metadata: LedgerMetadata
+    wanted: LedgerMetadata
+    last: EntryId
+    must: frozenset[BookieId]
+    """Who must answer: whom the mark names, and newcomers."""
+    may: frozenset[BookieId]
+    """Others that the metadata name: filled if they answer."""
+    takers: frozenset[BookieId]
+    read_at: frozenset[BookieId]
+    """Bookies whose copies are read: of those that list what they cannot read as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Compare-and-set the ledger's metadata."""
+
+    wanted: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Fence the ledger, find its end, wait out its leader's lease, and close it."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """This attempt is over."""
+
+    is_whole: bool
+    """Nothing is missing any more where the mark said so."""
+    reason: str = ""
+    again_s: float = 0.0
+
+
+Command = Look | Ask | Fill | Record | Recover | End
+
+
+class Mending:
+    """One attempt at one ledger. `marked` empty: any bookie may lack copies. `grace_s`: how long an open ledger is left
+    as it is while nothing changes in it. `luck` begins in the same way each time, and for every worker: so a second
+    attempt finds what the first has copied."""
+
+    def __init__(
+        self, ledger: LedgerId, marked: Collection[BookieId], past: Past, *, grace_s: float, luck: Callable[[], Random]
+    ) -> None:
+        self.ledger = ledger
+        self._marked, self._past, self._grace_s, self._luck = frozenset(marked), past, grace_s, luck
+        self._looks = 0
+        self._found: Found | None = None
+        self._wanted: LedgerMetadata | None = None
+        self._lacks_spare = False
+        self._rest = ""
+        """Why the ledger is not whole although what could be done is done."""
+
+    def start(self) -> Command:
+        return self._look()
+
+    def handle(self, event: Event, now: float) -> Command:
+        """Return what `event` calls for. After End there are no more events."""
+        match event:
+            case Found():
+                return self._plan(event)
+            case Gone():
+                return End(is_whole=True)
+            case Asked(writer):
+                return self._judge(writer, now)
+            case Filled(unreadable, has_room):
+                return self._filled(unreadable, has_room)
+            case Recorded():
+                return self._end(self._rest)
+            case Overtaken():
+                return self._look()
+            case Recovered():
+                return self._look()
+            case Failed(reason, refused):
+                return self._failed(reason, refused)
+            case LockLost():
+                return End(is_whole=False, reason=LOCK_LOST)
+            case _:
+                assert_never(event)
+
+    def _look(self) -> Command:
+        self._looks += 1
+        self._wanted = None
+        return Look() if self._looks <= LOOKS_MAX else self._end(CHANGING)
+
+    def _end(self, reason: str) -> Command:
+        past = self._past
+        if not reason:
+            past.tries, past.avoid = 0, set()
+            return End(is_whole=True)
+        again_s = min(FIRST_S * 2**past.tries, AGAIN_S_MAX)
+        past.tries = min(past.tries + 1, 16)
+        return End(is_whole=False, reason=reason, again_s=again_s)
+
+    def _failed(self, reason: str, refused: frozenset[BookieId]) -> Command:
+        past = self._past
+        if self._found is not None and refused:
+            patience = PATIENCE if self._lost(self._found) else PATIENCE_TO_SPREAD
+            if (past.tries + 1) % patience == 0:
+                past.avoid |= refused
+        return self._end(reason)
+
+    # ── closed ledgers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _plan(self, found: Found) -> Command:
+        self._found = found
+        metadata = found.metadata
+        if metadata.state is not LedgerState.CLOSED:
+            return Ask(metadata, found.standing.there)
+        return self._fill(found, metadata.fragments, metadata.last_entry)
+
+    def _lost(self, found: Found) -> frozenset[BookieId]:
+        named = frozenset(bookies_of(found.metadata))
+        return ((self._marked or named) & named) - found.standing.there
+
+    # docs/protocol.md A10, W10
+    def _fill(self, found: Found, changing: tuple[Fragment, ...], last: EntryId) -> Command:
+        """Give the places of lost bookies in the fragments `changing` to others, spread copies over zones, and have all
+        who are then named filled."""
+        metadata, standing = found.metadata, found.standing
+        wanted = metadata
+        if changing:
+            part = self._replaced(found, replace(metadata, fragments=changing))
+            wanted = replace(metadata, fragments=(*part.fragments, *metadata.fragments[len(changing) :]))
+        self._wanted = wanted
+        named = frozenset(bookies_of(wanted))
+        marked = self._marked & named & standing.there
+        must = marked | newcomers_of(metadata, wanted)
+        read_at = frozenset(each for each in marked if not is_incarnation(each))
+        return Fill(metadata, wanted, last, must, (named & standing.there) - must, standing.writable, read_at)
+
+    def _replaced(self, found: Found, part: LedgerMetadata) -> LedgerMetadata:
+        standing, lost = found.standing, self._lost(found)
+        spares = standing.writable - self._past.avoid or standing.writable
+        luck = self._luck()
+        wanted = replaced(part, lost, standing.zones, spares, luck)
+        self._lacks_spare = not lost.isdisjoint(bookies_of(wanted))
+        return spread_out(wanted, standing.zones, spares, luck) or wanted
+
+    def _filled(self, unreadable: frozenset[EntryId], has_room: bool) -> Command:
+        assert self._found is not None
+        assert self._wanted is not None
+        metadata = self._found.metadata
+        unreadable = without_lost(metadata, unreadable)
+        wanted = _kept_where(metadata, self._wanted, unreadable)
+        self._rest = (
+            f"no good copy of {len(unreadable)} entries was found, the first is {min(unreadable)}"
+            if unreadable
+            else NO_SPARE
+            if self._lacks_spare
+            else NO_ROOM
+            if not has_room
+            else ""
+        )
+        if wanted.fragments == metadata.fragments:
+            return self._end(self._rest)
+        return Record(wanted, self._found.version)
+
+    # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────
+
+    # docs/protocol.md A11, A12
+    def _judge(self, writer: Writer, now: float) -> Command:
+        """Whether the ledger is its writer's still, or is to be recovered."""
+        assert self._found is not None
+        metadata, standing, past = self._found.metadata, self._found.standing, self._past
+        if writer.is_led:
+            past.seen = None
+            return End(is_whole=False, reason=IS_LED, again_s=LED_S)
+        last, lost = metadata.fragments[-1], self._lost(self._found)
+        is_ours = owner_of(metadata) is not None
+        if metadata.state is LedgerState.OPEN and not (lost if is_ours else lost.intersection(last.ensemble)):
+            confirmed = max(writer.lac, EntryId(last.first - 1))
+            return self._fill(self._found, () if is_ours else metadata.fragments[:-1], confirmed)
+        seen = (metadata.state, last, writer.lac)
+        if past.seen != seen:
+            past.seen, past.seen_at = seen, now
+        left_s = past.seen_at + self._grace_s - now
+        if left_s > 0:
+            return End(is_whole=False, reason=IN_GRACE, again_s=left_s)
+        if writer.doubtful.intersection(last.ensemble):
+            return self._end(DOUBTFUL)
+        up = {place for place, bookie in enumerate(last.ensemble) if bookie in standing.there}
+        if not is_covered(up, metadata.quorum):
+            return self._end(UNCOVERED)
+        return Recover()
+
+    def check(self) -> None:
+        """The invariants: only bookies change, and of a ledger that is not closed not the ones that it is written to
+        (docs/protocol.md, L1, L2)."""
+        if self._found is None or self._wanted is None:
+            return
+        metadata = self._found.metadata
+        assert replace(self._wanted, fragments=metadata.fragments) == metadata
+        assert [each.first for each in self._wanted.fragments] == [each.first for each in metadata.fragments]
+        assert metadata.state is LedgerState.CLOSED or self._wanted.fragments[-1] == metadata.fragments[-1]
+
+
+def is_incarnation(bookie: BookieId) -> bool:
+    """Whether the id is of one of our bookies, which comes back under another one when it has lost its disk, and lists
+    no entries that it cannot read (docs/protocol.md, L13, B14)."""
+    return _INCARNATION.fullmatch(bookie) is not None
+
+
+def _kept_where(metadata: LedgerMetadata, wanted: LedgerMetadata, unreadable: Collection[EntryId]) -> LedgerMetadata:
+    """`wanted`, but the fragments with entries that could not be copied as they are in `metadata`: nobody is named for
+    what it does not have."""
+    stays = {metadata.fragment_of(entry).first for entry in unreadable}
+    pairs = zip(metadata.fragments, wanted.fragments, strict=True)
+    return replace(wanted, fragments=tuple(before if before.first in stays else after for before, after in pairs))

@@ -1,0 +1,184 @@
+"""Repairs marked ledgers, one after the other and a few at a time: takes the lock of each, mends it, takes the mark
+away (docs/protocol.md, A10).
+
+There may be any number of workers: in every node with a bookie, and in processes of their own. A worker that dies loses
+its locks with its session; what it has copied stays, and the next one finds it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+
+from kvstore.autorecovery.backlog import Backlog
+from kvstore.autorecovery.config import AutorecoveryConfig
+from kvstore.autorecovery.mender import Mender
+from kvstore.env.events import wait_within
+from kvstore.env.ports import Env
+from kvstore.errors import MetadataError, StoreError
+from kvstore.meta.marks import Mark
+from kvstore.meta.recovery_settings import RecoverySettings
+from kvstore.meta.store import MetadataStore
+from kvstore.meta.underreplication import MarkLock, Underreplication
+from kvstore.types import LedgerId
+from kvstore.wal.copies.pace import Pace
+from kvstore.wal.handle import LedgerPorts
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+"""Between two looks at the marks: a watch tells of the first one only."""
+REST_S = 0.1
+"""The least between two of them, unless somebody calls."""
+AT_ONCE_MAX = 4
+"""Ledgers mended at once: small ones wait for the metadata store and not for bookies."""
+HELD_S = 5.0
+"""Until a ledger that another worker has is looked at again."""
+
+
+class Worker:
+    """One process's. `name` is what others see in its locks."""
+
+    def __init__(
+        self,
+        env: Env,
+        store: MetadataStore,
+        ports: LedgerPorts,
+        config: AutorecoveryConfig,
+        pace: Pace,
+        *,
+        name: str,
+    ) -> None:
+        self._env, self._ports, self._name = env, ports, name
+        self._marks, self._settings = Underreplication(store), RecoverySettings(store)
+        self._nursery = env.nursery.child("autorecovery")
+        self._mender = Mender(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
+        self._backlog = Backlog(env.random)
+        self._wake = asyncio.Event()
+        self._is_enabled = True
+        self._mending: set[LedgerId] = set()
+        self._unreleased: list[MarkLock] = []
+        """Locks whose release was not confirmed."""
+        self._copied = self._copied_bytes = self._mended = self._failed = 0
+
+    def start(self) -> None:
+        self._nursery.spawn(self._run(), name="worker")
+        self.look()
+
+    async def close(self) -> None:
+        """Stop at once. The locks go with the session; a session that goes on gives them back first."""
+        await self._nursery.close()
+        for lock in self._unreleased:
+            with suppress(MetadataError):
+                await lock.release()
+
+    def look(self) -> None:
+        """Look at the marks soon: there is a new one."""
+        self._wake.set()
+
+    def statistics(self) -> dict[str, int]:
+        """Numbers for operators."""
+        return {
+            "enabled": int(self._is_enabled),
+            "ledgers_marked": self._backlog.marked,
+            "ledgers_mending": len(self._mending),
+            "ledgers_unreadable": self._backlog.unreadable,
+            "ledgers_mended": self._mended,
+            "attempts_failed": self._failed,
+            "copies_made": self._copied,
+            "copied_bytes": self._copied_bytes,
+        }
+
+    async def _run(self) -> None:
+        watches = [self._marks.watch_marks(self.look), self._settings.watch_enabled(self.look)]
+        self._ports.choice.listen(self, self._bookies_changed)
+        try:
+            while True:
+                wait_s = self._backlog.next_due_s(self._env.clock.now(), LOOK_S) if self._is_enabled else LOOK_S
+                await wait_within(self._wake, max(REST_S, wait_s))
+                self._wake.clear()
+                try:
+                    await self._round()
+                except StoreError as error:
+                    log.info("the look at marked ledgers stopped: %r", error)
+                    await asyncio.sleep(HELD_S)
+        finally:
+            self._ports.choice.forget(self)
+            for watch in watches:
+                watch.close()
+
+    def _bookies_changed(self) -> None:
+        self._backlog.all_due()
+        self.look()
+
+    async def _round(self) -> None:
+        """See every mark, and take some. Raises MetadataError."""
+        await self._release_all()
+        self._is_enabled = await self._settings.is_enabled()
+        if not self._is_enabled:
+            return
+        self._backlog.begin()
+        async for mark in self._marks.marked():
+            self._backlog.see(mark, self._env.clock.now())
+        waiting = deque(self._backlog.drawn())
+        tasks = [self._nursery.spawn(self._work(waiting), name="mend") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
+        for task in tasks:
+            await task
+        if self._backlog.has_more:
+            self.look()
+
+    async def _work(self, waiting: deque[Mark]) -> None:
+        while waiting and self._is_enabled:
+            mark = waiting.popleft()
+            try:
+                self._is_enabled = await self._settings.is_enabled()
+                if self._is_enabled:
+                    await self._take(mark.ledger)
+            except StoreError as error:
+                log.info("ledger=%d not mended now: %r", mark.ledger, error)
+                self._put_off(mark.ledger, HELD_S)
+
+    async def _take(self, ledger: LedgerId) -> None:
+        lock = await self._marks.lock(ledger, self._name)
+        if lock is None:
+            self._put_off(ledger, HELD_S)
+            return
+        self._mending.add(ledger)
+        self._unreleased.append(lock)
+        try:
+            await self._mend(lock)
+        finally:
+            self._mending.discard(ledger)
+        await self._release(lock)
+
+    # docs/protocol.md A3, A10
+    async def _mend(self, lock: MarkLock) -> None:
+        """The mark goes only as it was when the lock was taken: one that has grown since stays."""
+        ledger, past = lock.mark.ledger, self._backlog.past(lock.mark.ledger)
+        mended = await self._mender.mend(ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held)
+        self._copied += mended.copied
+        self._copied_bytes += mended.copied_bytes
+        if not mended.is_whole:
+            self._failed += 1
+            self._put_off(ledger, mended.again_s, is_unreadable=bool(mended.unreadable))
+            return
+        self._backlog.done(ledger)
+        if lock.is_held and await self._marks.mark_replicated(lock, lock.mark.version):
+            self._mended += 1
+            log.info("ledger=%d is whole, %d copies made", ledger, mended.copied)
+        else:
+            self.look()
+
+    def _put_off(self, ledger: LedgerId, again_s: float, *, is_unreadable: bool = False) -> None:
+        self._backlog.later(ledger, self._env.clock.now() + again_s, is_unreadable=is_unreadable)
+
+    async def _release(self, lock: MarkLock) -> None:
+        """Raises MetadataError; then it is tried again later, or the session ends."""
+        await lock.release()
+        self._unreleased.remove(lock)
+
+    async def _release_all(self) -> None:
+        for lock in list(self._unreleased):
+            await self._release(lock)

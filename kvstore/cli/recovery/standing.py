@@ -1,0 +1,89 @@
+"""`kvstore autorecovery run`: a worker, and a candidate for auditor, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.output import as_json
+
+SAID_S = 60.0
+"""Between two lines about what was done."""
+BYTES_PER_S = float(16 << 20)
+OPEN_LEDGER_GRACE_S = 30.0
+
+
+def run(
+    auditor: Annotated[bool, typer.Option(help="Stand for auditor too.")] = True,
+    bytes_per_s: Annotated[float, typer.Option(help="Bytes copied per second.", min=1)] = BYTES_PER_S,
+    open_ledger_grace: Annotated[
+        float, typer.Option(help="Seconds for which nothing comes to an open ledger before it is recovered.", min=1)
+    ] = OPEN_LEDGER_GRACE_S,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Repair marked ledgers until it is stopped. Nodes with a bookie do so too: this is for machines of their own.
+
+    Prints a line a minute while there is something to do.
+    """
+    from kvstore.autorecovery.config import AutorecoveryConfig
+
+    settings = AutorecoveryConfig(
+        auditor=auditor, bytes_per_s=int(bytes_per_s), open_ledger_grace_s=float(open_ledger_grace)
+    )
+
+    async def work(tools: Tools) -> None:
+        from kvstore.autorecovery.auditor import Auditor
+        from kvstore.autorecovery.worker import Worker
+        from kvstore.meta.bookies import BookieView
+        from kvstore.meta.ledgers import LedgerStore
+        from kvstore.wal.bookies import Bookies
+        from kvstore.wal.choice import BookieChoice
+        from kvstore.wal.copies.pace import Pace
+        from kvstore.wal.handle import LedgerPorts
+
+        env, store, name = tools.env, tools.store, f"autorecovery-{secrets.token_hex(6)}"
+        view = BookieView(store)
+        await view.start(env.nursery)
+        bookies = Bookies(env, view.address)
+        choice = BookieChoice(view, store, clock=env.clock, random=env.random)
+        ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
+        parts: list[Any] = [
+            Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
+            *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if auditor else []),
+        ]
+        for part in parts:
+            part.start()
+        typer.echo(as_json({"worker": name}) if json else f"{name} repairs ledgers", err=not json)
+        await _until_stopped(parts[0], json=json)
+        for part in reversed(parts):
+            await part.close()
+        bookies.close()
+
+    with_tools(data_dir, zookeeper, work, server)
+
+
+async def _until_stopped(worker: Any, *, json: bool) -> None:
+    """Return when the process is asked to end; until then say now and then what was done."""
+    stop = asyncio.Event()
+    for which in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(which, stop.set)
+    said: dict[str, int] = {}
+    while True:
+        try:
+            async with asyncio.timeout(SAID_S):
+                await stop.wait()
+            return
+        except TimeoutError:
+            if (now := worker.statistics()) != said:
+                said = now
+                line = as_json(said) if json else ", ".join(f"{name} {value}" for name, value in said.items())
+                typer.echo(line, err=not json)

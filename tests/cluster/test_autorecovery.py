@@ -1,0 +1,84 @@
+"""A disk of a cluster of real processes is lost, and nobody types a command: its ledgers get all their copies again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster]
+KEYS = 300
+WHOLE_S = 150.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("autorecovery")) as started:
+        for number in range(KEYS):
+            started.redis("n1").set(f"k{number}", "x" * 100)
+        yield started
+
+
+def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def document(cluster: Cluster, *arguments: str) -> Any:
+    answer = kvstore(cluster, *arguments, "--json")
+    assert answer.stdout, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def naming(cluster: Cluster, bookie: str) -> list[int]:
+    return [each["id"] for each in document(cluster, "ledger", "list") if bookie in each["bookies"]]
+
+
+def test_a_lost_disks_ledgers_are_whole_again_without_a_command(cluster: Cluster) -> None:
+    document(cluster, "autorecovery", "lost-bookie-delay", "3")
+    lost = next(each["id"] for each in document(cluster, "bookie", "list") if each["id"].startswith("n3-"))
+    assert naming(cluster, lost)
+    cluster.kill("n3")
+    shutil.rmtree(Path(cluster.file.node("n3").data_dir) / "bookie")
+    cluster.start_node("n3")
+    cluster.wait_ready()
+    cluster.wait_until(lambda: not naming(cluster, lost), "no ledger names what is lost", WHOLE_S)
+    cluster.wait_until(lambda: not document(cluster, "autorecovery", "list"), "no ledger is marked")
+    made = [cluster.status(node)["autorecovery"] for node in cluster.ids]
+    assert sum(each["copies_made"] for each in made) > 0
+    checked = kvstore(cluster, "fsck")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    for number in range(KEYS):
+        assert cluster.redis("n2").get(f"k{number}") is not None
+
+
+def test_of_a_ledger_that_lacks_nothing_nothing_is_given_up(cluster: Cluster) -> None:
+    whole = next(each["id"] for each in document(cluster, "ledger", "list") if each["state"] == "CLOSED")
+    answer = kvstore(cluster, "ledger", "give-up", str(whole))
+    assert answer.returncode == 0, answer.stderr
+    assert "nothing is given up" in answer.stdout
+    written = next(each for each in document(cluster, "ledger", "list") if each["state"] == "OPEN")
+    refused = kvstore(cluster, "ledger", "give-up", str(written["id"]), "--yes")
+    assert refused.returncode == 1
+    assert "has a leader" in refused.stderr
+
+
+def test_a_worker_of_its_own_runs_until_it_is_stopped(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "kvstore", "autorecovery", "run", "--json"]
+    with subprocess.Popen(
+        [*command, "--data-dir", str(cluster.local.data_dir)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        said = "".join(iter(running.stdout.readline, "}\n"))
+        assert json.loads(said + "}")["worker"].startswith("autorecovery-")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0

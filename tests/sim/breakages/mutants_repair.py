@@ -1,0 +1,157 @@
+"""Ways to break the repair of marked ledgers, each of which its cases must notice; `make mutants` tries them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import pytest
+
+from kvstore.autorecovery import mender, mending
+from kvstore.autorecovery.mending import Mending
+from kvstore.meta import marks
+from kvstore.meta.recovery_settings import RecoverySettings
+from kvstore.meta.underreplication import MarkLock, Underreplication
+from kvstore.types import NO_ENTRY
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.repair import bookies_of
+from tests.sim.recovering import test_open_ledgers, test_worker_cases
+
+CASES = (test_worker_cases, test_open_ledgers)
+Patch = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, Patch] = {}
+
+
+def mutant(name: str) -> Callable[[Patch], Patch]:
+    def register(patch: Patch) -> Patch:
+        MUTANTS[name] = patch
+        return patch
+
+    return register
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    """The code with this breakage in it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        MUTANTS[name](monkeypatch)
+        yield
+
+
+@mutant("a bookie that is back loses its place")
+def _marked_is_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mending, "_lost", lambda self, found: self._marked & frozenset(bookies_of(found.metadata)))
+
+
+@mutant("a bookie that is away and not marked loses its place")
+def _away_is_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Mending, "_lost", lambda _, found: frozenset(bookies_of(found.metadata)) - frozenset(found.standing.there)
+    )
+
+
+@mutant("a newcomer is named for entries that it does not have")
+def _named_without(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mending, "_kept_where", lambda _metadata, wanted, _unreadable: wanted)
+
+
+@mutant("a newcomer is named before it has its copies")
+def _named_early(patch: pytest.MonkeyPatch) -> None:
+    original = mender._Attempt._fill
+
+    async def fill(self: Any, fill: Any) -> Any:
+        if fill.wanted != fill.metadata:
+            await self._ports.ledgers.update(self._ledger, lambda _: fill.wanted)
+        return await original(self, fill)
+
+    patch.setattr(mender._Attempt, "_fill", fill)
+
+
+@mutant("what a foreign bookie lists is believed")
+def _lists_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mending, "is_incarnation", lambda _: True)
+
+
+@mutant("a ledger is recovered although its log has a leader")
+def _usurped(patch: pytest.MonkeyPatch) -> None:
+    async def is_led(_self: Any, _partition: Any) -> bool:
+        return False
+
+    patch.setattr(mender.Mender, "is_led", is_led)
+
+
+@mutant("a ledger is recovered although its writer writes")
+def _interrupted(patch: pytest.MonkeyPatch) -> None:
+    original = mender._Attempt._ask
+
+    async def ask(self: Any, metadata: Any, there: Any) -> Any:
+        return replace(await original(self, metadata, there), lac=NO_ENTRY)
+
+    patch.setattr(mender._Attempt, "_ask", ask)
+
+
+@mutant("what an empty disk does not have ends a ledger")
+def _empty_disks(patch: pytest.MonkeyPatch) -> None:
+    async def doubtful(_self: Any, _bookies: Any) -> list[Any]:
+        return []
+
+    patch.setattr(mender._Attempt, "_doubtful", doubtful)
+
+
+@mutant("a recovery is begun that cannot be decided")
+def _in_vain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mending, "is_covered", lambda _definite, _quorum: True)
+
+
+@mutant("what was recovered is shown under the former leader's lease")
+def _shown_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LedgerList, "lease_wait_s", lambda _: 0.0)
+
+
+@mutant("a mark that has grown is taken away")
+def _grown_is_gone(patch: pytest.MonkeyPatch) -> None:
+    original = Underreplication._remove_mark
+
+    async def remove(self: Any, path: str, created: int, _version: int) -> None:
+        await original(self, path, created, -1)
+
+    patch.setattr(Underreplication, "_remove_mark", remove)
+
+
+@mutant("who has lost the lock changes the metadata")
+def _lock_is_forever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MarkLock, "is_held", True)
+
+
+@mutant("a lock keeps nobody out")
+def _no_lock(patch: pytest.MonkeyPatch) -> None:
+    async def lock(self: Any, ledger: Any, _worker: str) -> MarkLock | None:
+        mark: marks.Mark | None = await self.get(ledger)
+        return None if mark is None else MarkLock(self._store, mark, self._store.session)
+
+    patch.setattr(Underreplication, "lock", lock)
+
+
+@mutant("ledgers are repaired while that is switched off")
+def _always_on(patch: pytest.MonkeyPatch) -> None:
+    async def is_enabled(_self: Any) -> bool:
+        return True
+
+    patch.setattr(RecoverySettings, "is_enabled", is_enabled)
+
+
+def caught_by(name: str) -> str | None:
+    """The first case that fails with the breakage, and how; None if none does."""
+    with broken(name):
+        for module in CASES:
+            for each, case in sorted(vars(module).items()):
+                if not each.startswith("test_") or signature(case).parameters:
+                    continue
+                try:
+                    case()
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
+                    return f"{each}: {error}".partition("\n")[0][:300]
+    return None

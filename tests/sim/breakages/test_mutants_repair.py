@@ -1,0 +1,12 @@
+"""The cases notice each way in which the repair of marked ledgers can be broken."""
+
+import pytest
+
+from tests.sim.breakages.mutants_repair import MUTANTS, caught_by
+
+pytestmark = [pytest.mark.sim, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_breakage_is_noticed(name: str) -> None:
+    assert caught_by(name) is not None

@@ -1,0 +1,92 @@
+"""Marked ledgers on the bench, in a line each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from kvstore.errors import BookieError, StoreError
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from kvstore.wal.creator import OWNER_KEY
+from kvstore.wal.lists import LedgerLists
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Bench, P, appended, first_seq
+
+COUNT = 12
+
+
+class Copies:
+    """Counts recovery adds by (bookie, ledger, entry); some bookies may refuse them."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.made: Counter[tuple[BookieId, LedgerId, EntryId]] = Counter()
+        self._store = bench.bookies._store
+        bench.bookies._store = self  # type: ignore[assignment]
+        self.refusing: set[BookieId] = set()
+
+    def __call__(
+        self, bookie: BookieId, ledger: LedgerId, entry: EntryId, packet: bytes, recovery: bool
+    ) -> StoreError | None:
+        if recovery and bookie in self.refusing:
+            return BookieError(f"{bookie} takes no copies")
+        if recovery:
+            self.made[bookie, ledger, entry] += 1
+        return self._store(bookie, ledger, entry, packet, recovery)
+
+
+async def closed(bench: Bench, ledger: LedgerId = LEDGER, count: int = COUNT) -> None:
+    """A closed ledger on B1, B2, B3, which are as old as it is."""
+    metadata = LedgerMetadata(ledger, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), token=1)
+    await bench.ledgers.create(metadata)
+    handle = bench.handle(metadata)
+    await appended(bench, handle, count)
+    await handle.close()
+
+
+async def recorded(bench: Bench, ledger: LedgerId = LEDGER) -> tuple[BookieId, ...]:
+    metadata, _ = await bench.ports_on(MemoryStore(bench.tree)).ledgers.read(ledger)
+    return metadata.fragments[0].ensemble
+
+
+async def until(holds: Callable[[], bool], within_s: float = 120.0) -> None:
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not holds():
+        assert asyncio.get_running_loop().time() < deadline, "it never came to that"
+        await asyncio.sleep(0.01)
+
+
+async def until_unmarked(bench: Bench, *ledgers: LedgerId, within_s: float = 120.0) -> None:
+    deadline = asyncio.get_running_loop().time() + within_s
+    for ledger in ledgers or (LEDGER,):
+        while await bench.is_marked(ledger):
+            assert asyncio.get_running_loop().time() < deadline, f"ledger {ledger} stays marked"
+            await asyncio.sleep(0.01)
+
+
+async def until_begun(bench: Bench) -> BookieId:
+    """Until the first copies are made; the newcomer that gets them."""
+    newcomers = [bookie for bookie in (B4, B5) if bookie in bench.bookies.at]
+    await until(lambda: any(len(bench.bookies.at[each].of(LEDGER)) >= 3 for each in newcomers))
+    (newcomer,) = (each for each in newcomers if bench.bookies.at[each].of(LEDGER))
+    assert len(bench.bookies.at[newcomer].of(LEDGER)) < COUNT
+    return newcomer
+
+
+def locks(bench: Bench) -> list[str]:
+    return [path for path in bench.tree.paths() if path.startswith(f"{paths.MARK_LOCKS}/")]
+
+
+async def of_a_log(bench: Bench, lease_ms: int) -> None:
+    """An open ledger of COUNT entries, the last of p1's log, whose leader has gone."""
+    metadata = LedgerMetadata(
+        LEDGER, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), custom=((OWNER_KEY, P.encode()),), token=7
+    )
+    await bench.ledgers.create(metadata)
+    lists = LedgerLists(bench.store)
+    listed, version = await lists.make(P)
+    await lists.write(P, listed.with_ledger(LEDGER, first_seq(), epoch=1, lease_ms=lease_ms), version)
+    handle = bench.handle(metadata)
+    await appended(bench, handle, COUNT)
+    handle.release()

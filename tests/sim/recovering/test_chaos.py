@@ -1,0 +1,40 @@
+"""Whole clusters under faults of every kind, while an auditor marks and workers repair: a disk is lost again and again,
+nodes die and sleep, sessions end, the metadata store stumbles. Nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvstore.autorecovery.config import AutorecoveryConfig
+from kvstore.autorecovery.mender import Mender
+from tests.sim.run import run
+from tests.sim.strikes.knobs import hinted
+
+pytestmark = pytest.mark.sim
+
+FAULTS = (
+    *("wipe", "kill", "kill_leader", "power_cut", "session_expiry", "metadata_trouble", "metadata_cut"),
+    *("pause", "isolate", "flip_bits"),
+)
+HASTY = AutorecoveryConfig(
+    lost_bookie_delay_s=1, check_interval_s=5.0, placement_interval_s=5.0, open_ledger_grace_s=2.0
+)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_nothing_is_lost_while_ledgers_are_repaired_under_faults(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    mended: list[int] = []
+    original = Mender.mend
+
+    async def mend(self: Mender, *arguments: Any, **named: Any) -> Any:
+        done = await original(self, *arguments, **named)
+        mended.append(done.is_whole)
+        return done
+
+    monkeypatch.setattr(Mender, "mend", mend)
+    knobs = hinted(seed, FAULTS, {"nodes": 4, "log.roll_entries": 8})
+    run(seed, replace(knobs, chaos_s=10.0, autorecovery=HASTY))
+    assert sum(mended) > 0

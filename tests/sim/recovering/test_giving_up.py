@@ -1,0 +1,137 @@
+"""What an operator gives up of a ledger (docs/protocol.md, A14): the rest gets its copies, and nobody looks for what is
+lost any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.autorecovery.giving_up import GivingUp
+from kvstore.autorecovery.mender import Mender
+from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import ensure_path
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
+from kvstore.wal.connection import AnsweredError
+from kvstore.wal.copies.pace import Pace
+from kvstore.wal.lost import lost_entries
+from kvstore.wal.ports import ReadAnswer
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, P, appended, run
+from tests.sim.recovering.cases import COUNT, closed, of_a_log, recorded, until_unmarked
+
+pytestmark = pytest.mark.sim
+
+
+def giving_up(bench: Bench) -> GivingUp:
+    store = MemoryStore(bench.tree)
+    mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
+    return GivingUp(mender, bench.marks, worker="operator")
+
+
+def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        for bookie in (B1, B2):
+            bench.bookies.at[bookie].entries[LEDGER, EntryId(5)] = b"?" * 60
+            del bench.bookies.at[bookie].entries[LEDGER, EntryId(6)]
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        found = await giving_up(bench).look(LEDGER)
+        assert (found.text, found.away) == ("5-6", (B3,))
+        assert await recorded(bench) == (B1, B2, B3), "looking changes nothing"
+        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        assert loss.text == "5-6"
+        assert mended.is_whole
+        assert await recorded(bench) == (B1, B2, B4)
+        assert bench.bookies.at[B4].of(LEDGER) == [each for each in range(COUNT) if each not in (5, 6)]
+        assert lost_entries(await bench.recorded()) == [range(5, 7)]
+        await bench.mark(B2)
+        bench.worker()
+        await until_unmarked(bench)
+
+    run(case, bookies=4)
+
+
+def test_a_ledger_whose_end_nobody_can_tell_is_closed_behind_what_is_left() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        bench.bookies.stop(B2, B3)
+        assert (await giving_up(bench).look(LEDGER)).lost == ()
+        assert not bench.bookies.at[B1].fenced
+        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
+        found = await bench.recorded()
+        assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
+        assert set(found.fragments[0].ensemble) == {B1, B4, B5}
+        for bookie in (B4, B5):
+            assert bench.bookies.at[bookie].of(LEDGER) == list(range(COUNT))
+        bench.bookies.start(B2, B3)
+        entries = Appended()
+        handle.append(b"too late", entries.done)
+        await bench.pass_time(10)
+        assert not bench.bookies.at[B1].entries.get((LEDGER, EntryId(COUNT)))
+
+    run(case, bookies=5)
+
+
+def test_what_is_known_to_be_confirmed_is_lost_and_not_cut_off() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        for entry in (COUNT - 1, 3):
+            del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
+        bench.bookies.stop(B2, B3)
+        loss, _ = await giving_up(bench).give_up(LEDGER, 1)
+        assert (loss.last, loss.text) == (COUNT - 1, f"3,{COUNT - 1}")
+
+    run(case, bookies=5)
+
+
+def test_the_ledger_of_a_log_that_has_a_leader_is_not_given_up() -> None:
+    async def case(bench: Bench) -> None:
+        await of_a_log(bench, 500)
+        leader = MemoryStore(bench.tree)
+        await ensure_path(leader, paths.partition(P))
+        await leader.create(paths.partition_leader(P), ephemeral=True)
+        with pytest.raises(InvalidRequest, match="has a leader"):
+            await giving_up(bench).give_up(LEDGER, 1)
+        assert (await bench.recorded()).state is LedgerState.OPEN
+
+    run(case, bookies=4)
+
+
+@pytest.mark.parametrize("status", [Status.TOO_MANY_REQUESTS, Status.IO_ERROR], ids=str)
+def test_a_refusal_that_may_be_over_in_a_moment_is_no_loss(status: Status) -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B2, B3)
+        read = bench.bookies.read
+
+        async def refuse(bookie: BookieId, ledger: LedgerId, entry: EntryId, **how: Any) -> ReadAnswer:
+            if entry == 5:
+                raise AnsweredError(f"{bookie}: answered {status}", status)
+            return await read(bookie, ledger, entry, **how)
+
+        bench.bookies.read = refuse  # type: ignore[assignment, method-assign]
+        if status is Status.IO_ERROR:
+            assert (await giving_up(bench).look(LEDGER)).text == "5"
+        else:
+            with pytest.raises(Unavailable):
+                await giving_up(bench).look(LEDGER)
+
+    run(case, bookies=4)
+
+
+def test_a_bookie_that_is_there_and_does_not_answer_is_waited_for() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.at[B1].is_silent = True
+        with pytest.raises(Unavailable, match="does not answer"):
+            await giving_up(bench).give_up(LEDGER, 1)
+        assert not await bench.is_marked()
+
+    run(case, bookies=4)

@@ -1,0 +1,166 @@
+"""Marked ledgers that are not closed: whose they are, when they are recovered, and when not (docs/protocol.md, A11,
+A12, A13)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import ensure_path
+from kvstore.types import LedgerState
+from tests.sim.ledgers_and_logs.bench import (
+    B1,
+    B2,
+    B3,
+    B4,
+    LEDGER,
+    Appended,
+    Bench,
+    P,
+    appended,
+    holders,
+    run,
+)
+from tests.sim.recovering.cases import COUNT, of_a_log, until, until_unmarked
+
+pytestmark = pytest.mark.sim
+
+
+def test_a_dead_writers_ledger_is_recovered_and_then_repaired() -> None:
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        handle.release()
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker()
+        await bench.pass_time(25)
+        assert (await bench.recorded()).state is LedgerState.OPEN, "its writer has a while to replace the bookie"
+        await until_unmarked(bench)
+        found = await bench.recorded()
+        assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
+        assert found.fragments[-1].ensemble == (B1, B2, B4)
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
+
+    run(case, bookies=4)
+
+
+def test_a_ledger_that_is_written_to_is_never_fenced() -> None:
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        handle, entries = bench.handle(await bench.ledger()), Appended()
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker()
+        for number in range(10):
+            handle.append(b"entry %d" % number, entries.done)
+            await bench.pass_time(20)
+        assert len(entries.confirmed) == 10
+        assert (await bench.recorded()).state is LedgerState.OPEN
+        assert not bench.halted
+
+    run(case, bookies=3)
+
+
+def test_an_idle_writer_whose_ledger_was_recovered_acknowledges_nothing_more() -> None:
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker()
+        await until_unmarked(bench)
+        entries = Appended()
+        handle.append(b"too late", entries.done)
+        await bench.pass_time(1)
+        assert not entries.confirmed
+        assert len(entries.errors) == 1
+
+    run(case, bookies=3 + 1)
+
+
+def test_an_idle_writer_whose_ensemble_came_back_with_empty_disks_loses_nothing() -> None:
+    """Apache's #4812: what bookies that are younger than the ledger do not have ends no recovery."""
+
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1)
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        handle.release()
+        await bench.set_up(B2, B3)
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].entries.clear()
+            bench.bookies.at[bookie].lacs.clear()
+        bench.bookies.stop(B1)
+        await bench.mark(B1)
+        bench.worker()
+        await bench.pass_time(300)
+        assert (await bench.recorded()).state is LedgerState.OPEN
+        assert not bench.bookies.at[B2].fenced
+        bench.bookies.start(B1)
+        await until_unmarked(bench)
+        assert holders(bench, COUNT - 1) == [B1, B2, B3], "as it is confirmed, it is copied"
+
+    run(case, bookies=4)
+
+
+def test_a_ledger_whose_end_cannot_be_told_is_left_as_it_is() -> None:
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        bench.bookies.stop(B2, B3)
+        await bench.mark(B2, B3)
+        bench.worker()
+        await bench.pass_time(300)
+        assert (await bench.recorded()).state is LedgerState.OPEN
+        assert not bench.bookies.at[B1].fenced
+        bench.bookies.start(B2, B3)
+        await until_unmarked(bench)
+        entries = Appended()
+        handle.append(b"goes on", entries.done)
+        await bench.pass_time(10)
+        assert len(entries.confirmed) == 1, "its writer was only idle"
+
+    run(case, bookies=5)
+
+
+def test_a_partitions_ledger_is_its_leaders_for_as_long_as_there_is_one() -> None:
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        await of_a_log(bench, 500)
+        leader = MemoryStore(bench.tree)
+        await ensure_path(leader, paths.partition(P))
+        await leader.create(paths.partition_leader(P), ephemeral=True)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker()
+        await bench.pass_time(300)
+        assert (await bench.recorded()).state is LedgerState.OPEN
+        assert not bench.bookies.at[B1].fenced
+        await leader.close()
+        await until_unmarked(bench)
+        assert (await bench.recorded()).state is LedgerState.CLOSED
+
+    run(case, bookies=4)
+
+
+def test_nobody_sees_what_was_recovered_before_the_former_leaders_lease_is_over() -> None:
+    async def case(bench: Bench) -> None:
+        await bench.set_up(B1, B2, B3)
+        await of_a_log(bench, 5000)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker(grace_s=1.0)
+        await until(lambda: LEDGER in bench.bookies.at[B1].fenced)
+        fenced_at = bench.env.clock.now()
+        while (await bench.recorded()).state is not LedgerState.CLOSED:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert bench.env.clock.now() - fenced_at >= 5.4, "the lease, and a tenth"
+
+    run(case, bookies=4)

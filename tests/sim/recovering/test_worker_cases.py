@@ -1,0 +1,307 @@
+"""Single cases of the worker that repairs marked ledgers (docs/protocol.md, A10): one process, model bookies,
+sessions of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.autorecovery.worker import Worker
+from kvstore.meta import paths
+from kvstore.types import EntryId, LedgerId
+from tests.sim.ledgers_and_logs.bench import (
+    B1,
+    B2,
+    B3,
+    B4,
+    B5,
+    LEDGER,
+    Bench,
+    FrozenStore,
+    holders,
+    run,
+)
+from tests.sim.recovering.cases import COUNT, Copies, closed, locks, recorded, until_begun, until_unmarked
+
+pytestmark = pytest.mark.sim
+OTHERS = tuple(LedgerId(101 + number) for number in range(20))
+
+
+def test_a_lost_bookies_copies_are_made_elsewhere_and_mark_and_lock_go() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        worker = bench.worker()
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B1, B2, B4)
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
+        await bench.pass_time()
+        assert locks(bench) == []
+        said = worker.statistics()
+        assert (said["ledgers_mended"], said["copies_made"], said["ledgers_mending"]) == (1, COUNT, 0)
+        assert said["copied_bytes"] > COUNT
+
+    run(case, bookies=4)
+
+
+def test_several_workers_repair_many_ledgers_and_copy_nothing_twice() -> None:
+    async def case(bench: Bench) -> None:
+        for ledger in OTHERS:
+            await closed(bench, ledger)
+        bench.bookies.stop(B3)
+        copies = Copies(bench)
+        for ledger in OTHERS:
+            await bench.mark(B3, ledger=ledger)
+        workers = [bench.worker(f"w{number}") for number in range(3)]
+        await until_unmarked(bench, *OTHERS)
+        assert len(copies.made) == COUNT * len(OTHERS)
+        assert set(copies.made.values()) == {1}
+        assert all(worker.statistics()["ledgers_mended"] for worker in workers), "each took a part"
+        for ledger in OTHERS:
+            assert B3 not in await recorded(bench, ledger)
+
+    run(case, bookies=5)
+
+
+def test_the_lock_of_a_worker_that_died_passes_to_another() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        store = FrozenStore(bench.tree)
+        await until_locked(bench, bench.worker("dies", store=store, bytes_per_s=200), store)
+        had = len(bench.bookies.at[B4].of(LEDGER))
+        assert 0 < had < COUNT
+        copies = Copies(bench)
+        bench.worker("goes on")
+        await bench.pass_time(20)
+        assert not copies.made, "the lock is another's"
+        store.expire()
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B1, B2, B4)
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
+        assert len(copies.made) < COUNT, "what the first has copied is there"
+
+    run(case, bookies=4)
+
+
+async def until_locked(bench: Bench, worker: Worker, store: FrozenStore) -> None:
+    """Until it has copied a part; then its process is gone, and its session lasts."""
+    await until_begun(bench)
+    await worker._nursery.close()
+
+
+def test_two_that_both_believe_to_have_the_lock_do_no_harm() -> None:
+    """A session ends while its worker copies: it records nothing any more."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        store = FrozenStore(bench.tree)
+        bench.worker("slow", store=store, bytes_per_s=200)
+        await until_begun(bench)
+        store.expire()
+        bench.worker("quick")
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B1, B2, B4)
+        await bench.pass_time(60)
+        assert paths.ledger(LEDGER) not in store.writes
+        assert locks(bench) == []
+
+    run(case, bookies=4)
+
+
+def test_a_worker_whose_session_has_ended_records_nothing_until_it_has_the_lock_again() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        store = FrozenStore(bench.tree)
+        bench.worker(store=store, bytes_per_s=200)
+        await until_begun(bench)
+        store.expire()
+        store.resume()
+        await bench.settings.disable()
+        await bench.pass_time(60)
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT)), "copies do no harm"
+        assert await recorded(bench) == (B1, B2, B3)
+        await bench.settings.enable()
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B1, B2, B4)
+
+    run(case, bookies=4)
+
+
+def test_a_mark_that_grows_meanwhile_stays_until_that_is_repaired_too() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        worker = bench.worker(bytes_per_s=200)
+        await until_begun(bench)
+        bench.bookies.stop(B2)
+        await bench.mark(B2)
+        await until_unmarked(bench)
+        assert set(await recorded(bench)) == {B1, B4, B5}
+        for bookie in (B4, B5):
+            assert bench.bookies.at[bookie].of(LEDGER) == list(range(COUNT))
+        assert worker.statistics()["ledgers_mended"] == 1
+
+    run(case, bookies=5)
+
+
+def test_a_bookie_that_is_back_has_its_mark_cleared_and_nothing_is_copied() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.bookies.start(B3)
+        copies = Copies(bench)
+        bench.worker()
+        await until_unmarked(bench)
+        assert not copies.made
+        assert await recorded(bench) == (B1, B2, B3)
+
+    run(case, bookies=4)
+
+
+def test_a_bookie_that_is_away_and_not_marked_is_not_replaced() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        del bench.bookies.at[B2].entries[LEDGER, EntryId(3)]
+        await bench.mark(B2)
+        bench.bookies.stop(B3)
+        copies = Copies(bench)
+        bench.worker()
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B1, B2, B3)
+        assert list(copies.made) == [(B2, LEDGER, 3)]
+
+    run(case, bookies=5)
+
+
+def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker(bytes_per_s=200)
+        await until_begun(bench)
+        await bench.ledgers.remove(LEDGER, -1)
+        await until_unmarked(bench)
+        assert await bench.ledgers.list_ids() == []
+        assert locks(bench) == []
+
+    run(case, bookies=4)
+
+
+def test_who_loses_the_metadata_to_others_looks_again() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker(bytes_per_s=200)
+        newcomer = await until_begun(bench)
+        other = B4 if newcomer == B5 else B5
+        for entry in range(COUNT):
+            bench.bookies.at[other].entries[LEDGER, EntryId(entry)] = bench.bookies.at[B1].entries[
+                LEDGER, EntryId(entry)
+            ]
+        others, version = await bench.ledgers.read(LEDGER)
+        await bench.ledgers.write(others.with_ensemble(EntryId(0), (other, B2, B3)), version)
+        await until_unmarked(bench)
+        first, second, third = await recorded(bench)
+        assert (first, second) == (other, B2)
+        assert third in (B1, newcomer)
+        assert bench.bookies.at[third].of(LEDGER) == list(range(COUNT))
+
+    run(case, bookies=5)
+
+
+def test_while_it_is_switched_off_nothing_is_repaired() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.settings.disable()
+        await bench.mark(B3)
+        worker = bench.worker()
+        await bench.pass_time(60)
+        assert await bench.is_marked()
+        assert holders(bench, 0) == [B1, B2, B3]
+        assert worker.statistics()["enabled"] == 0
+        await bench.settings.enable()
+        await until_unmarked(bench)
+        assert worker.statistics()["enabled"] == 1
+
+    run(case, bookies=4)
+
+
+def test_what_cannot_be_read_keeps_the_mark_and_the_rest_is_copied_once() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        for bookie in (B1, B2):
+            bench.bookies.at[bookie].entries[LEDGER, EntryId(5)] = b"?" * 60
+        await bench.mark(B3)
+        copies = Copies(bench)
+        worker = bench.worker()
+        await bench.pass_time(1000)
+        assert await bench.is_marked()
+        assert await recorded(bench) == (B1, B2, B3), "nobody is named for what it does not have"
+        assert bench.bookies.at[B4].of(LEDGER) == [each for each in range(COUNT) if each != 5]
+        assert set(copies.made.values()) == {1}
+        assert worker.statistics()["ledgers_unreadable"] == 1
+        bench.bookies.start(B3)
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B1, B2, B3), "it was only away"
+
+    run(case, bookies=4, limit_s=2000)
+
+
+def test_damage_at_a_bookie_that_is_there_is_repaired_in_place() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        good = dict(bench.bookies.at[B2].entries)
+        bench.bookies.at[B2].entries[LEDGER, EntryId(5)] = good[LEDGER, EntryId(5)][:-1] + b"?"
+        del bench.bookies.at[B2].entries[LEDGER, EntryId(7)]
+        await bench.mark(B2)
+        copies = Copies(bench)
+        bench.worker()
+        await until_unmarked(bench)
+        assert bench.bookies.at[B2].entries == good
+        assert sorted(copies.made) == [(B2, LEDGER, 5), (B2, LEDGER, 7)]
+        assert await recorded(bench) == (B1, B2, B3)
+
+    run(case, bookies=4)
+
+
+def test_a_new_bookie_is_used_as_soon_as_it_is_there() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3, B4)
+        await bench.mark(B3)
+        bench.worker()
+        await bench.pass_time(1000)
+        assert await bench.is_marked()
+        bench.bookies.start(B4)
+        await until_unmarked(bench, within_s=5)
+        assert await recorded(bench) == (B1, B2, B4)
+
+    run(case, bookies=4, limit_s=2000)
+
+
+def test_the_rate_is_one_for_all_ledgers_of_a_worker() -> None:
+    async def case(bench: Bench) -> None:
+        for ledger in OTHERS[:6]:
+            await closed(bench, ledger)
+        size = sum(len(packet) for packet in bench.bookies.at[B3].entries.values())
+        bench.bookies.stop(B3)
+        for ledger in OTHERS[:6]:
+            await bench.mark(B3, ledger=ledger)
+        began = bench.env.clock.now()
+        bench.worker(bytes_per_s=size // 20)
+        await until_unmarked(bench, *OTHERS[:6])
+        assert 18 < bench.env.clock.now() - began < 24
+
+    run(case, bookies=4)
