@@ -57,7 +57,7 @@ ADAPTERS = (
     "kvstore/devcluster/",
     "kvstore/env/",
     "kvstore/meta/etcd/",
-    "kvstore/meta/zookeeper.py",
+    "kvstore/meta/zookeeper/store.py",
     "kvstore/spark/",
 )
 # Simulations sleep in virtual time; waiting.py is how tests of real processes wait; what is measured there stalls.

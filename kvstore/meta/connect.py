@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, parse
 from kvstore.meta.etcd import EtcdStore
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 
 Store = EtcdStore | ZooKeeperStore
 

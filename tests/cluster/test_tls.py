@@ -22,7 +22,7 @@ from kvstore.client import AsyncClient, Client
 from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import StoreError
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
 from kvstore.types import ServerId

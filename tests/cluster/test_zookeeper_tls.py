@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.devcluster.zookeeper import free_ports
-from tests.meta.test_zookeeper_tls import Secured, secured
+from tests.meta.zookeeper.test_tls import Secured, secured
 from tests.waiting import wait_until_blocking
 
 __all__ = ["secured"]

@@ -12,7 +12,7 @@ from kvstore.devcluster.zookeeper import ZooKeeperProcess, start_standalone
 from kvstore.env.real import real_env
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.interop.recording import Proxy, Recording
 
 

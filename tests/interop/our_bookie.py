@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env.real import real_env, run
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 
 
 async def serve(directory: str, name: str, address: str, zookeeper: str, *settings: str) -> None:

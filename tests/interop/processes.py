@@ -16,7 +16,7 @@ from kvstore.devcluster.zookeeper import ZooKeeperProcess, free_ports, start_sta
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.registration import RegistrationClient
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
 from tests.interop import java
 from tests.interop.java import Programs

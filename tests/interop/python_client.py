@@ -20,7 +20,7 @@ from kvstore.errors import StoreError
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice

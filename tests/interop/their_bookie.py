@@ -18,7 +18,7 @@ from subprocess import Popen
 from kvstore.devcluster.zookeeper import free_port, start_standalone
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.registration import RegistrationClient
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.digest import EntryDigest, master_key

@@ -27,11 +27,11 @@ async def driver(request: pytest.FixtureRequest) -> AsyncIterator[Driver]:
     elif request.param == "simulated":
         driver = SimDriver()
     elif request.param == "etcd":
-        from tests.meta.etcd_driver import EtcdDriver
+        from tests.meta.etcd.driver import EtcdDriver
 
         driver = EtcdDriver(request.getfixturevalue("etcd_prefix"))
     else:
-        from tests.meta.zookeeper_driver import ZooKeeperDriver
+        from tests.meta.zookeeper.driver import ZooKeeperDriver
 
         driver = ZooKeeperDriver(request.getfixturevalue("zookeeper_chroot"))
     yield driver

@@ -10,7 +10,7 @@ from kvstore.errors import ConfigError, MetadataUnavailable, NoSuchNode, Unavail
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.server.routing.addresses import addresses
 from kvstore.server.routing.topology import Member
 from kvstore.spark.cluster import find

@@ -1,4 +1,4 @@
-"""A node's session with the simulated metadata store: what kvstore/meta/zookeeper.py is to the real one."""
+"""A node's session with the simulated metadata store: what kvstore/meta/zookeeper/store.py is to the real one."""
 
 from __future__ import annotations
 

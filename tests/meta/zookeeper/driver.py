@@ -7,7 +7,7 @@ import threading
 from kazoo.client import KazooClient
 
 from kvstore.meta.store import MetadataStore, SessionState
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.meta.drivers import States
 
 

@@ -27,7 +27,7 @@ from kvstore.meta.etcd.link import Link
 from kvstore.meta.store import Create, Delete, SessionState, ensure_path
 from kvstore.proto.etcd_pb2 import CompactionRequest, TxnRequest, TxnResponse
 from tests.meta.drivers import Hint, States
-from tests.meta.test_zookeeper import Proxy
+from tests.meta.zookeeper.test_sessions import Proxy
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.needs_etcd

@@ -15,7 +15,7 @@ from kvstore.meta.connect import connect
 from kvstore.meta.etcd import EtcdStore
 from kvstore.meta.store import SessionState
 from tests.meta.drivers import States
-from tests.meta.test_zookeeper_tls import write
+from tests.meta.zookeeper.test_tls import write
 
 pytestmark = pytest.mark.needs_etcd
 

@@ -13,7 +13,7 @@ from kvstore.devcluster.zookeeper import free_port, start_standalone
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta.store import SessionState
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.meta.drivers import States
 
 pytestmark = pytest.mark.needs_zookeeper

@@ -8,7 +8,7 @@ from typing import Any
 
 from kazoo.protocol.states import EventType, WatchedEvent
 
-from kvstore.meta.zookeeper_watches import Standing
+from kvstore.meta.zookeeper.watches import Standing
 
 PATH = "/a"
 

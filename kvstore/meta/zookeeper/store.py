@@ -1,4 +1,4 @@
-"""The metadata store's driver for ZooKeeper, on kazoo. See zookeeper_session.py for how the session is kept.
+"""The metadata store's driver for ZooKeeper, on kazoo. See session.py for how the session is kept.
 
 Answers come through `rawlink` from kazoo's threads to the event loop. Each call has a deadline; past it, the outcome is
 unknown and the connection is broken on purpose. ZooKeeper's own watches work once and die with the connection: here
@@ -40,8 +40,8 @@ from kvstore.meta.store import (
     check_change_sizes,
     ensure_path,
 )
-from kvstore.meta.zookeeper_session import GuardedClient, NotSent, Session
-from kvstore.meta.zookeeper_watches import Standing
+from kvstore.meta.zookeeper.session import GuardedClient, NotSent, Session
+from kvstore.meta.zookeeper.watches import Standing
 
 log = logging.getLogger(__name__)
 

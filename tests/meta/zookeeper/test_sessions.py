@@ -12,10 +12,10 @@ from kazoo.protocol.states import KeeperState
 
 from kvstore.devcluster.zookeeper import ZooKeeperProcess, free_port, restart, start_ensemble
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NoSuchNode
-from kvstore.meta import zookeeper as module
-from kvstore.meta import zookeeper_session
 from kvstore.meta.store import SessionState
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper import session as zookeeper_session
+from kvstore.meta.zookeeper import store as module
+from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.meta.drivers import Hint, States
 from tests.waiting import wait_until, wait_until_blocking
 

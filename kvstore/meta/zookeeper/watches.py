@@ -17,7 +17,7 @@ from typing import Any
 from kazoo import exceptions as kazoo
 from kazoo.protocol.states import EventType, WatchedEvent
 
-from kvstore.meta.zookeeper_session import GuardedClient, NotSent
+from kvstore.meta.zookeeper.session import GuardedClient, NotSent
 
 log = logging.getLogger(__name__)
 
