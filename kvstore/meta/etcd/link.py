@@ -67,6 +67,8 @@ class Link:
         """The session that it carries. This and the guard are set before anybody but the session uses the link."""
         self.guard = Compare()
         """Holds as long as the session lives and has no later connection: the condition of every write."""
+        self._given_up: set[asyncio.Task[TxnResponse]] = set()
+        """Writes whose askers were cancelled."""
         if tls is None:
             self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
         else:
@@ -81,6 +83,21 @@ class Link:
 
     async def txn(self, request: TxnRequest) -> TxnResponse:
         return await self._call(lambda: self._kv.Txn(request))
+
+    async def write(self, request: TxnRequest) -> TxnResponse:
+        """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back."""
+        sent = asyncio.get_running_loop().create_task(self.txn(request), name="metadata write")
+        try:
+            return await asyncio.shield(sent)
+        except asyncio.CancelledError:
+            self._given_up.add(sent)
+            sent.add_done_callback(self._given_up.discard)
+            raise
+
+    async def settled(self) -> None:
+        """Return when no write is under way whose asker was cancelled: what follows sees it done, or it never is."""
+        while self._given_up:
+            await asyncio.wait(self._given_up)
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease's id."""
