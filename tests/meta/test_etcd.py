@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from kvstore.devcluster.etcd import EtcdProcess, find_running, restart, start_ensemble
@@ -380,10 +381,25 @@ async def test_a_watch_from_before_a_compaction_has_everybody_read(etcd_prefix: 
 # ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_no_server_is_said_so_in_time(connect: Connect) -> None:
+async def test_no_server_is_said_so_in_time_and_why(connect: Connect) -> None:
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(MetadataUnavailable, match=address):
+    with pytest.raises(MetadataUnavailable, match=rf"no etcd answers at {address} within 0.5 s: .*Connection refused"):
         await connect(address, connect_timeout_s=0.5)
+
+
+async def test_a_server_that_refuses_this_client_is_quoted(own_etcd: EtcdProcess, connect: Connect) -> None:
+    """Not for a server that is away would its operator look at who may ask it."""
+    channel = grpc.aio.insecure_channel(own_etcd.address)
+    for method, request in (
+        ("UserAdd", {1: "root", 2: "secret"}),
+        ("UserGrantRole", {1: "root", 2: "root"}),
+        ("AuthEnable", {}),
+    ):
+        body = b"".join(bytes([key << 3 | 2, len(text)]) + text.encode() for key, text in request.items())
+        await channel.unary_unary(f"/etcdserverpb.Auth/{method}")(body)
+    await channel.close()
+    with pytest.raises(MetadataUnavailable, match="etcdserver: user name is empty"):
+        await connect(own_etcd.address, connect_timeout_s=1)
 
 
 async def test_calls_under_way_are_bounded(etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

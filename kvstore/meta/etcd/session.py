@@ -63,7 +63,7 @@ class Session:
         self._keys, self._watches, self._changed = keys, watches, changed
         self._is_closing = self._has_root = False
         self._patience_s = ATTACH_FIRST_S
-        self._trouble = ""
+        self.trouble = ""
         """Why the last connection ended or none came about; logged when it changes, not at each attempt."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="metadata session")
@@ -106,7 +106,7 @@ class Session:
         try:
             async with asyncio.timeout(self._patience_s):
                 revision = await self._attach(link)
-            was_connected, self.link, self._trouble = True, link, ""
+            was_connected, self.link, self.trouble = True, link, ""
             self._become(SessionState.CONNECTED, link.session)
             self._watches.call_all()
             await self._hold(link, revision)
@@ -121,8 +121,8 @@ class Session:
         return was_connected
 
     def _note(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
+        if trouble != self.trouble:
+            self.trouble = trouble
             log.warning("no metadata connection %s", trouble)
 
     async def _attach(self, link: Link) -> int:

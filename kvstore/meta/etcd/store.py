@@ -87,7 +87,8 @@ class EtcdStore:
         except BaseException as error:
             await store.close()
             if isinstance(error, TimeoutError):
-                raise MetadataUnavailable(f"no etcd answers at {address} within {connect_timeout_s} s") from None
+                why = f": {store._session.trouble}" if store._session.trouble else ""
+                raise MetadataUnavailable(f"no etcd answers at {address} within {connect_timeout_s} s{why}") from None
             raise
         return store
 
