@@ -4,8 +4,10 @@ servers."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
@@ -23,6 +25,7 @@ from kvstore.errors import (
     VersionConflict,
 )
 from kvstore.meta.etcd import EtcdStore, listing
+from kvstore.meta.etcd import session as session_module
 from kvstore.meta.etcd import store as module
 from kvstore.meta.etcd.link import Link
 from kvstore.meta.store import Create, Delete, SessionState, ensure_path
@@ -322,6 +325,17 @@ async def test_an_endpoint_that_goes_away_is_replaced_by_another_in_the_same_ses
             assert store._session.link.endpoint == other.address
             await here.mend()
         assert (await store.get("/e"))[1].owner == store.session == session
+
+
+async def test_an_endpoint_that_does_not_answer_is_not_given_the_patience_for_a_slow_one(
+    etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is down takes no connection; after a long outage the others would be found too late for a lease."""
+    monkeypatch.setattr(session_module, "ATTACH_FIRST_S", 1000.0)
+    monkeypatch.setattr(session_module, "OPEN_MAX_S", 0.1)
+    monkeypatch.setattr(Random, "randrange", lambda self, count: 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        await connect(f"127.0.0.1:{silent.getsockname()[1]},{etcd_prefix}")
 
 
 @pytest.mark.slow

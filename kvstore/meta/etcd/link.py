@@ -78,6 +78,13 @@ class Link:
         self._lease: Any = LeaseStub(self._channel)
         self._watch: Any = WatchStub(self._channel)
 
+    async def opened(self) -> None:
+        """Return when the endpoint has taken the connection, or refused it: then the first call says why."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+
     async def range(self, request: RangeRequest) -> RangeResponse:
         return await self._call(lambda: self._kv.Range(request))
 

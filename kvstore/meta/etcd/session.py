@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 ATTACH_FIRST_S, ATTACH_MAX_S = 2.0, 16.0
 """For all that a new connection begins with. Then the next endpoint is tried, with twice the time: etcd may be slow
 rather than away."""
+OPEN_MAX_S = 4.0
+"""For an endpoint to take a connection at all, which a slow one does at once."""
 RENEWALS = 3
 """Of the lease, within its time."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 0.7
@@ -104,6 +106,8 @@ class Session:
         """One connection, from its beginning to its end; False if nothing became of it."""
         link, was_connected = Link(endpoint, self._tls), False
         try:
+            async with asyncio.timeout(min(self._patience_s, OPEN_MAX_S)):
+                await link.opened()
             async with asyncio.timeout(self._patience_s):
                 revision = await self._attach(link)
             was_connected, self.link, self.trouble = True, link, ""
