@@ -98,8 +98,13 @@ class Link:
             return await asyncio.shield(sent)
         except asyncio.CancelledError:
             self._given_up.add(sent)
-            sent.add_done_callback(self._given_up.discard)
+            sent.add_done_callback(self._end_given_up)
             raise
+
+    def _end_given_up(self, sent: asyncio.Task[TxnResponse]) -> None:
+        self._given_up.discard(sent)
+        if not sent.cancelled():
+            sent.exception()  # there is nobody to tell
 
     async def settled(self) -> None:
         """Return when no write is under way whose asker was cancelled: what follows sees it done, or it never is."""
