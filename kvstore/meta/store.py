@@ -4,7 +4,7 @@ several drivers.
 Semantics are ZooKeeper's. Every write names a version. A watch is only a hint: whoever is called re-reads; whoever
 depends on it re-reads every 10 s anyway. Calls are refused with MetadataUnavailable unless the session is CONNECTED; a
 call whose connection broke while it was under way raises MetadataUnknown, and its caller reads again to learn what
-happened.
+happened. A call whose caller was cancelled is done before later calls of the session, or never.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ class Link:
         """The session that it carries. This and the guard are set before anybody but the session uses the link."""
         self.guard = Compare()
         """Holds as long as the session lives and has no later connection: the condition of every write."""
+        self._given_up: set[asyncio.Task[TxnResponse]] = set()
+        """Writes whose askers were cancelled."""
         if tls is None:
             self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
         else:
@@ -76,11 +78,38 @@ class Link:
         self._lease: Any = LeaseStub(self._channel)
         self._watch: Any = WatchStub(self._channel)
 
+    async def opened(self) -> None:
+        """Return when the endpoint has taken the connection, or refused it: then the first call says why."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+
     async def range(self, request: RangeRequest) -> RangeResponse:
         return await self._call(lambda: self._kv.Range(request))
 
     async def txn(self, request: TxnRequest) -> TxnResponse:
         return await self._call(lambda: self._kv.Txn(request))
+
+    async def write(self, request: TxnRequest) -> TxnResponse:
+        """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back."""
+        sent = asyncio.get_running_loop().create_task(self.txn(request), name="metadata write")
+        try:
+            return await asyncio.shield(sent)
+        except asyncio.CancelledError:
+            self._given_up.add(sent)
+            sent.add_done_callback(self._end_given_up)
+            raise
+
+    def _end_given_up(self, sent: asyncio.Task[TxnResponse]) -> None:
+        self._given_up.discard(sent)
+        if not sent.cancelled():
+            sent.exception()  # there is nobody to tell
+
+    async def settled(self) -> None:
+        """Return when no write is under way whose asker was cancelled: what follows sees it done, or it never is."""
+        while self._given_up:
+            await asyncio.wait(self._given_up)
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease's id."""

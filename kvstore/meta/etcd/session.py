@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 ATTACH_FIRST_S, ATTACH_MAX_S = 2.0, 16.0
 """For all that a new connection begins with. Then the next endpoint is tried, with twice the time: etcd may be slow
 rather than away."""
+OPEN_MAX_S = 4.0
+"""For an endpoint to take a connection at all, which a slow one does at once."""
 RENEWALS = 3
 """Of the lease, within its time."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 0.7
@@ -63,7 +65,7 @@ class Session:
         self._keys, self._watches, self._changed = keys, watches, changed
         self._is_closing = self._has_root = False
         self._patience_s = ATTACH_FIRST_S
-        self._trouble = ""
+        self.trouble = ""
         """Why the last connection ended or none came about; logged when it changes, not at each attempt."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="metadata session")
@@ -104,9 +106,11 @@ class Session:
         """One connection, from its beginning to its end; False if nothing became of it."""
         link, was_connected = Link(endpoint, self._tls), False
         try:
+            async with asyncio.timeout(min(self._patience_s, OPEN_MAX_S)):
+                await link.opened()
             async with asyncio.timeout(self._patience_s):
                 revision = await self._attach(link)
-            was_connected, self.link, self._trouble = True, link, ""
+            was_connected, self.link, self.trouble = True, link, ""
             self._become(SessionState.CONNECTED, link.session)
             self._watches.call_all()
             await self._hold(link, revision)
@@ -121,8 +125,8 @@ class Session:
         return was_connected
 
     def _note(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
+        if trouble != self.trouble:
+            self.trouble = trouble
             log.warning("no metadata connection %s", trouble)
 
     async def _attach(self, link: Link) -> int:

@@ -2,7 +2,9 @@
 for how writes are made.
 
 All reads are linearizable. A write reads what it touches, and commits on condition that it has not changed; where it
-has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up.
+has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up. A call
+whose caller is cancelled may have its effect, but none behind the back of a later one: later calls wait until it is
+known.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from kvstore.env.tls import Tls
@@ -47,6 +49,9 @@ class EtcdStore:
         self._call_timeout_s = call_timeout_s
         self._loop = asyncio.get_running_loop()
         self._calls = 0
+        self._numbering = asyncio.Lock()
+        """Held by the one call of this process that creates a sequential node: each number depends on the one before,
+        so that of many at once each would be another's loser many times."""
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
         self._keys = Keys(prefix)
         self._watches = Watches(self._keys)
@@ -82,7 +87,8 @@ class EtcdStore:
         except BaseException as error:
             await store.close()
             if isinstance(error, TimeoutError):
-                raise MetadataUnavailable(f"no etcd answers at {address} within {connect_timeout_s} s") from None
+                why = f": {store._session.trouble}" if store._session.trouble else ""
+                raise MetadataUnavailable(f"no etcd answers at {address} within {connect_timeout_s} s{why}") from None
             raise
         return store
 
@@ -110,7 +116,8 @@ class EtcdStore:
         paths.check(path)
         check_change_sizes([Create(path, data)])
         if sequential:
-            return await self._call(path, lambda link: self._create_numbered(link, Create(path, data, ephemeral)))
+            change = Create(path, data, ephemeral)
+            return await self._call(path, lambda link: self._create_numbered(link, change), self._numbering)
         await self._call(path, lambda link: self._commit(link, [Create(path, data, ephemeral)]))
         return path
 
@@ -148,24 +155,33 @@ class EtcdStore:
         if self._session.link is not None:
             self._session.break_connection(self._session.link, "asked to")
 
-    async def _call(self, path: str, work: Callable[[Link], Awaitable[T]]) -> T:
-        """Do the work, within a deadline, anew while what it had read is outdated."""
-        link = self._session.link
-        if link is None or link.broken.is_set():
-            raise MetadataUnavailable(f"{path}: the metadata session is {self.state.name}")
+    async def _call(self, path: str, work: Callable[[Link], Awaitable[T]], turn: asyncio.Lock | None = None) -> T:
+        """Do the work, when it is its turn."""
         if self._calls >= CALLS_MAX:
             raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are under way already")
         self._calls += 1
         try:
+            async with turn or nullcontext():
+                return await self._call_in_time(path, work)
+        finally:
+            self._calls -= 1
+
+    async def _call_in_time(self, path: str, work: Callable[[Link], Awaitable[T]]) -> T:
+        """Do the work, within a deadline, anew while what it had read is outdated."""
+        link = self._session.link
+        try:
             async with asyncio.timeout(self._call_timeout_s):
+                if link is not None:
+                    await link.settled()
                 for _ in range(ATTEMPTS_MAX):
+                    if link is None or link.broken.is_set():
+                        raise MetadataUnavailable(f"{path}: the metadata session is {self.state.name}")
                     with suppress(Outdated):
                         return await work(link)
         except TimeoutError:
+            assert link is not None
             self._session.break_connection(link, f"no answer for {path} in {self._call_timeout_s} s")
             raise MetadataUnknown(f"{path}: no answer in {self._call_timeout_s} s") from None
-        finally:
-            self._calls -= 1
         raise MetadataUnavailable(f"{path}: others were first {ATTEMPTS_MAX} times in a row")
 
     async def _commit(
@@ -180,7 +196,7 @@ class EtcdStore:
             raise MetadataUnavailable(f"{changes[0].path}: could not read first: {error}") from error
         found = [each.response_range for each in answer.responses]
         now_ms = int(time.time() * 1000)
-        done = await link.txn(plan.commit(found, session=link.session, guard=link.guard, now_ms=now_ms))
+        done = await link.write(plan.commit(found, session=link.session, guard=link.guard, now_ms=now_ms))
         if done.succeeded:
             return plan.outcome
         own = done.responses[0].response_range.kvs

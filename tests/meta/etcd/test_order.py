@@ -1,0 +1,118 @@
+"""In which order the etcd driver does what is asked of it at once, or asked and given up. Real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from kvstore.devcluster.etcd import EtcdProcess
+from kvstore.errors import MetadataUnknown
+from kvstore.meta.store import SessionState
+from kvstore.proto.etcd_pb2 import TxnRequest, TxnResponse
+from tests.meta.drivers import States
+from tests.meta.etcd.test_sessions import Connect, before_its_next_commit, connect
+
+__all__ = ["connect"]
+
+pytestmark = pytest.mark.needs_etcd
+
+
+async def test_a_number_that_another_takes_meanwhile_is_not_taken_twice(etcd_prefix: str, connect: Connect) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    await store.create("/d")
+    before_its_next_commit(store, lambda: other.create("/d/x-", sequential=True))
+    assert await store.create("/d/y-", sequential=True) == "/d/y-0000000001"
+    created = await asyncio.gather(*(each.create("/d/z-", sequential=True) for each in [store, other] * 20))
+    assert len(set(created)) == 40
+
+
+async def test_numbers_are_given_one_after_the_other_within_a_process(etcd_prefix: str, connect: Connect) -> None:
+    """All at once, each would be given by the last of a hundred attempts: whenever all partitions begin a ledger."""
+    store = await connect(etcd_prefix)
+    await store.create("/d")
+    link = store._session.link
+    assert link is not None
+    txn, commits = link.txn, 0
+
+    async def counted(request: TxnRequest) -> TxnResponse:
+        nonlocal commits
+        commits += bool(request.compare)
+        return await txn(request)
+
+    link.txn = counted  # type: ignore[method-assign]
+    created = await asyncio.gather(*(store.create("/d/z-", sequential=True) for _ in range(50)))
+    assert (created, commits) == ([f"/d/z-{number:010d}" for number in range(50)], 50)
+
+
+async def test_a_given_up_call_disturbs_no_other(etcd_prefix: str, connect: Connect) -> None:
+    store = await connect(etcd_prefix)
+    call = asyncio.ensure_future(store.create("/a"))
+    await asyncio.sleep(0)
+    call.cancel()
+    await store.create("/b")
+    assert "b" in await store.children("/")
+    assert store.state is SessionState.CONNECTED
+
+
+async def test_what_a_call_that_was_given_up_has_asked_for_is_done_before_later_calls(
+    etcd_prefix: str, connect: Connect
+) -> None:
+    """As in ZooKeeper. A replica that is stopped while it claims looks for its claim, to take it back."""
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    link = store._session.link
+    assert link is not None
+    txn, is_sent, may_go = link.txn, asyncio.Event(), asyncio.Event()
+    at_etcd: list[asyncio.Task[TxnResponse]] = []
+
+    async def slow(request: TxnRequest) -> TxnResponse:
+        await may_go.wait()
+        return await txn(request)
+
+    async def sent(request: TxnRequest) -> TxnResponse:
+        if not request.compare:
+            return await txn(request)
+        at_etcd.append(asyncio.create_task(slow(request)))
+        is_sent.set()
+        return await asyncio.shield(at_etcd[-1])  # etcd does not take back what it has proposed
+
+    link.txn = sent  # type: ignore[method-assign]
+    call = asyncio.ensure_future(store.create("/a", ephemeral=True))
+    await is_sent.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    later = [asyncio.ensure_future(store.children("/")) for _ in range(2)]
+    for _ in range(10):
+        await other.children("/")
+    assert not any(each.done() for each in later)
+    may_go.set()
+    assert await asyncio.gather(*later) == [["a"], ["a"]]
+    await store.delete("/a", 0)
+
+
+async def test_a_call_that_was_given_up_and_has_no_answer_holds_up_no_other_for_ever(
+    own_etcd: EtcdProcess, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is what became of it an error that nobody has seen."""
+    store = await connect(f"{own_etcd.address}/kv", session_timeout_s=1000, call_timeout_s=0.2)
+    is_sent = asyncio.Event()
+
+    async def told() -> None:
+        own_etcd.pause()
+        is_sent.set()
+
+    before_its_next_commit(store, told)
+    call = asyncio.ensure_future(store.create("/a"))
+    await is_sent.wait()
+    call.cancel()
+    states = States(store)
+    with pytest.raises(MetadataUnknown, match=r"no answer in 0.2 s"):
+        await store.get("/")
+    await states.wait_for(SessionState.SUSPENDED)
+    own_etcd.resume()
+    await states.wait_for(SessionState.CONNECTED)
+    await store.get("/")
+    del call
+    gc.collect()
+    assert "never retrieved" not in caplog.text
