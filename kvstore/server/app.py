@@ -315,7 +315,16 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
     password_of = passwords(node.secret.derive("ledger password"))
-    return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log, password_of=password_of)
+    return PartitionLogs(
+        env,
+        store,
+        bookies,
+        choice,
+        is_release=is_release,
+        config=config.log,
+        password_of=password_of,
+        instance_id=await LayoutStore(store).instance_id(),
+    )
 
 
 async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock) -> None:
