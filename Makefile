@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench budget hops loadtest snapshot-demo proto lock format
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench budget hops loadtest snapshot-demo proto lock format interop
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or needs_etcd or cluster or spark or interop)
@@ -35,6 +35,11 @@ sims: setup ## thousands of simulated runs, and what struck them: make sims SEED
 
 mutants: setup ## break the code on purpose and see that a test notices; NAME=… for a part of the names
 	@$(BIN)/python -m tests.mutants $(NAME)
+
+interop: setup ## Apache BookKeeper's own software on our bookies and ours on its, 4.17 and 4.18; Maven fetches the jars
+	@for version in $(or $(VERSION),4.17.2 4.18.0); do echo "Apache BookKeeper $$version"; \
+	  export KVSTORE_INTEROP=1 KVSTORE_INTEROP_VERSION=$$version; \
+	  $(BIN)/python -m tests.interop.java && $(BIN)/pytest -v --no-header tests/interop || exit 1; done
 
 drill: setup ## accidents by seed on real processes, as root: make drill MINUTES=30 SEED=1
 	@$(BIN)/python -m loadtest.drill --nemesis --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)

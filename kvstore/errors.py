@@ -23,6 +23,7 @@ StoreError
 │   ├── VersionConflict       somebody else wrote first
 │   ├── MetadataUnavailable   not connected; the call was not sent
 │   ├── MetadataUnknown       the connection broke while the call was under way
+│   ├── MetadataLost          the store was reached, and has no more what this process needs
 │   └── UndecodableNode       one node's bytes are not what this build can read; Corrupted too
 ├── LedgerError               stays inside wal and bookie
 │   ├── NoSuchLedger
@@ -164,6 +165,11 @@ class MetadataUnavailable(MetadataError):
 
 class MetadataUnknown(MetadataError):
     """The connection broke while the call was under way: it may or may not have taken effect."""
+
+
+class MetadataLost(MetadataError):
+    """The metadata store was reached and is up to date, and has no more what this process needs: its cluster, or its
+    log. It was removed, or another cluster was founded there."""
 
 
 class LedgerError(StoreError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore.errors import NoSuchLedger
 from kvstore.meta import paths
+from kvstore.meta.layout import Identity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.types import LedgerId, LedgerMetadata
@@ -12,8 +13,10 @@ from kvstore.types import LedgerId, LedgerMetadata
 class MetadataAuthority:
     """The Authority of kvstore.bookie.admission on a metadata store."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, identity: Identity) -> None:
+        """`identity`: of the cluster that the bookie belongs to."""
         self._store = store
+        self._identity = identity
         self._ledgers = LedgerStore(store)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
@@ -26,5 +29,8 @@ class MetadataAuthority:
             return None
         return found
 
+    # docs/protocol.md B10
     async def ledgers(self) -> list[LedgerId]:
+        """Of the bookie's own cluster only: what another one lacks is not deleted."""
+        await self._identity.check()
         return await self._ledgers.list_ids()

@@ -17,7 +17,7 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.layout import LayoutStore
+from kvstore.meta.layout import Identity, LayoutStore
 from kvstore.meta.registration import BookieRegistration
 from kvstore.meta.store import MetadataStore
 from kvstore.types import BookieId
@@ -54,7 +54,7 @@ class Bookie:
         identity = await establish(env, config, CookieStore(self._store), instance_id)
         self.id = identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
-        authority = MetadataAuthority(self._store)
+        authority = MetadataAuthority(self._store, Identity(self._store, instance_id))
         self.storage = storage = BookieStorage(env, config, self.id, authority)
         storage.statistics.new_incarnations = int(identity.is_new)
         await storage.start(identity.doubts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from kvstore.errors import ConfigError, NodeExists, NoSuchNode
+from kvstore.errors import ConfigError, MetadataLost, NodeExists, NoSuchNode
 from kvstore.meta import marks, paths
 from kvstore.meta.store import Create, MetadataStore
 from kvstore.meta.update import until_known
@@ -63,7 +63,7 @@ class LayoutStore:
         try:
             await self._store.multi([*empty, *(Create(path, data) for path, data in contents.items())])
         except NodeExists:
-            if await self._instance_id_or_none() != instance_id:
+            if await self.instance_id_seen() != instance_id:
                 raise
 
     async def ensure(self, instance_id: str) -> str:
@@ -90,14 +90,40 @@ class LayoutStore:
     async def instance_id(self) -> str:
         """Raises ConfigError if there is no cluster under this chroot."""
         await self._store.sync(paths.LEDGERS)
-        found = await self._instance_id_or_none()
+        found = await self.instance_id_seen()
         if found is None:
             raise ConfigError(f"{paths.INSTANCE_ID} is missing: the metadata store holds no cluster under this chroot")
         return found
 
-    async def _instance_id_or_none(self) -> str | None:
+    async def instance_id_seen(self) -> str | None:
+        """As the server that answers knows it, which may lag; None if there is none."""
         try:
             data, _ = await self._store.get(paths.INSTANCE_ID)
         except NoSuchNode:
             return None
         return data.decode(errors="replace")
+
+
+class Identity:
+    """The cluster that this process belongs to: the one that the metadata store held first."""
+
+    def __init__(self, store: MetadataStore, instance_id: str | None = None) -> None:
+        """`instance_id`: if it is known already."""
+        self._layout = LayoutStore(store)
+        self._known = instance_id
+
+    # docs/protocol.md G23
+    async def check(self) -> None:
+        """Raise MetadataLost if that cluster is not there any more, for sure: what looks so is read again up to date.
+
+        Raises MetadataUnavailable, MetadataUnknown too.
+        """
+        if self._known is not None and await self._layout.instance_id_seen() == self._known:
+            return
+        try:
+            found = await self._layout.instance_id()
+        except ConfigError as error:
+            raise MetadataLost(str(error)) from error
+        if self._known not in (None, found):
+            raise MetadataLost(f"{paths.INSTANCE_ID} is {found}, want {self._known}: another cluster was founded there")
+        self._known = found

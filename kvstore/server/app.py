@@ -343,6 +343,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
         is_release=is_release,
         config=config.log,
         password_of=passwords(node.secret.derive("ledger password")),
+        instance_id=await LayoutStore(store).instance_id(),
         pace=pace,
         on_marked=node.worker.look if node.worker is not None else lambda: None,
     )

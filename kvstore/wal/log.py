@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from kvstore.env.ports import Env
+from kvstore.meta.layout import Identity
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
@@ -42,14 +43,17 @@ class PartitionLogs:
         password_of: PasswordOf = no_password,
         pace: Pace | None = None,
         on_marked: Callable[[], None] = lambda: None,
+        instance_id: str | None = None,
     ) -> None:
-        """`pace` of the copies that leaders here make; `on_marked` is called when one has marked a ledger."""
+        """`pace` of the copies that leaders here make; `on_marked` is called when one has marked a ledger.
+        `instance_id`: of the cluster; unless told, of the one that is there when a log is opened first."""
         self._env = env
         self._store = store
         self._config = config or LogConfig()
         self._ledgers = LedgerStore(store)
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice)
         self._lists = LedgerLists(store)
+        self._identity = Identity(store, instance_id)
         self._is_release = is_release
         self._pace = pace or Pace(env.clock, BYTES_PER_S)
         self._marks, self._on_marked = Underreplication(store), on_marked
@@ -71,6 +75,7 @@ class PartitionLogs:
 
     async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> OpenLog:
         """Take the log over; see Logs."""
+        await self._identity.check()
         nursery = self._env.nursery.child(f"{partition} log")
         takeover = LogTakeover(
             partition,
@@ -91,6 +96,7 @@ class PartitionLogs:
             partition,
             opened,
             store=self._store,
+            identity=self._identity,
             ports=self._ports,
             lists=self._lists,
             creator=self._creator,

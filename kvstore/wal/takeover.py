@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.env.ports import Nursery
-from kvstore.errors import MetadataUnknown, NoSuchNode, StoreError, VersionConflict
+from kvstore.errors import MetadataLost, MetadataUnknown, NoSuchNode, StoreError, VersionConflict
 from kvstore.types import NO_ENTRY, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 4
 TIMER_MIN_S = 0.001
+FIRST_SEQ = Seq(1)
 CROWDED_WAIT_S = 60.0
 """Each takeover makes the list longer: of one that is long already there are no more than one in so long."""
 
@@ -64,7 +65,7 @@ class LogTakeover:
 
     async def run(self, lease_ms: int, next_seq: Callable[[], Seq]) -> TakenOver:
         """Raises NotRecoverable, NotEnoughBookies, NoSuchLedger, MetadataError (VersionConflict if others were always
-        first)."""
+        first, MetadataLost if there is no list although the state here has been through one)."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._attempt(lease_ms, next_seq)
@@ -78,6 +79,9 @@ class LogTakeover:
             log.warning("partition=%s has a list of %d ledgers: it waits", self._partition, len(listed.ledgers))
             await asyncio.sleep(CROWDED_WAIT_S)
             listed, version = await self._lists.make(self._partition)
+        # docs/protocol.md G23
+        if not listed.ledgers and (seq := next_seq()) > FIRST_SEQ:
+            raise MetadataLost(f"partition {self._partition}: its list is empty, and its state here is at {seq - 1}")
         taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
         for each in taken:
             await each.take_over()

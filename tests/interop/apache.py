@@ -98,7 +98,7 @@ async def java_recovers(cluster: Cluster | Processes, programs: Programs) -> Non
     """Java fences, recovers and closes a ledger of ours."""
     ledger, confirmed = await killed_writer(cluster)
     reading = ["readledger", "-l", str(ledger), "-fe", "0", "-le", str(confirmed), "-r"]
-    expect(await programs.shell(*reading), f"Eid={confirmed},")
+    expect(await programs.shell(*reading), java.entry(confirmed))
     metadata, _ = await cluster.ledgers.read(ledger)
     if metadata.state is not LedgerState.CLOSED or metadata.last_entry < confirmed:
         raise Failed(f"entry {confirmed} was confirmed; Java's recovery left {metadata}")
@@ -121,27 +121,32 @@ async def python_recovers(cluster: Cluster | Processes, ledger: LedgerId) -> Non
 async def run_shell(cluster: Cluster, programs: Programs) -> None:
     """Every command that this project promises to keep working."""
     ids = sorted(bookie.id for bookie in cluster.bookies)
+    shown = [f"BookieID:{each}," for each in ids]
     for quorum in ((3, 3, 2), (3, 2, 2)):
         await step(f"simpletest {quorum}", simpletest(programs, *quorum))
-    await step("listbookies", says(programs, ["listbookies", "-rw"], *ids))
-    await step("listbookies -a", says(programs, ["listbookies", "-a"], *ids))
-    await step("bookieinfo", says(programs, ["bookieinfo"], *ids))
+    await step("listbookies", says(programs, ["listbookies", "-rw"], *shown))
+    await step("listbookies -a", says(programs, ["listbookies", "-a"], *shown))
+    await step("bookieinfo", says(programs, ["bookieinfo"], *shown))
     ledger = await step("a writer is killed", keep_a_ledger(cluster, programs))
     await step("ledgermetadata", says(programs, ["ledgermetadata", "-l", str(ledger)], "state=OPEN", *ids))
     reading = ["readledger", "-l", str(ledger), "-fe", "0", "-le", "20", "-r"]
-    await step("readledger with recovery", says(programs, reading, "Eid=20,"))
+    await step("readledger with recovery", says(programs, reading, java.entry(20)))
     metadata, _ = await cluster.ledgers.read(ledger)
     if metadata.state is not LedgerState.CLOSED or metadata.last_entry < 100:
         raise Failed(f"Java's recovery left {metadata}")
-    await step("readledger", says(programs, ["readledger", "-l", str(ledger), "-fe", "90", "-le", "95"], "Eid=95,"))
+    await step(
+        "readledger", says(programs, ["readledger", "-l", str(ledger), "-fe", "90", "-le", "95"], java.entry(95))
+    )
     for bookie in ids:
         raw = ["readledger", "-l", str(ledger), "-fe", "1", "-le", "5", "-b", bookie]
-        await step(f"readledger -b {bookie}", says(programs, raw, "Eid=4 "))
+        await step(f"readledger -b {bookie}", says(programs, raw, java.entry(4, by_bookie=True)))
     await step("Java recovers a ledger whose Python writer was killed", java_recovers(cluster, programs))
     theirs = await keep_a_ledger(cluster, programs)
     await step("Python recovers a ledger whose Java writer was killed", python_recovers(cluster, theirs))
-    await step("Java reads it", says(programs, ["readledger", "-l", str(theirs), "-fe", "0", "-le", "100"], "Eid=100,"))
-    await step("listledgers", says(programs, ["listledgers", "-m"], f"ledgerID: {ledger}"))
+    await step(
+        "Java reads it", says(programs, ["readledger", "-l", str(theirs), "-fe", "0", "-le", "100"], java.entry(100))
+    )
+    await step("listledgers", says(programs, ["listledgers", "-m"], java.listed(ledger)))
     await step("deleteledger", says(programs, ["deleteledger", "-l", str(ledger), "-f"]))
     if ledger in await cluster.ledgers.list_ids():
         raise Failed(f"ledger {ledger} is still there")
@@ -183,7 +188,7 @@ def main() -> None:
         java.install()
 
     def record(cluster: Cluster) -> None:
-        source = f"Apache BookKeeper {java.version()}'s shell (requests) and our bookies (responses)"
+        source = f"Apache BookKeeper {java.VERSION}'s shell (requests) and our bookies (responses)"
         if arguments.record:
             cluster.recording.write(GOLDEN / "shell.hex", source)
 

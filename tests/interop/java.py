@@ -1,18 +1,27 @@
-"""Apache BookKeeper's own programs: their jars, their configuration, their shell. Real processes."""
+"""Apache BookKeeper's own programs: their jars, their configuration, their shell. Real processes.
+
+`python -m tests.interop.java` fetches the jars, if they are not there yet.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-JARS = ROOT / ".interop" / "jars"
+VERSIONS = ("4.17.2", "4.18.0")
+"""Of Apache BookKeeper: 4.18 has other classes for its messages, and another way to log."""
+VERSION = os.environ.get("KVSTORE_INTEROP_VERSION", VERSIONS[-1])
+"""The one that this process works with."""
+PLACE = ROOT / ".interop" / VERSION
+JARS = PLACE / "jars"
 POM = Path(__file__).with_name("pom.xml")
 SESSIONS = Path(__file__).with_name("sessions")
-CLASSES = ROOT / ".interop" / "classes"
+CLASSES = PLACE / "classes"
 SHELL = "org.apache.bookkeeper.bookie.BookieShell"
 SERVER = "org.apache.bookkeeper.server.Main"
 TIMEOUT_S = 120.0
@@ -31,7 +40,7 @@ _LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="error">
   <Appenders>
     <Console name="console" target="SYSTEM_OUT">
-      <PatternLayout pattern="%-5level %logger{1} %msg%n%throwable"/>
+      <PatternLayout pattern="%-5level %logger{1} %msg %X%n%throwable"/>
     </Console>
   </Appenders>
   <Loggers>
@@ -48,7 +57,8 @@ def is_installed() -> bool:
 
 def install() -> None:
     """Fetch the jars by Maven. Raises CalledProcessError."""
-    subprocess.run(["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"], check=True, timeout=900)
+    asked = ["-f", str(POM), f"-Dbookkeeper={VERSION}", "dependency:copy-dependencies"]
+    subprocess.run(["mvn", "-q", "-B", *asked], check=True, timeout=900)
 
 
 def compile_sessions() -> None:
@@ -62,9 +72,16 @@ def compile_sessions() -> None:
     made.touch()
 
 
-def version() -> str:
-    """Of the jars."""
-    return next(JARS.glob("bookkeeper-server-*.jar")).stem.removeprefix("bookkeeper-server-")
+def entry(number: int, *, by_bookie: bool = False) -> str:
+    """The words by which `readledger` shows an entry, read by the client or from one bookie."""
+    if VERSION >= "4.18":
+        return f"entryId={number},"
+    return f"Eid={number} " if by_bookie else f"Eid={number},"
+
+
+def listed(ledger: int) -> str:
+    """The words by which `listledgers -m` shows a ledger."""
+    return f"ledgerId={ledger}," if VERSION >= "4.18" else f"ledgerID: {ledger}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +146,8 @@ class Programs:
         """Start a class that runs until it is killed."""
         with log.open("wb") as out:
             return subprocess.Popen(self.command(main, "--conf", str(self.conf)), stdout=out, stderr=subprocess.STDOUT)
+
+
+if __name__ == "__main__":
+    if not is_installed():
+        install()

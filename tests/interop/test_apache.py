@@ -1,4 +1,4 @@
-"""Apache BookKeeper's own programs against ours. Skipped where their jars are not installed: see README.md."""
+"""Apache BookKeeper's own programs against ours. For their jars see README.md."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 
 from kvstore.proto import bookkeeper_pb2 as pb
-from tests.interop import java
 from tests.interop.apache import run_shell
 from tests.interop.cluster import Cluster
 from tests.interop.java import Programs
 from tests.interop.their_bookie import ask, script, their_bookie
 from tests.proto.golden import recorded
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
-]
+pytestmark = pytest.mark.interop
 
 
 async def test_apaches_shell_works_on_our_bookies_and_either_side_recovers_the_others_ledgers(tmp_path: Path) -> None:

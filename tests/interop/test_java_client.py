@@ -9,10 +9,7 @@ import pytest
 from tests.interop import java
 from tests.interop.processes import Processes
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
-]
+pytestmark = pytest.mark.interop
 
 ENTRIES = "5000"
 CASES = 24

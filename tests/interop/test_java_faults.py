@@ -16,10 +16,7 @@ from tests.interop.apache import java_recovers, python_recovers
 from tests.interop.processes import JavaWriter, OurBookie, Processes
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
-]
+pytestmark = pytest.mark.interop
 UNDERREPLICATION = f"{paths.LEDGERS}/underreplication"
 AUTO_RECOVERY = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 

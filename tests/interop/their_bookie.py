@@ -142,7 +142,7 @@ async def run(directory: Path, *, record: bool) -> None:
         sys.stdout.write(f"{bookie} {name}: {wire.decode_response(answer)}\n")
     if record:
         lines = [f"{name}: {request.hex()} {answer.hex()}\n" for name, request, answer in told]
-        header = f"# Our requests, and what a bookie of Apache BookKeeper {java.version()} answered.\n"
+        header = f"# Our requests, and what a bookie of Apache BookKeeper {java.VERSION} answered.\n"
         GOLDEN.write_text(header + "".join(lines))
 
 

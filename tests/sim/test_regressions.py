@@ -15,7 +15,7 @@ from kvstore.meta.layout import LayoutStore
 from kvstore.partition.election.replica import Replica
 from kvstore.types import BookieId, PartitionId, Position, Seq
 from tests.partition import one_partition
-from tests.sim.ledgers_and_logs.ledgers import LedgerCluster, Writer
+from tests.sim.ledgers_and_logs.ledgers import LedgerCluster, Writer, make_root
 from tests.sim.world.env import SimWorld
 from tests.sim.world.metadata import MetadataConfig, SimMetadata
 
@@ -101,6 +101,7 @@ def test_a_leader_that_is_asked_to_stop_before_it_serves_never_serves(partition:
 def test_a_log_that_is_being_closed_takes_no_more_appends() -> None:
     """What was appended between the last acknowledgement and the close was acknowledged, and cut off by the close."""
     with LedgerCluster(1) as cluster:
+        make_root(cluster.tree)
 
         async def story(writer: Writer) -> None:
             log = await writer.logs.open_as_leader(P, 0, lambda: Seq(1))

@@ -26,6 +26,7 @@ from kvstore.errors import (
     StoreError,
     VersionConflict,
 )
+from kvstore.meta.layout import Identity
 from kvstore.meta.store import MetadataStore
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
@@ -33,6 +34,7 @@ from kvstore.wal.copies.copier import Copier, Mark
 from kvstore.wal.copies.pace import Pace
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
+from kvstore.wal.leading.anchors import Anchors
 from kvstore.wal.leading.rolling import roll_reason
 from kvstore.wal.leading.standstill import end_at_a_standstill
 from kvstore.wal.leading.trim import Trimmer
@@ -65,6 +67,7 @@ class OpenLog:
         opened: TakenOver,
         *,
         store: MetadataStore,
+        identity: Identity,
         ports: LedgerPorts,
         lists: LedgerLists,
         creator: LedgerCreator,
@@ -107,6 +110,7 @@ class OpenLog:
             lambda: None if self.lost is not None else self._handle, ports.choice, config.check_every_s, self._lose
         )
         nursery.spawn(standstill, name=f"{partition} standstill")
+        nursery.spawn(Anchors(self, store, identity).guard(self._lose), name=f"{partition} anchors")
         nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
 
     @property

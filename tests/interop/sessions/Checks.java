@@ -1,5 +1,7 @@
 // What the sessions share: clients, payloads that tell what they are, and checks that say what was wrong.
 
+import io.netty.buffer.PooledByteBufAllocator;
+import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Enumeration;
@@ -9,6 +11,7 @@ import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.LedgerEntry;
 import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.conf.ClientConfiguration;
+import org.apache.bookkeeper.proto.checksum.DigestManager;
 
 final class Checks {
     static final byte[] PASSWORD = "secret".getBytes(StandardCharsets.UTF_8);
@@ -26,6 +29,19 @@ final class Checks {
         conf.setAddEntryTimeout(5);
         conf.setReadEntryTimeout(5);
         return conf;
+    }
+
+    /** Digests of CRC32C for version 3 of the wire. The type of what they are asked for is another one in each version. */
+    static DigestManager digest(long ledger) throws Exception {
+        for (Method each : DigestManager.class.getMethods()) {
+            if (each.getName().equals("instantiate")) {
+                Object kind = Arrays.stream(each.getParameterTypes()[2].getEnumConstants())
+                        .filter(constant -> constant.toString().equals("CRC32C")).findFirst().get();
+                return (DigestManager) each.invoke(
+                        null, ledger, PASSWORD, kind, PooledByteBufAllocator.DEFAULT, false);
+            }
+        }
+        throw new Wrong("there is no way to make a DigestManager");
     }
 
     static BookKeeper client(String zookeeper) throws Exception {

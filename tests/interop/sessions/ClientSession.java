@@ -43,7 +43,6 @@ import org.apache.bookkeeper.net.BookieId;
 import org.apache.bookkeeper.proto.BookieClient;
 import org.apache.bookkeeper.proto.BookieProtocol;
 import org.apache.bookkeeper.proto.ClientConnectionPeer;
-import org.apache.bookkeeper.proto.DataFormats.LedgerMetadataFormat;
 import org.apache.bookkeeper.proto.checksum.DigestManager;
 
 public final class ClientSession {
@@ -208,8 +207,7 @@ public final class ClientSession {
     }
 
     private int rawAdd(BookieId bookie, long ledger, long entry, byte[] key, int flags) throws Exception {
-        DigestManager digest = DigestManager.instantiate(
-                ledger, PASSWORD, LedgerMetadataFormat.DigestType.CRC32C, io.netty.buffer.PooledByteBufAllocator.DEFAULT, false);
+        DigestManager digest = Checks.digest(ledger);
         byte[] payload = Checks.payload(ledger, entry);
         ByteBuf data = Unpooled.wrappedBuffer(payload);
         return raw((bookies, code) -> bookies.addEntry(

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import BookieError, MetadataError
+from kvstore.errors import BookieError, MetadataError, MetadataLost
 from kvstore.meta import codec, paths
 from kvstore.meta.store import SetData
 from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
 from kvstore.wal import ensembles, opener, recovery
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerHandle
+from kvstore.wal.leading.anchors import Anchors
 from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
@@ -28,6 +29,7 @@ from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
 from tests.sim.ledgers_and_logs import (
     test_flipped_bits,
+    test_forgotten,
     test_ledger,
     test_log,
     test_recovery_cases,
@@ -46,6 +48,7 @@ CASES = (
     test_tail_cases,
     test_trim_cases,
     test_flipped_bits,
+    test_forgotten,
 )
 Patch = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Patch] = {}
@@ -352,6 +355,24 @@ def _no_queue(patch: pytest.MonkeyPatch) -> None:
             self._settled.set()
 
     patch.setattr(LedgerHandle, "_perform_all", perform_all)
+
+
+@mutant("a leader goes on without its anchors")
+def _adrift(patch: pytest.MonkeyPatch) -> None:
+    async def guard(self: Any, lose: Any) -> None:
+        return
+
+    patch.setattr(Anchors, "guard", guard)
+
+
+@mutant("a server that lags ends a lead")
+def _no_second_look(patch: pytest.MonkeyPatch) -> None:
+    async def check(self: Any, doubted: set[str]) -> None:
+        for path in sorted(doubted):
+            if (fault := await self._fault(path)) is not None:
+                raise MetadataLost(fault)
+
+    patch.setattr(Anchors, "_check", check)
 
 
 def caught_by(name: str, seeds: range) -> str | None:

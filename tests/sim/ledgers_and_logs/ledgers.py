@@ -20,6 +20,7 @@ from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import Corrupted, MetadataUnknown
 from kvstore.meta import ledger_metadata, paths
+from kvstore.meta.layout import Identity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import Bookies as Registered
@@ -196,7 +197,7 @@ class LedgerCluster:
             store = SimStore(self.tree, env.random)
             bookie = BookieId(f"{name}-1")
             config = BookieConfig(name=name, listen=f"{name}:3181", segment_bytes=self._segment_bytes, reserve_bytes=0)
-            storage = BookieStorage(env, config, bookie, MetadataAuthority(store))
+            storage = BookieStorage(env, config, bookie, MetadataAuthority(store, Identity(store)))
             await storage.start()
             service = BookieService(storage, config)
             await env.transport.listen(f"{name}:3181", service.handler)
@@ -378,3 +379,4 @@ def make_root(tree: MemoryTree) -> None:
     session = tree.open_session()
     for path in (paths.LEDGERS, paths.AVAILABLE, paths.READONLY, paths.IDGEN, paths.PARTITIONS):
         tree.apply(session, [Create(path)])
+    tree.apply(session, [Create(paths.INSTANCE_ID, b"simulated")])

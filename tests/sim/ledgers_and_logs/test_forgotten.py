@@ -1,0 +1,183 @@
+"""A metadata store that has no more what a leader's log is anchored in, case by case, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.bookie.authority import MetadataAuthority
+from kvstore.errors import MetadataLost, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.layout import Identity
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import Stat
+from kvstore.types import Seq
+from kvstore.wal.leading.anchors import LOOK_AGAIN_S, PAUSE_S
+from kvstore.wal.leading.leader_log import OpenLog
+from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
+from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
+
+pytestmark = pytest.mark.sim
+
+LISTED = paths.partition_log(P)
+
+
+async def remove(bench: Bench, path: str) -> None:
+    await MemoryStore(bench.tree).delete(path, -1)
+
+
+def anchors(log: OpenLog) -> tuple[str, ...]:
+    return paths.INSTANCE_ID, LISTED, paths.ledger(log.handle.ledger)
+
+
+# docs/protocol.md G23
+@pytest.mark.parametrize("anchor", range(3))
+@pytest.mark.parametrize("rolled", [False, True])
+def test_a_leader_stops_when_an_anchor_of_its_log_is_gone(anchor: int, rolled: bool) -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL if rolled else NEVER)))
+        await writer.append(12)
+        await asyncio.sleep(1)
+        assert writer.log.lost is None
+        assert len(writer.log.listed.ledgers) > 1 or not rolled
+        await remove(bench, anchors(writer.log)[anchor])
+        await bench.pass_time(2 * PAUSE_S)
+        assert isinstance(writer.log.lost, MetadataLost)
+        assert anchors(writer.log)[anchor] in str(writer.log.lost)
+        await writer.append(3)
+        assert len(writer.entries.confirmed) == 12
+
+    run(case)
+
+
+# docs/protocol.md G23
+@pytest.mark.parametrize(("anchor", "data"), [(0, b"another"), (1, b"")])
+def test_a_leader_stops_when_another_cluster_is_in_the_place_of_its_own(anchor: int, data: bytes) -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(12)
+        path = anchors(writer.log)[anchor]
+        await remove(bench, path)
+        await MemoryStore(bench.tree).create(path, data)
+        await bench.pass_time(2 * PAUSE_S)
+        assert isinstance(writer.log.lost, MetadataLost)
+
+    run(case)
+
+
+# docs/protocol.md G23
+def test_what_no_watch_has_told_of_is_found_by_the_next_look() -> None:
+    class Deaf(FrozenStore):
+        def watch(self, path: str, changed: object) -> object:  # type: ignore[override]
+            return super().watch(path, lambda: None)
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER, store=Deaf(bench.tree))))
+        await writer.append(1)
+        await remove(bench, paths.INSTANCE_ID)
+        await asyncio.sleep(LOOK_AGAIN_S + 1)
+        assert isinstance(writer.log.lost, MetadataLost)
+
+    run(case)
+
+
+class Lagging(FrozenStore):
+    """A session on a server that has not heard of some nodes until it is asked to catch up."""
+
+    unheard: frozenset[str] = frozenset()
+    syncs = 0
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        if path in self.unheard:
+            raise NoSuchNode(path)
+        return await super().get(path)
+
+    async def sync(self, path: str) -> None:
+        await super().sync(path)
+        self.syncs, self.unheard = self.syncs + 1, frozenset()
+
+
+# docs/protocol.md G23, G13
+def test_a_server_that_lags_ends_no_lead() -> None:
+    async def case(bench: Bench) -> None:
+        store = Lagging(bench.tree)
+        writer = Writer(await opened(bench.logs(NEVER, store=store)))
+        await writer.append(1)
+        for anchor in anchors(writer.log):
+            syncs, store.unheard = store.syncs, frozenset([anchor])
+            await asyncio.sleep(LOOK_AGAIN_S + 1)
+            assert store.syncs == syncs + 1
+            assert writer.log.lost is None
+        syncs = store.syncs
+        await asyncio.sleep(4 * LOOK_AGAIN_S)
+        assert store.syncs == syncs, "a look that finds all in its place costs no sync"
+
+    run(case)
+
+
+# docs/protocol.md G23, G13
+def test_a_store_that_is_away_ends_no_lead_and_is_looked_at_when_it_is_back() -> None:
+    async def case(bench: Bench) -> None:
+        store = FrozenStore(bench.tree)
+        writer = Writer(await opened(bench.logs(NEVER, store=store)))
+        await writer.append(1)
+        store.suspend()
+        await remove(bench, LISTED)
+        await asyncio.sleep(3 * LOOK_AGAIN_S)
+        await writer.append(3)
+        assert writer.log.lost is None
+        assert len(writer.entries.confirmed) == 4
+        store.resume()
+        await asyncio.sleep(1)
+        assert isinstance(writer.log.lost, MetadataLost)
+
+    run(case)
+
+
+# docs/protocol.md G23
+def test_nobody_takes_a_log_over_for_another_cluster_than_its_own() -> None:
+    async def case(bench: Bench) -> None:
+        logs = bench.logs(NEVER)
+        writer = Writer(await opened(logs))
+        await writer.append(3)
+        await remove(bench, paths.INSTANCE_ID)
+        with pytest.raises(MetadataLost):
+            await opened(logs)
+        store = MemoryStore(bench.tree)
+        await store.create(paths.INSTANCE_ID, b"another")
+        with pytest.raises(MetadataLost, match="another"):
+            await opened(logs)
+        await store.set(paths.INSTANCE_ID, b"simulated", 0)
+        await opened(logs)
+        assert await read_all(logs, 3) == numbers(1, 3)
+
+    run(case)
+
+
+# docs/protocol.md G23
+def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(3)
+        await remove(bench, LISTED)
+        with pytest.raises(MetadataLost, match="its state here is at 3"):
+            await bench.logs(NEVER).open_as_leader(P, 500, lambda: Seq(4))
+
+    run(case)
+
+
+# docs/protocol.md B10, G23
+def test_a_bookie_takes_no_list_of_another_cluster_for_its_own() -> None:
+    async def case(bench: Bench) -> None:
+        authority = MetadataAuthority(bench.store, Identity(bench.store, "simulated"))
+        writer = Writer(await opened(bench.logs(NEVER)))
+        assert await authority.ledgers() == [writer.log.handle.ledger]
+        await remove(bench, paths.INSTANCE_ID)
+        with pytest.raises(MetadataLost):
+            await authority.ledgers()
+        await bench.store.create(paths.INSTANCE_ID, b"another")
+        with pytest.raises(MetadataLost):
+            await authority.ledgers()
+
+    run(case)
