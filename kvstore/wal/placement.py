@@ -147,9 +147,15 @@ def replaced(
 
 
 def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[BookieId]:
-    """The bookies that `wanted` names where `metadata` does not."""
+    """The bookies that `wanted` names where `metadata` does not. One that changes its place in an ensemble is among
+    them: where that is wider than its write sets, other entries are its own then."""
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)
-    return {bookie for before, after in pairs for bookie in after.ensemble if bookie not in before.ensemble}
+    return {
+        bookie
+        for old, new in pairs
+        for before, bookie in zip(old.ensemble, new.ensemble, strict=True)
+        if bookie != before
+    }
 
 
 def _spread_out(
