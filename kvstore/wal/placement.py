@@ -7,10 +7,14 @@ then drawn.
 A *clash* is a pair of places of an ensemble that hold copies of the same entry and stand in the same zone. Where an
 ensemble is as wide as its write quorum, each two places do; where it is wider, those less than a write quorum apart. A
 bookie without a zone clashes with nobody: nothing is known of it.
+
+A machine that has lost its disk is registered twice until its former session ends. Both are one machine, and at most
+one of them answers: an ensemble has both only where there is no other bookie.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,11 +29,21 @@ Zones = Mapping[BookieId, str]
 """Where each bookie stands; "" or absent: nowhere in particular."""
 
 
+_INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
+
+
 class Move(NamedTuple):
     """One bookie takes another's place."""
 
     leaving: BookieId
     newcomer: BookieId
+
+
+def machine_of(bookie: BookieId) -> str:
+    """Where its disk is or was: the name that one of our bookies keeps when it has lost that (docs/protocol.md, L13).
+    Of another's, which has no incarnation, the id."""
+    match = _INCARNATION.fullmatch(bookie)
+    return match.group(1) if match else bookie
 
 
 def quorum_for(writable: int, default: Quorum) -> Quorum:
@@ -50,13 +64,23 @@ def choose(
     avoid: Collection[BookieId] = (),
 ) -> tuple[BookieId, ...]:
     """Up to `count` bookies of `zones`: the own one first, then from the zones least used so far; those to avoid are
-    taken last. Ordered so that write sets of `write` bookies (all, unless told) clash least."""
+    taken last, and after them a machine's second one. Ordered so that write sets of `write` bookies (all, unless told)
+    clash least."""
     left = sorted(zones)
     luck.shuffle(left)
     chosen: list[BookieId] = []
     used: list[str] = []
     while left and len(chosen) < count:
-        best = min(left, key=lambda b: (b in avoid, used.count(zones[b]) if zones[b] else 0, b != own))
+        machines = {machine_of(bookie) for bookie in chosen}
+        best = min(
+            left,
+            key=lambda b: (
+                machine_of(b) in machines,
+                b in avoid,
+                used.count(zones[b]) if zones[b] else 0,
+                b != own,
+            ),
+        )
         left.remove(best)
         chosen.append(best)
         used.append(zones[best])
@@ -72,8 +96,8 @@ def swaps(
     *,
     write: int | None = None,
 ) -> dict[BookieId, BookieId]:
-    """For as many failed bookies as there are spare ones (in `zones`, not in `ensemble`): who takes whose place. Who
-    clashes least, the own one among equals."""
+    """For as many failed bookies as there are spare ones (in `zones`, not in `ensemble`): who takes whose place. One of
+    a machine that has no place, then who clashes least, the own one among equals."""
     spares = sorted(bookie for bookie in zones if bookie not in ensemble)
     luck.shuffle(spares)
     width = len(ensemble) if write is None else write
@@ -83,8 +107,10 @@ def swaps(
         if leaving not in failed or not spares:
             continue
 
-        def cost(spare: BookieId, place: int = place) -> tuple[int, bool]:
-            return _clashes_at(place, spare, places, width, zones), spare != own
+        machines = {machine_of(bookie) for bookie in places if bookie}
+
+        def cost(spare: BookieId, place: int = place, machines: Collection[str] = machines) -> tuple[bool, int, bool]:
+            return machine_of(spare) in machines, _clashes_at(place, spare, places, width, zones), spare != own
 
         newcomer = min(spares, key=cost)
         spares.remove(newcomer)
@@ -110,7 +136,8 @@ def better_place(
     stays where another can go."""
     if not clashes(ensemble, write, zones):
         return None
-    free = sorted(bookie for bookie in spares if zones.get(bookie) and bookie not in ensemble)
+    machines = {machine_of(bookie) for bookie in ensemble}
+    free = sorted(bookie for bookie in spares if zones.get(bookie) and machine_of(bookie) not in machines)
     luck.shuffle(free)
     best: tuple[tuple[int, bool], Move] | None = None
     for place, leaving in enumerate(ensemble):
