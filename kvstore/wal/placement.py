@@ -9,7 +9,7 @@ ensemble is as wide as its write quorum, each two places do; where it is wider, 
 bookie without a zone clashes with nobody: nothing is known of it.
 
 A machine that has lost its disk is registered twice until its former session ends. Both are one machine, and at most
-one of them answers: an ensemble has both only where there is no other bookie.
+one of them answers: no ensemble is given both. A place is better left with who has failed, and may come back.
 """
 
 from __future__ import annotations
@@ -64,24 +64,15 @@ def choose(
     avoid: Collection[BookieId] = (),
 ) -> tuple[BookieId, ...]:
     """Up to `count` bookies of `zones`: the own one first, then from the zones least used so far; those to avoid are
-    taken last, and after them a machine's second one. Ordered so that write sets of `write` bookies (all, unless told)
-    clash least."""
+    taken last, and of each machine one. Ordered so that write sets of `write` bookies (all, unless told) clash least.
+    """
     left = sorted(zones)
     luck.shuffle(left)
     chosen: list[BookieId] = []
     used: list[str] = []
     while left and len(chosen) < count:
-        machines = {machine_of(bookie) for bookie in chosen}
-        best = min(
-            left,
-            key=lambda b: (
-                machine_of(b) in machines,
-                b in avoid,
-                used.count(zones[b]) if zones[b] else 0,
-                b != own,
-            ),
-        )
-        left.remove(best)
+        best = min(left, key=lambda b: (b in avoid, used.count(zones[b]) if zones[b] else 0, b != own))
+        left = [bookie for bookie in left if machine_of(bookie) != machine_of(best)]
         chosen.append(best)
         used.append(zones[best])
     return _ordered(chosen, len(chosen) if write is None else write, zones)
@@ -96,23 +87,27 @@ def swaps(
     *,
     write: int | None = None,
 ) -> dict[BookieId, BookieId]:
-    """For as many failed bookies as there are spare ones (in `zones`, not in `ensemble`): who takes whose place. One of
-    a machine that has no place, then who clashes least, the own one among equals."""
+    """For as many failed bookies as there are spare ones (in `zones`, not in `ensemble`): who takes whose place. Who
+    clashes least, the own one among equals; nobody of a machine that has another place."""
     spares = sorted(bookie for bookie in zones if bookie not in ensemble)
     luck.shuffle(spares)
     width = len(ensemble) if write is None else write
     places: list[BookieId | None] = [None if bookie in failed else bookie for bookie in ensemble]
     found: dict[BookieId, BookieId] = {}
     for place, leaving in enumerate(ensemble):
-        if leaving not in failed or not spares:
+        if leaving not in failed:
+            continue
+        others = (found.get(each, each) for each in ensemble if each != leaving)
+        twins = {each for each in failed if machine_of(each) == machine_of(leaving)}
+        machines = {machine_of(each) for each in others if each not in twins}
+        free = [spare for spare in spares if machine_of(spare) not in machines]
+        if not free:
             continue
 
-        machines = {machine_of(bookie) for bookie in places if bookie}
+        def cost(spare: BookieId, place: int = place) -> tuple[int, bool]:
+            return _clashes_at(place, spare, places, width, zones), spare != own
 
-        def cost(spare: BookieId, place: int = place, machines: Collection[str] = machines) -> tuple[bool, int, bool]:
-            return machine_of(spare) in machines, _clashes_at(place, spare, places, width, zones), spare != own
-
-        newcomer = min(spares, key=cost)
+        newcomer = min(free, key=cost)
         spares.remove(newcomer)
         places[place] = found[leaving] = newcomer
     return found

@@ -115,11 +115,21 @@ def test_a_machine_that_lost_its_disk_has_one_place_though_it_is_registered_twic
     zones = {FORMER: "", NOW: "", **dict.fromkeys(OTHERS, "")}
     luck = Random(seed)
     for avoid in ((), OTHERS[:1]):
-        assert len({FORMER, NOW} & set(choose(zones, 4, luck, avoid=avoid))) == 1
-    assert {FORMER, NOW} < set(choose(zones, 5, luck)), "where there is no other"
+        for count in (4, 5):
+            assert len({FORMER, NOW} & set(choose(zones, count, luck, avoid=avoid))) == 1
     ensemble = (FORMER, OTHERS[0], OTHERS[1])
     assert swaps(ensemble, {OTHERS[0]}, zones, luck) == {OTHERS[0]: OTHERS[2]}
     assert swaps(ensemble, {FORMER}, {NOW: "", **dict.fromkeys(ensemble, "")}, luck) == {FORMER: NOW}
+    ensemble = (OTHERS[0], NOW, OTHERS[1])
+    registered = {FORMER: "", **dict.fromkeys(ensemble, "")}
+    for failed in (ensemble[:1], ensemble[:2]):
+        taken = swaps(ensemble, failed, registered, luck)
+        assert OTHERS[0] not in taken, "who has failed may come back; a disk that is gone does not"
+    newest = BookieId("n2-000000000fff")
+    lost_twice = (FORMER, NOW, OTHERS[0])
+    assert swaps(lost_twice, {FORMER, NOW}, {newest: ""}, luck) == {FORMER: newest}
+    both = swaps(lost_twice, {FORMER, NOW}, {newest: "", OTHERS[1]: ""}, luck)
+    assert sorted(both.values()) == sorted((newest, OTHERS[1]))
 
 
 def test_copies_are_not_spread_out_over_one_machine() -> None:
