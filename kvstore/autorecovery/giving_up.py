@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.autorecovery.mender import Mended, Mender
@@ -111,18 +112,26 @@ class GivingUp:
         digest = EntryDigest(metadata.digest, metadata.password)
         end = EntryId(last.first - 1)
         for bookie in self._there(last.ensemble):
-            try:
-                found = await self._read(metadata, bookie, NO_ENTRY, fence=fence)
+            found = await self._read(metadata, bookie, NO_ENTRY, fence=fence)
+            with suppress(Corrupted):
                 end = max(end, digest.open(metadata.ledger, None, found).lac) if found is not None else end
-                end = max(end, await self._ports.bookies.read_lac(bookie, metadata.ledger, digest))
-            except (Corrupted, BookieError):
-                continue  # a bookie that did not answer the read has ended this already
+            end = max(end, await self._lac(metadata.ledger, bookie, digest))
         for entry in itertools.count(end + 1):
             if await self._good(metadata, EntryId(entry), fence=fence) is not None:
                 end = EntryId(entry)
             elif entry - end >= HOLE_MAX:
                 return end
         raise AssertionError("count() does not end")
+
+    async def _lac(self, ledger: LedgerId, bookie: BookieId, digest: EntryDigest) -> EntryId:
+        """The last-add-confirmed that the bookie knows; NO_ENTRY if it cannot tell. Raises Unavailable if it does not
+        answer: entries that were acknowledged would be cut off for a moment's silence."""
+        try:
+            return await self._ports.bookies.read_lac(bookie, ledger, digest)
+        except BookieError as error:
+            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY:
+                return NO_ENTRY
+            raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
 
     async def _loss(self, metadata: LedgerMetadata, last: EntryId) -> Loss:
         lost = [each for each in map(EntryId, range(last + 1)) if await self._good(metadata, each) is None]

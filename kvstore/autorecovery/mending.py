@@ -11,7 +11,6 @@ say: a mark is a reason to look and nothing more.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
@@ -20,7 +19,7 @@ from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata,
 from kvstore.wal.coverage import is_covered
 from kvstore.wal.creator import owner_of
 from kvstore.wal.lost import without_lost
-from kvstore.wal.placement import newcomers_of, replaced, spread_out
+from kvstore.wal.placement import machine_of, newcomers_of, replaced, spread_out
 from kvstore.wal.repair import bookies_of
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ LED_S = 30.0
 """Until a ledger that has a leader is looked at again."""
 FIRST_S, AGAIN_S_MAX = 5.0, 300.0
 """Until the next attempt after one that failed: the first, doubled with each, and the longest."""
-
-_INCARNATION = re.compile(r".+-[0-9a-f]{12}")
 
 NO_SPARE = "no other bookie can take its place: start one on another machine"
 NO_ROOM = "a bookie that lacks entries is read-only"
@@ -367,7 +364,7 @@ class Mending:
 def is_incarnation(bookie: BookieId) -> bool:
     """Whether the id is of one of our bookies, which comes back under another one when it has lost its disk, and lists
     no entries that it cannot read (docs/protocol.md, L13, B14)."""
-    return _INCARNATION.fullmatch(bookie) is not None
+    return machine_of(bookie) != bookie
 
 
 def _kept_where(metadata: LedgerMetadata, wanted: LedgerMetadata, unreadable: Collection[EntryId]) -> LedgerMetadata:

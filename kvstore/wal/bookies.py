@@ -15,7 +15,7 @@ from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.connection import AddDone, Connection, ReadDone, error_of
+from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
 from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
@@ -255,12 +255,12 @@ def _lac_said(
     if isinstance(answer, BookieError):
         return done(answer)
     if answer.status not in _ABSENT and answer.status != Status.OK:
-        return done(BookieError(f"{bookie}: answered {answer.status}"))
+        return done(AnsweredError(f"{bookie}: answered {answer.status}", answer.status))
     try:
         explicit = digest.open_lac(ledger, answer.body) if answer.body else NO_ENTRY
         last = digest.open(ledger, None, answer.last_entry).lac if answer.last_entry else NO_ENTRY
     except Corrupted as error:
-        return done(BookieError(f"{bookie}: {error}"))
+        return done(AnsweredError(f"{bookie}: {error}", Status.IO_ERROR))
     done(max(explicit, last))
 
 

@@ -11,7 +11,7 @@ from kvstore.errors import NotEnoughBookies
 from kvstore.meta.registration import Bookies
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.types import BookieId, LedgerMetadata, Quorum
-from kvstore.wal.placement import choose, quorum_for, spread_out, swaps
+from kvstore.wal.placement import choose, machine_of, quorum_for, spread_out, swaps
 from kvstore.wal.repair import bookies_of
 
 QUARANTINE_S = 5.0
@@ -86,13 +86,13 @@ class BookieChoice:
         self._failed_at[bookie] = self._clock.now()
 
     def new_ensemble(self, default: Quorum, failed: Collection[BookieId] = ()) -> tuple[Quorum, tuple[BookieId, ...]]:
-        """For a new ledger: as many bookies as there are, up to the default. Raises NotEnoughBookies."""
+        """For a new ledger: bookies of as many machines as there are, up to the default. Raises NotEnoughBookies."""
         writable = self.writable
-        quorum = quorum_for(len(writable), default)
+        quorum = quorum_for(_machines(writable), default)
         avoid = self._quarantined().union(failed)
         good = writable - avoid
-        if default.ack <= len(good) < quorum.ensemble:
-            quorum, writable = quorum_for(len(good), default), good  # smaller, but of bookies that answer
+        if default.ack <= _machines(good) < quorum.ensemble:
+            quorum, writable = quorum_for(_machines(good), default), good  # smaller, but of bookies that answer
         zones = self.zones_of(writable)
         ensemble = choose(zones, quorum.ensemble, self._random, write=quorum.write, own=self.own, avoid=avoid)
         if len(ensemble) < quorum.ensemble:
@@ -131,3 +131,7 @@ class BookieChoice:
     def _changed(self) -> None:
         for listener in list(self._listeners.values()):
             listener()
+
+
+def _machines(bookies: Collection[BookieId]) -> int:
+    return len({machine_of(bookie) for bookie in bookies})

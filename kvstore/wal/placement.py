@@ -7,10 +7,14 @@ then drawn.
 A *clash* is a pair of places of an ensemble that hold copies of the same entry and stand in the same zone. Where an
 ensemble is as wide as its write quorum, each two places do; where it is wider, those less than a write quorum apart. A
 bookie without a zone clashes with nobody: nothing is known of it.
+
+A machine that has lost its disk is registered twice until its former session ends. Both are one machine, and at most
+one of them answers: no ensemble is given both. A place is better left with who has failed, and may come back.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,11 +29,21 @@ Zones = Mapping[BookieId, str]
 """Where each bookie stands; "" or absent: nowhere in particular."""
 
 
+_INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
+
+
 class Move(NamedTuple):
     """One bookie takes another's place."""
 
     leaving: BookieId
     newcomer: BookieId
+
+
+def machine_of(bookie: BookieId) -> str:
+    """Where its disk is or was: the name that one of our bookies keeps when it has lost that (docs/protocol.md, L13).
+    Of another's, which has no incarnation, the id."""
+    match = _INCARNATION.fullmatch(bookie)
+    return match.group(1) if match else bookie
 
 
 def quorum_for(writable: int, default: Quorum) -> Quorum:
@@ -50,14 +64,15 @@ def choose(
     avoid: Collection[BookieId] = (),
 ) -> tuple[BookieId, ...]:
     """Up to `count` bookies of `zones`: the own one first, then from the zones least used so far; those to avoid are
-    taken last. Ordered so that write sets of `write` bookies (all, unless told) clash least."""
+    taken last, and of each machine one. Ordered so that write sets of `write` bookies (all, unless told) clash least.
+    """
     left = sorted(zones)
     luck.shuffle(left)
     chosen: list[BookieId] = []
     used: list[str] = []
     while left and len(chosen) < count:
         best = min(left, key=lambda b: (b in avoid, used.count(zones[b]) if zones[b] else 0, b != own))
-        left.remove(best)
+        left = [bookie for bookie in left if machine_of(bookie) != machine_of(best)]
         chosen.append(best)
         used.append(zones[best])
     return _ordered(chosen, len(chosen) if write is None else write, zones)
@@ -73,20 +88,26 @@ def swaps(
     write: int | None = None,
 ) -> dict[BookieId, BookieId]:
     """For as many failed bookies as there are spare ones (in `zones`, not in `ensemble`): who takes whose place. Who
-    clashes least, the own one among equals."""
+    clashes least, the own one among equals; nobody of a machine that has another place."""
     spares = sorted(bookie for bookie in zones if bookie not in ensemble)
     luck.shuffle(spares)
     width = len(ensemble) if write is None else write
     places: list[BookieId | None] = [None if bookie in failed else bookie for bookie in ensemble]
     found: dict[BookieId, BookieId] = {}
     for place, leaving in enumerate(ensemble):
-        if leaving not in failed or not spares:
+        if leaving not in failed:
+            continue
+        others = (found.get(each, each) for each in ensemble if each != leaving)
+        twins = {each for each in failed if machine_of(each) == machine_of(leaving)}
+        machines = {machine_of(each) for each in others if each not in twins}
+        free = [spare for spare in spares if machine_of(spare) not in machines]
+        if not free:
             continue
 
         def cost(spare: BookieId, place: int = place) -> tuple[int, bool]:
             return _clashes_at(place, spare, places, width, zones), spare != own
 
-        newcomer = min(spares, key=cost)
+        newcomer = min(free, key=cost)
         spares.remove(newcomer)
         places[place] = found[leaving] = newcomer
     return found
@@ -110,7 +131,8 @@ def better_place(
     stays where another can go."""
     if not clashes(ensemble, write, zones):
         return None
-    free = sorted(bookie for bookie in spares if zones.get(bookie) and bookie not in ensemble)
+    machines = {machine_of(bookie) for bookie in ensemble}
+    free = sorted(bookie for bookie in spares if zones.get(bookie) and machine_of(bookie) not in machines)
     luck.shuffle(free)
     best: tuple[tuple[int, bool], Move] | None = None
     for place, leaving in enumerate(ensemble):
@@ -147,9 +169,15 @@ def replaced(
 
 
 def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[BookieId]:
-    """The bookies that `wanted` names where `metadata` does not."""
+    """The bookies that `wanted` names where `metadata` does not. One that changes its place in an ensemble is among
+    them: where that is wider than its write sets, other entries are its own then."""
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)
-    return {bookie for before, after in pairs for bookie in after.ensemble if bookie not in before.ensemble}
+    return {
+        bookie
+        for old, new in pairs
+        for before, bookie in zip(old.ensemble, new.ensemble, strict=True)
+        if bookie != before
+    }
 
 
 def _spread_out(

@@ -106,6 +106,37 @@ def test_a_replacement_is_as_distinct_as_any(zones: dict[BookieId, str], seed: i
         assert clashes([newcomer if each == leaving else each for each in ensemble], 3, zones) == min(options)
 
 
+FORMER, NOW = BookieId("n2-000000000001"), BookieId("n2-0000000000ff")
+OTHERS = tuple(BookieId(f"n{number}-00000000000a") for number in (1, 3, 4))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_machine_that_lost_its_disk_has_one_place_though_it_is_registered_twice(seed: int) -> None:
+    zones = {FORMER: "", NOW: "", **dict.fromkeys(OTHERS, "")}
+    luck = Random(seed)
+    for avoid in ((), OTHERS[:1]):
+        for count in (4, 5):
+            assert len({FORMER, NOW} & set(choose(zones, count, luck, avoid=avoid))) == 1
+    ensemble = (FORMER, OTHERS[0], OTHERS[1])
+    assert swaps(ensemble, {OTHERS[0]}, zones, luck) == {OTHERS[0]: OTHERS[2]}
+    assert swaps(ensemble, {FORMER}, {NOW: "", **dict.fromkeys(ensemble, "")}, luck) == {FORMER: NOW}
+    ensemble = (OTHERS[0], NOW, OTHERS[1])
+    registered = {FORMER: "", **dict.fromkeys(ensemble, "")}
+    for failed in (ensemble[:1], ensemble[:2]):
+        taken = swaps(ensemble, failed, registered, luck)
+        assert OTHERS[0] not in taken, "who has failed may come back; a disk that is gone does not"
+    newest = BookieId("n2-000000000fff")
+    lost_twice = (FORMER, NOW, OTHERS[0])
+    assert swaps(lost_twice, {FORMER, NOW}, {newest: ""}, luck) == {FORMER: newest}
+    both = swaps(lost_twice, {FORMER, NOW}, {newest: "", OTHERS[1]: ""}, luck)
+    assert sorted(both.values()) == sorted((newest, OTHERS[1]))
+
+
+def test_copies_are_not_spread_out_over_one_machine() -> None:
+    zones = {FORMER: "a", OTHERS[0]: "b", OTHERS[1]: "b", NOW: "c"}
+    assert spread_out(ledger(FORMER, *OTHERS[:2]), zones, set(zones), Random(1)) is None
+
+
 @given(places, st.integers(0, 2**32))
 def test_spreading_out_ends_where_nothing_is_more_distinct(zones: dict[BookieId, str], seed: int) -> None:
     zones = {bookie: zone or "d" for bookie, zone in zones.items()}

@@ -70,6 +70,13 @@ def _named_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mender._Attempt, "_fill", fill)
 
 
+@mutant("a bookie that changes its place in an ensemble is taken to have what that place has")
+def _places_are_alike(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        mending, "newcomers_of", lambda metadata, wanted: {*bookies_of(wanted)}.difference(bookies_of(metadata))
+    )
+
+
 @mutant("what a foreign bookie lists is believed")
 def _lists_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mending, "is_incarnation", lambda _: True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from kvstore.errors import BookieError, StoreError
-from kvstore.types import BookieId, EntryId, LedgerId
+from kvstore.types import BookieId, EntryId, LedgerId, Quorum
+from kvstore.wal.choice import BookieChoice
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, B6, Bench, appended, holders, run
+from tests.sim.ledgers_and_logs.model_bookies import ModelBookies
 
 COUNT = 12
 SPARES = (B4, B5, B6)
@@ -74,3 +76,20 @@ def test_a_newcomer_that_becomes_read_only_gives_way_to_another() -> None:
         assert SPARES[2] in (await bench.recorded()).fragments[0].ensemble
 
     run(case, bookies=6, limit_s=6000)
+
+
+def test_a_new_ensemble_has_as_many_places_as_there_are_machines() -> None:
+    """One that lost its disk is registered twice for a while: were both in one ensemble, its next loss would leave too
+    few bookies that could tell where the ledger ends."""
+
+    async def case(bench: Bench) -> None:
+        own, former, now = (BookieId(f"{name}-{7:012x}") for name in ("n4", "n2", "n1"))
+        again = BookieId(f"n2-{8:012x}")
+        for writable, places in ((own, former, again), 2), ((own, former, again, now), 3):
+            view = ModelBookies(*writable).view
+            choice = BookieChoice(view, bench.store, clock=bench.env.clock, random=bench.env.random, own=own)
+            quorum, ensemble = choice.new_ensemble(Quorum(3, 3, 2))
+            assert quorum == Quorum(places, places, 2)
+            assert len({bookie.partition("-")[0] for bookie in ensemble}) == places
+
+    run(case)

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.autorecovery.giving_up import GivingUp
 from kvstore.autorecovery.mender import Mender
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.errors import BookieError, InvalidRequest, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
@@ -135,3 +135,44 @@ def test_a_bookie_that_is_there_and_does_not_answer_is_waited_for() -> None:
         assert not await bench.is_marked()
 
     run(case, bookies=4)
+
+
+def test_what_a_bookie_knows_to_be_confirmed_is_not_cut_off_since_it_was_silent_for_a_moment() -> None:
+    """It cannot read its last entries any more, but has been told that they are confirmed."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        bench.bookies.stop(B2, B3)
+        for entry in (COUNT - 2, COUNT - 1):
+            del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
+        read_lac = bench.bookies.read_lac
+
+        async def silent(bookie: BookieId, *_: Any) -> EntryId:
+            raise BookieError(f"{bookie}: no answer in time")
+
+        bench.bookies.read_lac = silent  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="does not answer"):
+            await giving_up(bench).give_up(LEDGER, 1)
+        assert (await bench.recorded()).state is LedgerState.OPEN
+        bench.bookies.read_lac = read_lac  # type: ignore[method-assign]
+        loss, _ = await giving_up(bench).give_up(LEDGER, 1)
+        assert (loss.last, loss.text) == (COUNT - 1, f"{COUNT - 2}-{COUNT - 1}")
+
+    run(case, bookies=5)
+
+
+def test_a_bookie_whose_damage_hides_what_is_confirmed_stands_in_nobodys_way() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        bench.bookies.stop(B2, B3)
+
+        async def damaged(bookie: BookieId, *_: Any) -> EntryId:
+            raise AnsweredError(f"{bookie}: answered IO_ERROR", Status.IO_ERROR)
+
+        bench.bookies.read_lac = damaged  # type: ignore[method-assign]
+        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
+
+    run(case, bookies=5)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import pytest
 
 from kvstore.autorecovery.worker import Worker
+from kvstore.errors import BookieError
 from kvstore.meta import paths
-from kvstore.types import EntryId, LedgerId
+from kvstore.proto.availability import HeldEntries
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
 from tests.sim.ledgers_and_logs.bench import (
     B1,
     B2,
@@ -17,6 +19,7 @@ from tests.sim.ledgers_and_logs.bench import (
     LEDGER,
     Bench,
     FrozenStore,
+    appended,
     holders,
     run,
 )
@@ -305,3 +308,41 @@ def test_the_rate_is_one_for_all_ledgers_of_a_worker() -> None:
         assert 18 < bench.env.clock.now() - began < 24
 
     run(case, bookies=4)
+
+
+def test_a_bookie_that_changes_its_place_is_named_there_once_it_has_what_that_place_has() -> None:
+    """Where an ensemble is wider than its write sets, each place has entries of its own."""
+
+    async def case(bench: Bench) -> None:
+        for bookie, zone in zip((B1, B2, B3, B4, B5), "bbaac", strict=True):
+            bench.bookies.at[bookie].zone = zone
+        handle = bench.handle(await bench.ledger(B1, B2, B3, B4, write=2))
+        await appended(bench, handle, COUNT)
+        await handle.close()
+        list_of, is_dumb = bench.bookies.entries, True
+
+        async def entries(bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+            if bookie == B1 and is_dumb:
+                raise BookieError(f"{bookie} does not say what it has")
+            return await list_of(bookie, ledger)
+
+        bench.bookies.entries = entries  # type: ignore[method-assign]
+        await bench.marks.mark(LEDGER, [B4], 1)
+        bench.worker()
+        await bench.pass_time(60)
+        assert lacking(bench, await bench.recorded()) == []
+        is_dumb = False
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B5, B2, B3, B1)
+        assert lacking(bench, await bench.recorded()) == []
+
+    run(case, bookies=5)
+
+
+def lacking(bench: Bench, metadata: LedgerMetadata) -> list[tuple[BookieId, EntryId]]:
+    return [
+        (bookie, entry)
+        for entry in map(EntryId, range(COUNT))
+        for bookie in metadata.write_set(entry)
+        if (LEDGER, entry) not in bench.bookies.at[bookie].entries
+    ]

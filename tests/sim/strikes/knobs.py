@@ -14,6 +14,8 @@ from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 from tests.sim.workloads import Load
 
+NO_AUDITOR = AutorecoveryConfig(auditor=False)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
@@ -27,7 +29,7 @@ class Knobs:
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     log: LogConfig = field(default_factory=LogConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
-    autorecovery: AutorecoveryConfig = field(default_factory=lambda: AutorecoveryConfig(auditor=False))
+    autorecovery: AutorecoveryConfig = field(default_factory=lambda: NO_AUDITOR)
     segment_bytes: int = 64 << 10
     reclaim_s: float = 5.0
     load: Load = field(default_factory=Load)
@@ -94,6 +96,7 @@ def draw(random: Random, faults: list[str]) -> Knobs:
         chaos_s=random.uniform(3.0, 6.0),
         power_cut_at_end=random.random() < 0.5,
         search=random.random() < 0.25,
+        autorecovery=_autorecovery(random),
     )
 
 
@@ -101,7 +104,7 @@ def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
     """Knobs of a seed under which something rare is likely: with these faults, and with knobs set by name (`log.x`,
     `partition.x` and `load.x` for those inside)."""
     drawn = draw(Random(f"{seed}/hinted"), [])
-    changes: dict[str, Any] = {"faults": faults, "pace_s": 0.4}
+    changes: dict[str, Any] = {"faults": faults, "pace_s": 0.4, "autorecovery": NO_AUDITOR}
     for name, value in hints.items():
         part, _, inner = name.rpartition(".")
         if part:
@@ -109,6 +112,20 @@ def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
         else:
             changes[name] = value
     return replace(drawn, **changes)
+
+
+def _autorecovery(random: Random) -> AutorecoveryConfig:
+    """In a third of the runs an auditor and workers that are far too hasty: repairs meet writers, takeovers and each
+    other, and bookies count as lost that are only away."""
+    if random.random() < 2 / 3:
+        return NO_AUDITOR
+    return AutorecoveryConfig(
+        lost_bookie_delay_s=random.choice((0, 1, 3)),
+        check_interval_s=random.choice((0, 2.0, 5.0)),
+        placement_interval_s=random.choice((0, 3.0)),
+        bytes_per_s=random.choice((2_000, 20_000, 16 << 20)),
+        open_ledger_grace_s=random.choice((0.3, 1.0, 3.0)),
+    )
 
 
 def _partition(random: Random) -> PartitionConfig:
