@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvstore.autorecovery.mending import Past
-from kvstore.meta.marks import Mark
 from kvstore.types import LedgerId
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Backlog:
         self._known: dict[LedgerId, _Known] = {}
         self._round = 0
         self._seen = self._due = 0
-        self._drawn: list[Mark] = []
+        self._drawn: list[LedgerId] = []
 
     @property
     def has_more(self) -> bool:
@@ -55,21 +54,21 @@ class Backlog:
         self._seen = self._due = 0
         self._drawn = []
 
-    def see(self, mark: Mark, now: float) -> None:
+    def see(self, ledger: LedgerId, now: float) -> None:
         """A ledger is marked."""
         self._seen += 1
-        known = self._known.get(mark.ledger)
+        known = self._known.get(ledger)
         if known is not None:
             known.round = self._round
             if known.again_at > now:
                 return
         self._due += 1
         if len(self._drawn) < ROUND_MAX:
-            self._drawn.append(mark)
+            self._drawn.append(ledger)
         elif (at := self._random.randrange(self._due)) < ROUND_MAX:
-            self._drawn[at] = mark
+            self._drawn[at] = ledger
 
-    def drawn(self) -> list[Mark]:
+    def drawn(self) -> list[LedgerId]:
         """List what to take, once every mark was seen. Ledgers without a mark are forgotten."""
         self.marked = self._seen
         self._known = {ledger: each for ledger, each in self._known.items() if each.round == self._round}

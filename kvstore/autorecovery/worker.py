@@ -18,7 +18,6 @@ from kvstore.autorecovery.mender import Mender
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
 from kvstore.errors import MetadataError, StoreError
-from kvstore.meta.marks import Mark
 from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
@@ -120,8 +119,8 @@ class Worker:
         if not self._is_enabled:
             return
         self._backlog.begin()
-        async for mark in self._marks.marked():
-            self._backlog.see(mark, self._env.clock.now())
+        async for ledger in self._marks.marked_ledgers():
+            self._backlog.see(ledger, self._env.clock.now())
         waiting = deque(self._backlog.drawn())
         tasks = [self._nursery.spawn(self._work(waiting), name="mend") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
         for task in tasks:
@@ -129,16 +128,16 @@ class Worker:
         if self._backlog.has_more:
             self.look()
 
-    async def _work(self, waiting: deque[Mark]) -> None:
+    async def _work(self, waiting: deque[LedgerId]) -> None:
         while waiting and self._is_enabled:
-            mark = waiting.popleft()
+            ledger = waiting.popleft()
             try:
                 self._is_enabled = await self._settings.is_enabled()
                 if self._is_enabled:
-                    await self._take(mark.ledger)
+                    await self._take(ledger)
             except StoreError as error:
-                log.info("ledger=%d not mended now: %r", mark.ledger, error)
-                self._put_off(mark.ledger, HELD_S)
+                log.info("ledger=%d not mended now: %r", ledger, error)
+                self._put_off(ledger, HELD_S)
 
     async def _take(self, ledger: LedgerId) -> None:
         lock = await self._marks.lock(ledger, self._name)

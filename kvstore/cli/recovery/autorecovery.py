@@ -48,7 +48,7 @@ def status(
             "auditor": await auditor_or_none(tools.store),
             "enabled": await settings.is_enabled(),
             "lost_bookie_delay_s": await settings.lost_bookie_delay_s(),
-            "marked_ledgers": len([mark.ledger async for mark in marks.marked()]),
+            "marked_ledgers": len([ledger async for ledger in marks.marked_ledgers()]),
             **{f"{kind.name.lower()}_checked_ms": await settings.checked_ms(kind) for kind in _SHOWN},
             "away": await _away(tools.store),
         }
