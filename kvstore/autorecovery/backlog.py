@@ -15,12 +15,17 @@ ROUND_MAX = 1_000
 """Ledgers taken between two looks at all marks."""
 REMEMBERED_MAX = 100_000
 """Ledgers of which is remembered what became of earlier attempts."""
+AGAIN_PER_S = 20
+"""Ledgers that cannot be made whole are tried again at this rate, at most: there may be many, for weeks, and bookies
+that come and go all the time."""
 
 
 @dataclass(slots=True)
 class _Known:
     past: Past = field(default_factory=Past)
     again_at: float = 0.0
+    not_before: float = 0.0
+    """Whatever happens meanwhile."""
     is_unreadable: bool = False
     round: int = 0
 
@@ -88,16 +93,17 @@ class Backlog:
         """It is whole."""
         self._known.pop(ledger, None)
 
-    def later(self, ledger: LedgerId, at: float, *, is_unreadable: bool = False) -> None:
-        """It is not, or others have it: it is due again at this time."""
+    def later(self, ledger: LedgerId, now: float, again_s: float, *, is_unreadable: bool = False) -> None:
+        """It is not, or others have it: it is due again after so long."""
         self.past(ledger)
         if (known := self._known.get(ledger)) is not None:
-            known.again_at, known.is_unreadable = at, is_unreadable
+            known.not_before = now + len(self._known) / AGAIN_PER_S
+            known.again_at, known.is_unreadable = max(now + again_s, known.not_before), is_unreadable
 
     def all_due(self) -> None:
         """Other bookies are there: what could not be done may be possible now."""
         for each in self._known.values():
-            each.again_at = 0.0
+            each.again_at = min(each.again_at, each.not_before)
 
     def next_due_s(self, now: float, most: float) -> float:
         """Until one is due that was put off, at most so long."""

@@ -17,19 +17,19 @@ from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.autorecovery.mender import Mender
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
-from kvstore.errors import MetadataError, StoreError
+from kvstore.errors import LedgerError, MetadataError, StoreError
 from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import LedgerId
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import GuardedPace, Pace
 from kvstore.wal.handle import LedgerPorts
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
 """Between two looks at the marks: a watch tells of the first one only."""
-REST_S = 0.1
+REST_S = 1.0
 """The least between two of them, unless somebody calls."""
 AT_ONCE_MAX = 4
 """Ledgers mended at once: small ones wait for the metadata store and not for bookies."""
@@ -53,9 +53,10 @@ class Worker:
         self._env, self._ports, self._name = env, ports, name
         self._marks, self._settings = Underreplication(store), RecoverySettings(store)
         self._nursery = env.nursery.child("autorecovery")
+        pace = GuardedPace(pace, self._go_on)
         self._mender = Mender(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
         self._backlog = Backlog(env.random)
-        self._wake = asyncio.Event()
+        self._wake, self._switch = asyncio.Event(), asyncio.Event()
         self._is_enabled = True
         self._mending: set[LedgerId] = set()
         self._unreleased: list[MarkLock] = []
@@ -64,6 +65,7 @@ class Worker:
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="worker")
+        self._nursery.spawn(self._follow_switch(), name="follow the switch")
         self.look()
 
     async def close(self) -> None:
@@ -91,7 +93,7 @@ class Worker:
         }
 
     async def _run(self) -> None:
-        watches = [self._marks.watch_marks(self.look), self._settings.watch_enabled(self.look)]
+        watches = [self._marks.watch_marks(self.look), self._settings.watch_enabled(self._switch.set)]
         self._ports.choice.listen(self, self._bookies_changed)
         try:
             while True:
@@ -107,6 +109,19 @@ class Worker:
             self._ports.choice.forget(self)
             for watch in watches:
                 watch.close()
+
+    async def _follow_switch(self) -> None:
+        """Also in the middle of a large ledger: an operator who switches auto-recovery off waits for no copies."""
+        while True:
+            await self._switch.wait()
+            self._switch.clear()
+            with suppress(MetadataError):
+                self._is_enabled = await self._settings.is_enabled()
+            self.look()
+
+    def _go_on(self) -> None:
+        if not self._is_enabled:
+            raise LedgerError("auto-recovery is switched off")
 
     def _bookies_changed(self) -> None:
         self._backlog.all_due()
@@ -156,7 +171,9 @@ class Worker:
     async def _mend(self, lock: MarkLock) -> None:
         """The mark goes only as it was when the lock was taken: one that has grown since stays."""
         ledger, past = lock.mark.ledger, self._backlog.past(lock.mark.ledger)
-        mended = await self._mender.mend(ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held)
+        mended = await self._mender.mend(
+            ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held and self._is_enabled
+        )
         self._copied += mended.copied
         self._copied_bytes += mended.copied_bytes
         if not mended.is_whole:
@@ -171,7 +188,7 @@ class Worker:
             self.look()
 
     def _put_off(self, ledger: LedgerId, again_s: float, *, is_unreadable: bool = False) -> None:
-        self._backlog.later(ledger, self._env.clock.now() + again_s, is_unreadable=is_unreadable)
+        self._backlog.later(ledger, self._env.clock.now(), again_s, is_unreadable=is_unreadable)
 
     async def _release(self, lock: MarkLock) -> None:
         """Raises MetadataError; then it is tried again later, or the session ends."""
