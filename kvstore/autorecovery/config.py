@@ -37,9 +37,9 @@ class AutorecoveryConfig:
             faults.append(f"lost_bookie_delay_s: want 0 to {DELAY_S_MAX}, got {self.lost_bookie_delay_s}")
         for name in ("check_interval_s", "placement_interval_s"):
             if not 0 <= getattr(self, name) < float("inf"):
-                faults.append(f"{name}: want at least 0, got {getattr(self, name):g}")
+                faults.append(f"{name}: want a finite number from 0 on, got {getattr(self, name):g}")
         for name in ("check_ledgers_per_s", "bytes_per_s", "open_ledger_grace_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                faults.append(f"{name}: want more than 0, got {getattr(self, name):g}")
+                faults.append(f"{name}: want a finite number above 0, got {getattr(self, name):g}")
         if faults:
             raise ValueError("; ".join(faults))

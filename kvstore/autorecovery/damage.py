@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from kvstore.env import Env
-from kvstore.errors import NoSuchLedger, StoreError
+from kvstore.errors import NoSuchLedger, StoreError, UndecodableNode
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.store import MetadataStore
@@ -56,13 +56,23 @@ class DamageReports:
                 while self._waiting:
                     if not await self._settings.is_enabled():
                         break
-                    await self._mark(ledger := next(iter(self._waiting)))
-                    self._waiting.pop(ledger, None)
+                    del self._waiting[ledger := next(iter(self._waiting))]
+                    await self._try(ledger)
             except StoreError as error:
                 log.info("bookie=%s damage is marked later: %r", self._bookie, error)
             if self._waiting:
                 await self._env.beat.rest(RETRY_S)
                 self._wake.set()
+
+    async def _try(self, ledger: LedgerId) -> None:
+        """Raises StoreError; then it is tried again after the others."""
+        try:
+            await self._mark(ledger)
+        except UndecodableNode as error:
+            log.warning("bookie=%s has damage in a ledger that cannot be marked: %s", self._bookie, error)
+        except StoreError:
+            self._waiting[ledger] = None
+            raise
 
     async def _mark(self, ledger: LedgerId) -> None:
         try:

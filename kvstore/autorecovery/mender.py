@@ -113,8 +113,9 @@ class Mender:
         while not isinstance(command, End):
             event = await attempt.perform(command)
             command = machine.handle(event, self.ports.clock.now())
-        if command.reason:
+        if command.reason and command.reason != past.reason:
             log.info("ledger=%d %s", ledger, command.reason)
+        past.reason = command.reason
         done = attempt.copied, attempt.copied_bytes, attempt.unreadable
         return Mended(command.is_whole, command.reason, command.again_s, *done)
 

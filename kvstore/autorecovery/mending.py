@@ -38,7 +38,7 @@ FIRST_S, AGAIN_S_MAX = 5.0, 300.0
 NO_SPARE = "no other bookie can take its place: start one on another machine"
 NO_ROOM = "a bookie that lacks entries is read-only"
 CHANGING = "others change its metadata all the time"
-LOCK_LOST = "the lock on it was lost"
+LOCK_LOST = "the lock on it was lost, or auto-recovery is switched off"
 IS_LED = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
 IN_GRACE = "is open: its writer may yet replace the bookie; it is recovered if nothing comes for a while"
 DOUBTFUL = "is open, and a bookie of its last ensemble was set up after it: what that one does not have says nothing"
@@ -77,6 +77,8 @@ class Past:
 
     tries: int = 0
     """That have failed, in a row."""
+    reason: str = ""
+    """Why the last one did: so that a log says it once."""
     avoid: set[BookieId] = field(default_factory=set)
     """Newcomers that took no copies."""
     seen: tuple[LedgerState, Fragment, EntryId] | None = None

@@ -17,20 +17,19 @@ from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.autorecovery.mender import Mender
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
-from kvstore.errors import MetadataError, StoreError
-from kvstore.meta.marks import Mark
+from kvstore.errors import LedgerError, MetadataError, StoreError
 from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import LedgerId
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import GuardedPace, Pace
 from kvstore.wal.handle import LedgerPorts
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
 """Between two looks at the marks: a watch tells of the first one only."""
-REST_S = 0.1
+REST_S = 1.0
 """The least between two of them, unless somebody calls."""
 AT_ONCE_MAX = 4
 """Ledgers mended at once: small ones wait for the metadata store and not for bookies."""
@@ -54,9 +53,10 @@ class Worker:
         self._env, self._ports, self._name = env, ports, name
         self._marks, self._settings = Underreplication(store), RecoverySettings(store)
         self._nursery = env.nursery.child("autorecovery")
+        pace = GuardedPace(pace, self._go_on)
         self._mender = Mender(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
         self._backlog = Backlog(env.random)
-        self._wake = asyncio.Event()
+        self._wake, self._switch = asyncio.Event(), asyncio.Event()
         self._is_enabled = True
         self._mending: set[LedgerId] = set()
         self._unreleased: list[MarkLock] = []
@@ -65,6 +65,7 @@ class Worker:
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="worker")
+        self._nursery.spawn(self._follow_switch(), name="follow the switch")
         self.look()
 
     async def close(self) -> None:
@@ -92,7 +93,7 @@ class Worker:
         }
 
     async def _run(self) -> None:
-        watches = [self._marks.watch_marks(self.look), self._settings.watch_enabled(self.look)]
+        watches = [self._marks.watch_marks(self.look), self._settings.watch_enabled(self._switch.set)]
         self._ports.choice.listen(self, self._bookies_changed)
         try:
             while True:
@@ -109,6 +110,19 @@ class Worker:
             for watch in watches:
                 watch.close()
 
+    async def _follow_switch(self) -> None:
+        """Also in the middle of a large ledger: an operator who switches auto-recovery off waits for no copies."""
+        while True:
+            await self._switch.wait()
+            self._switch.clear()
+            with suppress(MetadataError):
+                self._is_enabled = await self._settings.is_enabled()
+            self.look()
+
+    def _go_on(self) -> None:
+        if not self._is_enabled:
+            raise LedgerError("auto-recovery is switched off")
+
     def _bookies_changed(self) -> None:
         self._backlog.all_due()
         self.look()
@@ -120,8 +134,8 @@ class Worker:
         if not self._is_enabled:
             return
         self._backlog.begin()
-        async for mark in self._marks.marked():
-            self._backlog.see(mark, self._env.clock.now())
+        async for ledger in self._marks.marked_ledgers():
+            self._backlog.see(ledger, self._env.clock.now())
         waiting = deque(self._backlog.drawn())
         tasks = [self._nursery.spawn(self._work(waiting), name="mend") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
         for task in tasks:
@@ -129,16 +143,16 @@ class Worker:
         if self._backlog.has_more:
             self.look()
 
-    async def _work(self, waiting: deque[Mark]) -> None:
+    async def _work(self, waiting: deque[LedgerId]) -> None:
         while waiting and self._is_enabled:
-            mark = waiting.popleft()
+            ledger = waiting.popleft()
             try:
                 self._is_enabled = await self._settings.is_enabled()
                 if self._is_enabled:
-                    await self._take(mark.ledger)
+                    await self._take(ledger)
             except StoreError as error:
-                log.info("ledger=%d not mended now: %r", mark.ledger, error)
-                self._put_off(mark.ledger, HELD_S)
+                log.info("ledger=%d not mended now: %r", ledger, error)
+                self._put_off(ledger, HELD_S)
 
     async def _take(self, ledger: LedgerId) -> None:
         lock = await self._marks.lock(ledger, self._name)
@@ -157,7 +171,9 @@ class Worker:
     async def _mend(self, lock: MarkLock) -> None:
         """The mark goes only as it was when the lock was taken: one that has grown since stays."""
         ledger, past = lock.mark.ledger, self._backlog.past(lock.mark.ledger)
-        mended = await self._mender.mend(ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held)
+        mended = await self._mender.mend(
+            ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held and self._is_enabled
+        )
         self._copied += mended.copied
         self._copied_bytes += mended.copied_bytes
         if not mended.is_whole:
@@ -172,7 +188,7 @@ class Worker:
             self.look()
 
     def _put_off(self, ledger: LedgerId, again_s: float, *, is_unreadable: bool = False) -> None:
-        self._backlog.later(ledger, self._env.clock.now() + again_s, is_unreadable=is_unreadable)
+        self._backlog.later(ledger, self._env.clock.now(), again_s, is_unreadable=is_unreadable)
 
     async def _release(self, lock: MarkLock) -> None:
         """Raises MetadataError; then it is tried again later, or the session ends."""

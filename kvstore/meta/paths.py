@@ -7,6 +7,7 @@ What is below LEDGERS has Apache BookKeeper's names, so that its tools work on o
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from kvstore.types import BookieId, LedgerId, PartitionId, ServerId
 
@@ -41,6 +42,8 @@ LEDGER_MAX = 2**63 - 1
 _SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
 _LONG = re.compile(r"(\d{3})/(\d{4})/(\d{4})/(\d{4})/L(\d{4})")
 _MARK = re.compile(r"urL(\d{10,19})")
+_GROUP = re.compile(r"[0-9a-f]{4}")
+_MARKS_PAGE = re.compile(rf"{MARKS}/([0-9a-f]{{4}})/([0-9a-f]{{4}})/([0-9a-f]{{4}})")
 
 
 def _digits(number: int, *, groups: tuple[int, ...]) -> list[str]:
@@ -86,6 +89,16 @@ def marked_of(path: str) -> LedgerId | None:
     match = _MARK.fullmatch(path.rpartition("/")[2])
     found = LedgerId(int(match.group(1))) if match else None
     return found if found is not None and found <= LEDGER_MAX and mark(found) == path else None
+
+
+def marks_of_page(path: str, names: Iterable[str]) -> list[LedgerId]:
+    """The ledgers whose marks are below the children `names` of `path`, without a look at these: the four groups of
+    digits say all. None if `path` is not the third of the four."""
+    page = _MARKS_PAGE.fullmatch(path)
+    if page is None:
+        return []
+    found = [int("".join((*page.groups(), name)), 16) for name in names if _GROUP.fullmatch(name)]
+    return [LedgerId(each) for each in sorted(found) if each <= LEDGER_MAX]
 
 
 def mark_lock(ledger_id: LedgerId) -> str:

@@ -3,6 +3,7 @@ auto-recovery work beside ours. What holds for all of auto-recovery is in `recov
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 
@@ -22,6 +23,8 @@ from kvstore.meta.update import until_known
 from kvstore.types import BookieId, LedgerId
 
 _ATTEMPTS_MAX = 16
+_STEP = 1_000
+"""Ledgers named between two pauses."""
 
 
 class MarkLock:
@@ -142,6 +145,25 @@ class Underreplication:
                 names = await self._children(path)
                 levels.append(iter([paths.join(path, name) for name in names]))
 
+    async def marked_ledgers(self) -> AsyncIterator[LedgerId]:
+        """The ledgers that are marked, by rising number, for one request to the store for 65,536 of them instead of two
+        for each. One whose mark is just being made or taken away may be among them."""
+        await self._store.sync(paths.MARKS)
+        levels = [iter([paths.MARKS])]
+        while levels:
+            path = next(levels[-1], None)
+            if path is None:
+                levels.pop()
+                continue
+            names = await self._children(path)
+            page = paths.marks_of_page(path, names)
+            for number, ledger in enumerate(page):
+                yield ledger
+                if number % _STEP == _STEP - 1:
+                    await asyncio.sleep(0)  # the event loop is others' in between
+            if not page:
+                levels.append(iter([paths.join(path, name) for name in sorted(names)]))
+
     async def _children(self, path: str) -> list[str]:
         try:
             return await self._store.children(path)
@@ -165,6 +187,7 @@ class Underreplication:
         mark = await self.get(ledger)
         if mark is not None:
             return MarkLock(self._store, mark, session)
+        await self._remove_empty(ledger)
         await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
         return None
 
@@ -194,19 +217,25 @@ class Underreplication:
     async def mark_replicated(self, lock: MarkLock, version: int) -> bool:
         """Take the mark away if it is still of `version`, from which the repair began, and release the lock. False: it
         has grown meanwhile, and stays. The lock is released either way, unless the call raises."""
-        path = mark = paths.mark(lock.mark.ledger)
+        mark = paths.mark(lock.mark.ledger)
         try:
             await until_known(lambda: self._remove_mark(mark, lock.mark.created, version))
             is_done = True
         except VersionConflict:
             is_done = False
-        while is_done and (path := paths.parent(path)) != paths.MARKS:
+        if is_done:
+            await self._remove_empty(lock.mark.ledger)
+        await lock.release()
+        return is_done
+
+    async def _remove_empty(self, ledger: LedgerId) -> None:
+        """Remove the mark's parents as far as they are empty; `marked_ledgers` would name it still."""
+        path = paths.mark(ledger)
+        while (path := paths.parent(path)) != paths.MARKS:
             try:
                 await until_known(lambda: self._remove(path, -1))
             except NotEmpty:
                 break
-        await lock.release()
-        return is_done
 
     async def _remove_mark(self, path: str, created: int, version: int) -> None:
         """After a removal whose answer was lost there may be another mark already, which looks the same."""

@@ -43,6 +43,34 @@ async def test_marks_of_one_ledger_are_merged(store: MetadataStore, other: Metad
     assert list(await marked(store)) == [7, 8, 2**40], "rising"
 
 
+async def test_marked_ledgers_are_named_for_a_request_for_many(store: MetadataStore) -> None:
+    repair = Underreplication(store)
+    ledgers = [LedgerId(each) for each in (3, *range(1_000, 1_040), 2**40, 2**63 - 1)]
+    for ledger in reversed(ledgers):
+        await repair.mark(ledger, [B1], 5)
+    await store.create(f"{paths.MARKS}/0000/0000/0000/other")
+    asked: list[str] = []
+
+    async def children(path: str) -> list[str]:
+        asked.append(path)
+        return await Underreplication._children(repair, path)
+
+    repair._children = children  # type: ignore[method-assign]
+    assert [ledger async for ledger in repair.marked_ledgers()] == ledgers
+    assert len(asked) < len(ledgers) / 2
+
+
+async def test_what_a_worker_that_died_has_left_of_a_mark_goes_with_the_next_lock(store: MetadataStore) -> None:
+    repair = Underreplication(store)
+    await repair.mark(SEVEN, [B1], 5)
+    await repair.mark(LedgerId(8), [B1], 5)
+    await store.delete(paths.mark(SEVEN), -1)
+    assert [ledger async for ledger in repair.marked_ledgers()] == [7, 8], "it cannot be told from a mark"
+    assert await repair.lock(SEVEN, "w1") is None
+    assert [ledger async for ledger in repair.marked_ledgers()] == [8]
+    assert await nodes_below(store, paths.MARK_LOCKS) == []
+
+
 # docs/protocol.md A1
 async def test_damage_found_anew_makes_a_mark_another_one(store: MetadataStore) -> None:
     repair = Underreplication(store)

@@ -48,7 +48,7 @@ def status(
             "auditor": await auditor_or_none(tools.store),
             "enabled": await settings.is_enabled(),
             "lost_bookie_delay_s": await settings.lost_bookie_delay_s(),
-            "marked_ledgers": len([mark.ledger async for mark in marks.marked()]),
+            "marked_ledgers": len([ledger async for ledger in marks.marked_ledgers()]),
             **{f"{kind.name.lower()}_checked_ms": await settings.checked_ms(kind) for kind in _SHOWN},
             "away": await _away(tools.store),
         }
@@ -87,7 +87,7 @@ def list_marks(
     if json:
         print(as_json(rows))
     elif rows:
-        print(as_table([{**row, "marked_ms": _moment(row["marked_ms"])} for row in rows]))
+        print(as_table([_row_for_people(row) for row in rows]))
     else:
         print("no ledger is marked")
     if are_more:
@@ -165,6 +165,13 @@ def _for_people(found: dict[str, Any]) -> str:
         f"{table}\n\n{as_table(found['away'])}\n\n"
         "Their copies are made again once they are away for the delay; at once by: kvstore bookie recover BOOKIE"
     )
+
+
+def _row_for_people(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        ("marked" if name == "marked_ms" else name): _moment(row[name]) if name == "marked_ms" else row[name]
+        for name in row
+    }
 
 
 def _moment(at_ms: int | None) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore.autorecovery.damage import DamageReports
+from kvstore.meta import paths
+from kvstore.types import LedgerId
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4
 from tests.sim.recovering.audits import AuditBench, later, run
 
@@ -24,6 +26,20 @@ def test_damage_is_marked_once_auto_recovery_is_on_and_only_where_the_ledger_nam
         await bench.settings.enable()
         await later(40)
         assert (await bench.marked(), reports.marked) == ({7: [B1]}, 1)
+
+    run(case)
+
+
+def test_a_ledger_that_cannot_be_read_keeps_no_other_from_being_marked() -> None:
+    async def case(bench: AuditBench) -> None:
+        await bench.ledger(7, B1, B2, B3, entries=5)
+        await bench.store.set(paths.ledger(LedgerId(7)), b"no metadata", -1)
+        await bench.ledger(8, B1, B2, B3, entries=5)
+        reports = DamageReports(bench.world.env("n1"), bench.store, B1)
+        reports.start()
+        reports.found([7, 8])
+        await later(100)
+        assert await bench.marked() == {8: [B1]}
 
     run(case)
 

@@ -125,10 +125,34 @@ def test_a_worker_whose_session_has_ended_records_nothing_until_it_has_the_lock_
         await until_begun(bench)
         store.expire()
         store.resume()
-        await bench.settings.disable()
+        another = await bench.marks.lock(LEDGER, "another")
+        assert another is not None
         await bench.pass_time(60)
         assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT)), "copies do no harm"
         assert await recorded(bench) == (B1, B2, B3)
+        await another.release()
+        await until_unmarked(bench)
+        assert await recorded(bench) == (B1, B2, B4)
+
+    run(case, bookies=4)
+
+
+def test_the_switch_ends_what_is_being_copied() -> None:
+    """A large ledger may take minutes."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        worker = bench.worker(bytes_per_s=100)
+        await until_begun(bench)
+        await bench.settings.disable()
+        await bench.pass_time(1)
+        had = len(bench.bookies.at[B4].of(LEDGER))
+        assert had < COUNT
+        await bench.pass_time(60)
+        assert len(bench.bookies.at[B4].of(LEDGER)) == had
+        assert (locks(bench), worker.statistics()["ledgers_mending"]) == ([], 0)
         await bench.settings.enable()
         await until_unmarked(bench)
         assert await recorded(bench) == (B1, B2, B4)

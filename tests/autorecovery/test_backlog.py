@@ -1,0 +1,57 @@
+"""Which marked ledgers a worker takes next."""
+
+from __future__ import annotations
+
+from random import Random
+
+from kvstore.autorecovery.backlog import AGAIN_PER_S, ROUND_MAX, Backlog
+from kvstore.types import LedgerId
+
+LEDGERS = [LedgerId(each) for each in range(400)]
+LONG = 300.0
+
+
+def drawn(backlog: Backlog, ledgers: list[LedgerId], now: float) -> list[LedgerId]:
+    backlog.begin()
+    for ledger in ledgers:
+        backlog.see(ledger, now)
+    return backlog.drawn()
+
+
+def test_what_was_put_off_is_not_drawn_before_its_time_and_keeps_nobody_else_back() -> None:
+    backlog = Backlog(Random(1))
+    backlog.later(LEDGERS[0], 0.0, LONG)
+    assert drawn(backlog, LEDGERS[:2], 10.0) == [LEDGERS[1]]
+    assert backlog.marked == 2
+    assert backlog.next_due_s(10.0, 1_000.0) == LONG - 10.0
+    assert LEDGERS[0] in drawn(backlog, LEDGERS[:2], LONG)
+
+
+def test_another_bookie_makes_a_few_due_at_once() -> None:
+    backlog = Backlog(Random(1))
+    for ledger in LEDGERS[:5]:
+        backlog.later(ledger, 0.0, LONG)
+    backlog.all_due()
+    assert sorted(drawn(backlog, LEDGERS[:5], 1.0)) == LEDGERS[:5]
+
+
+def test_many_that_cannot_be_repaired_rest_whatever_bookies_come_and_go() -> None:
+    """A bookie that flaps would have all of them tried over and over."""
+    backlog = Backlog(Random(1))
+    tries, now = 0, 0.0
+    for _ in range(600):
+        for ledger in drawn(backlog, LEDGERS, now):
+            tries += 1
+            backlog.later(ledger, now, 5.0)
+        backlog.all_due()
+        now += 1.0
+    assert 0.5 * AGAIN_PER_S * now < tries < 1.5 * AGAIN_PER_S * now
+
+
+def test_a_round_draws_some_of_very_many() -> None:
+    backlog = Backlog(Random(1))
+    many = [LedgerId(each) for each in range(3 * ROUND_MAX)]
+    found = drawn(backlog, many, 0.0)
+    assert len(set(found)) == len(found) == ROUND_MAX
+    assert backlog.has_more
+    assert max(found) > 2 * ROUND_MAX, "not the first ones only"
