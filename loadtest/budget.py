@@ -75,6 +75,7 @@ BUDGET = (
 )
 
 
+ATTEMPTS_MAX, LED_S_MAX = 3, 30.0
 IDLE = "idle"
 IDLE_S, SETTLE_S = 30.0, 15.0
 """For so long an idle cluster is watched, once for processor time and once for calls; and the time that a new one has
@@ -212,25 +213,46 @@ async def run_load(load: Load, address: str, tag: str) -> None:
 class Budget:
     """Measures one load after the other on one cluster."""
 
-    def __init__(self, cluster: Counted, tag: str, partition: str, leader: str) -> None:
-        self._cluster, self._tag, self._partition, self._leader = cluster, tag, partition, leader
+    def __init__(self, cluster: Counted, tag: str, partition: str) -> None:
+        self._cluster, self._tag, self._partition = cluster, tag, partition
 
     def measure(self, load: Load) -> list[Cost]:
-        """Of the leader, and of one of the followers."""
-        file = self._cluster.load()
-        lead = file.node(self._leader)
-        follower = next(node for node in file.nodes if node.id != self._leader)
+        """Of the leader, and of one of the followers. Again, if the lead was handed on meanwhile. Raises RuntimeError
+        if it is each time, or nobody has it."""
+        for _ in range(ATTEMPTS_MAX):
+            lead = self._lead()
+            found = self._measure(load, lead)
+            if found and self._lead() == lead:
+                return found
+        raise RuntimeError(f"the lead of partition {self._partition} goes from node to node")
+
+    def _lead(self) -> NodePlace:
+        """The node that leads the partition."""
+        until = time.monotonic() + LED_S_MAX
+        while time.monotonic() < until:
+            for node in self._cluster.load().nodes:
+                if self._leading(node) is not None:
+                    return node
+            time.sleep(0.1)
+        raise RuntimeError(f"nobody leads partition {self._partition}")
+
+    def _measure(self, load: Load, lead: NodePlace) -> list[Cost]:
+        """Nothing if `lead` does not lead to the end."""
+        follower = next(node for node in self._cluster.load().nodes if node.id != lead.id)
         both = {"leader": lead, "follower": follower}
         asked = follower if load.is_forwarded else lead
         self._run(load, asked)
         before = {role: self._spent(node) for role, node in both.items()}
         self._run(load, asked)
         after = {role: self._spent(node) for role, node in both.items()}
-        entries = self._entries(lead)
-        began = time.monotonic()
+        if (leading := self._leading(lead)) is None:
+            return []
+        began, entries = time.monotonic(), leading["entries"]
         counted = self._counted(lambda: self._run(load, asked))
         took_s = time.monotonic() - began
-        entries = self._entries(lead) - entries
+        if (leading := self._leading(lead)) is None:
+            return []
+        entries = leading["entries"] - entries
         idle = self._counted(lambda: time.sleep(took_s))
         found = []
         for (role, node), most in zip(both.items(), load.budget or (None, None), strict=True):
@@ -277,8 +299,10 @@ class Budget:
         kernel = io.read_count + io.write_count
         return times.user + times.system, switches.voluntary, kernel, _status(node)["bookie"]["syncs"]
 
-    def _entries(self, node: NodePlace) -> int:
-        return int(_status(node)["partitions"][self._partition]["leading"]["entries"])
+    def _leading(self, node: NodePlace) -> dict[str, Any] | None:
+        """What the node says of its lead of the partition; None if it has none."""
+        found: dict[str, Any] | None = _status(node)["partitions"].get(self._partition, {}).get("leading")
+        return found
 
 
 def _scheduled(node: NodePlace) -> tuple[float, int]:
@@ -295,12 +319,10 @@ def _status(node: NodePlace) -> dict[str, Any]:
     return found
 
 
-async def _led(file: ClusterFile) -> tuple[str, str, str]:
-    """A tag, the partition of its keys, and the node that leads it."""
+async def _tagged(file: ClusterFile) -> tuple[str, str]:
+    """A tag, and the partition of its keys."""
     async with AsyncClient(ClientConfig(endpoints=tuple(node.grpc for node in file.nodes))) as client:
-        partition = client.cluster.partition_of(b"{budget}")
-        leader = client.cluster.leader_of(partition)
-    return "budget", str(partition), next(node.id for node in file.nodes if node.grpc == leader)
+        return "budget", str(client.cluster.partition_of(b"{budget}"))
 
 
 @contextmanager
@@ -310,7 +332,7 @@ def running_budget() -> Iterator[Budget]:
         cluster = Counted(folder / "data")
         try:
             file = peers.up_on_free_ports(cluster, OFFSETS)
-            yield Budget(cluster, *asyncio.run(_led(file)))
+            yield Budget(cluster, *asyncio.run(_tagged(file)))
         finally:
             cluster.down()
 
