@@ -8,6 +8,8 @@ import tokenize
 from collections import Counter
 from pathlib import PurePosixPath
 
+import pytest
+
 from loadtest.drills import crowds as crowds
 from loadtest.drills.nemesis import FAULTS as DRILLS
 from tests.sim.strikes.faults import FAULTS
@@ -51,6 +53,15 @@ def test_tests_faults_and_drills_that_documents_name_are_there() -> None:
         missing += [f"{path}: fault {name}" for name in re.findall(r"\bfault `(\w+)`", text) if name not in FAULTS]
         missing += [f"{path}: drill {name}" for name in re.findall(r"\bdrill `(\w+)`", text) if name not in DRILLS]
     assert missing == []
+
+
+@pytest.mark.parametrize(("letter", "count"), [("K", 44), ("C", 52)])
+def test_each_row_about_conformance_names_a_test_or_says_what_is_missing(letter: str, count: int) -> None:
+    rows = re.findall(rf"^\| {letter}(\d+) \| (.*) \|$", TEXTS["docs/conformance.md"], re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, count + 1))
+    assert [number for number, row in rows if not TEST.search(row) and "missing: " not in row] == []
+    named = [name for _, row in rows for name in re.findall(r"`(tests/[^`]*)`", row)]
+    assert [name for name in named if not TEST.fullmatch(f"`{name}`")] == [], "each as path::name"
 
 
 def test_rules_that_are_cited_are_in_the_protocol() -> None:
