@@ -15,6 +15,7 @@ from contextlib import suppress
 from kvstore.autorecovery.backlog import Backlog
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.autorecovery.mender import Mender
+from kvstore.autorecovery.mending import AGAIN_S_MAX
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
 from kvstore.errors import LedgerError, MetadataError, StoreError
@@ -153,6 +154,10 @@ class Worker:
             except StoreError as error:
                 log.info("ledger=%d not mended now: %r", ledger, error)
                 self._put_off(ledger, HELD_S)
+            except Exception:  # what one ledger holds, a stranger's perhaps, must not end one node after the other
+                log.exception("ledger=%d cannot be mended: a fault of this program", ledger)
+                self._failed += 1
+                self._put_off(ledger, AGAIN_S_MAX)
 
     async def _take(self, ledger: LedgerId) -> None:
         lock = await self._marks.lock(ledger, self._name)

@@ -3,8 +3,11 @@ sessions of its own."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from kvstore.autorecovery.mender import Mender
 from kvstore.autorecovery.worker import Worker
 from kvstore.errors import BookieError
 from kvstore.meta import paths
@@ -284,6 +287,36 @@ def test_what_cannot_be_read_keeps_the_mark_and_the_rest_is_copied_once() -> Non
         assert await recorded(bench) == (B1, B2, B3), "it was only away"
 
     run(case, bookies=4, limit_s=2000)
+
+
+def test_a_ledger_that_this_program_cannot_cope_with_keeps_no_other_from_being_repaired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    poisoned, other = OTHERS[:2]
+    original = Mender.mend
+
+    async def mend(self: Mender, ledger: LedgerId, *arguments: Any, **named: Any) -> Any:
+        if ledger == poisoned:
+            raise ValueError("nobody thought of this")
+        return await original(self, ledger, *arguments, **named)
+
+    async def case(bench: Bench) -> None:
+        monkeypatch.setattr(Mender, "mend", mend)
+        for ledger in (poisoned, other):
+            await closed(bench, ledger)
+        bench.bookies.stop(B3)
+        for ledger in (poisoned, other):
+            await bench.mark(B3, ledger=ledger)
+        worker = bench.worker()
+        await until_unmarked(bench, other)
+        await bench.pass_time(10)
+        assert await bench.is_marked(poisoned)
+        assert worker.statistics()["attempts_failed"] == 1, "it is not tried all the time"
+        assert locks(bench) == []
+        monkeypatch.setattr(Mender, "mend", original)
+        await until_unmarked(bench, poisoned, within_s=400.0)
+
+    run(case, bookies=4, limit_s=1000)
 
 
 def test_damage_at_a_bookie_that_is_there_is_repaired_in_place() -> None:
