@@ -60,10 +60,13 @@ def run(
             Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
             *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if auditor else []),
         ]
+        stop = asyncio.Event()
+        for which in (signal.SIGTERM, signal.SIGINT):  # before anybody can know that it runs
+            asyncio.get_running_loop().add_signal_handler(which, stop.set)
         for part in parts:
             part.start()
         typer.echo(as_json({"worker": name}) if json else f"{name} repairs ledgers", err=not json)
-        await _until_stopped(parts[0], json=json)
+        await _until_stopped(stop, parts[0], json=json)
         for part in reversed(parts):
             await part.close()
         bookies.close()
@@ -71,11 +74,8 @@ def run(
     with_tools(data_dir, zookeeper, work, server)
 
 
-async def _until_stopped(worker: Any, *, json: bool) -> None:
+async def _until_stopped(stop: asyncio.Event, worker: Any, *, json: bool) -> None:
     """Return when the process is asked to end; until then say now and then what was done."""
-    stop = asyncio.Event()
-    for which in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(which, stop.set)
     said: dict[str, int] = {}
     while True:
         try:
