@@ -8,12 +8,12 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Protocol, TypeVar
 
-from kvstore.errors import MetadataError, MetadataUnknown
+from kvstore.errors import MetadataError, MetadataUnknown, NoSuchNode
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change, MetadataStore, SessionState, Stat
 from tests.sim.world.metadata import MetadataConfig, SimMetadata
 from tests.sim.world.metadata_client import SimStore
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 T = TypeVar("T")
 
@@ -101,6 +101,19 @@ class Hint:
         async with asyncio.timeout(PATIENCE_S):
             await self._event.wait()
         self._event.clear()
+
+
+async def wait_until_gone(store: MetadataStore, path: str) -> None:
+    """By what is read: a hint may be of the node's own creation, and come late."""
+
+    async def is_gone() -> bool:
+        try:
+            await store.get(path)
+        except NoSuchNode:
+            return True
+        return False
+
+    await wait_until(is_gone)
 
 
 class States:

@@ -30,7 +30,7 @@ from kvstore.meta.etcd import store as module
 from kvstore.meta.etcd.link import Link
 from kvstore.meta.store import Create, Delete, SessionState, ensure_path
 from kvstore.proto.etcd_pb2 import CompactionRequest, TxnRequest, TxnResponse
-from tests.meta.drivers import Hint, States
+from tests.meta.drivers import Hint, States, wait_until_gone
 from tests.meta.zookeeper.test_sessions import Proxy
 from tests.waiting import wait_until
 
@@ -265,11 +265,10 @@ async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_r
         store = await connect(f"{proxy.address}/{etcd_prefix.partition('/')[2]}", session_timeout_s=2)
         witness = await connect(etcd_prefix)
         await store.create("/e", ephemeral=True)
-        hint, gone, states, session = Hint(), Hint(), States(store), store.session
+        hint, states, session = Hint(), States(store), store.session
         store.watch("/e", hint)
-        witness.watch("/e", gone)
         proxy.cut()
-        await gone.wait()
+        await wait_until_gone(witness, "/e")
         assert (store.state, store.session) == (SessionState.SUSPENDED, session)
         await proxy.mend()
         await states.wait_for(SessionState.CONNECTED)

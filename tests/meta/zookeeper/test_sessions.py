@@ -16,7 +16,7 @@ from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper import session as zookeeper_session
 from kvstore.meta.zookeeper import store as module
 from kvstore.meta.zookeeper.store import ZooKeeperStore
-from tests.meta.drivers import Hint, States
+from tests.meta.drivers import Hint, States, wait_until_gone
 from tests.waiting import wait_until, wait_until_blocking
 
 pytestmark = pytest.mark.needs_zookeeper
@@ -152,13 +152,11 @@ async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_r
         store = await connect(f"{proxy.address}/{zookeeper_chroot.partition('/')[2]}")
         witness = await connect(zookeeper_chroot)
         await store.create("/e", ephemeral=True)
-        hint, gone, states, session = Hint(), Hint(), States(store), store.session
+        hint, states, session = Hint(), States(store), store.session
         store.watch("/e", hint)
-        witness.watch("/e", gone)
         await store.sync("/e")
-        await witness.sync("/e")
         proxy.cut()
-        await gone.wait()
+        await wait_until_gone(witness, "/e")
         assert (store.state, store.session) == (SessionState.SUSPENDED, session)
         await proxy.mend()
         await states.wait_for(SessionState.CONNECTED)
