@@ -218,14 +218,13 @@ class Partition:
         else:
             self._complete_soon(sink, token, NotLeader(self.id, self.leader or ""))
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """The same for puts of one sink, in this order."""
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
+        """The same for puts of one sink, in this order. False, and none is taken, unless this replica leads."""
         leader = self._replica.leader
-        if leader is not None and leader.serving:
-            leader.submit_puts(ops, sink, tokens)
-        else:
-            for op, token in zip(ops, tokens, strict=True):
-                self.submit(op, sink, token)
+        if leader is None or not leader.serving:
+            return False
+        leader.submit_puts(ops, sink, tokens)
+        return True
 
     def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
         """Read a key's row at once, if this replica leads and that takes no more than a look; else NOT_NOW."""

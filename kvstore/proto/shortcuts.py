@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 
-from kvstore.proto.varint import VALUES, read_varint, value_of
+from kvstore.proto.varint import VALUES, value_of
 
+TXN_END = 1 << 28
+"""Txns below this one are read in short ways."""
 _PLAIN_ADD = re.compile(
     rb"\x0a(.)\x08\x03\x10\x02\x18([\x80-\xff]{0,3}[\x00-\x7f])"  # version, operation, txn
     rb"\xaa\x06([\x80-\xff]{0,3}[\x00-\x7f])"  # the part's size
@@ -49,11 +51,11 @@ def stored_txn(payload: bytes) -> int:
     if payload[2:7] != b"\x08\x03\x10\x02\x18" or payload[0] != 10:
         return -1
     try:
-        txn, at = read_varint(payload, 7)
-        if at - 2 != payload[1] or payload[at : at + 4] != b"\x10\x00\xaa\x06":
+        at = payload[1] + 2
+        if payload[at : at + 4] != b"\x10\x00\xaa\x06" or payload[at + 5 : at + 8] != b"\x08\x00\x10":
             return -1
-        if payload[at + 5 : at + 8] != b"\x08\x00\x10" or payload[at + 4] != len(payload) - at - 5:
-            return -1
-    except (IndexError, ValueError):
+        txn = payload[7:at]
+        is_whole = payload[at + 4] == len(payload) - at - 5
+        return (VALUES[txn] if len(txn) < 3 else value_of(txn)) if is_whole else -1
+    except (IndexError, KeyError):
         return -1
-    return txn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, repeat
 from typing import TypeVar
 
 from kvstore.env.ports import Env, Nursery
@@ -14,6 +14,7 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
+from kvstore.proto.shortcuts import TXN_END
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
 from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
 from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
@@ -41,8 +42,9 @@ class Bookies:
         nursery: Nursery | None = None,
     ) -> None:
         self.own: BookieId | None = own[0] if own else None
-        self._next_txn = count(1).__next__
-        """Of all connections: what goes to several bookies is the same frame for all of them."""
+        self._next_txn = chain.from_iterable(repeat(range(1, TXN_END))).__next__
+        """Of all connections: what goes to several bookies is the same frame for all of them. A number comes again when
+        its request was answered or given up long ago."""
         self._env = env
         self._nursery = nursery or env.nursery
         self._address = address

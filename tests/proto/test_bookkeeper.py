@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.availability import decode_availability, encode_availability
 from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
 from kvstore.proto.digest import EntryDigest, master_key
+from kvstore.proto.shortcuts import TXN_END
 from kvstore.types import NO_ENTRY, DigestType, EntryId, LedgerId
+from kvstore.wal import bookies
 from tests.proto.golden import recorded
 
 KEY = master_key(b"")
@@ -76,7 +79,7 @@ def test_what_is_put_together_by_hand_reads_back_and_is_what_protobuf_writes(txn
         payload = wire.encode_add_response(txn, status, number, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload
         assert wire.decode_response(payload) == (txn, Operation.ADD_ENTRY, status, number, number, *[None] * 5)
-        assert wire.stored_txn(payload) == (txn if status is Status.OK else -1)
+        assert wire.stored_txn(payload) == (txn if status is Status.OK and txn < TXN_END else -1)
         payload = wire.encode_read_response(txn, status, number, number, b"y" * 300, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload
         assert wire.decode_response(payload)[1:7] == (Operation.READ_ENTRY, status, number, number, b"y" * 300, number)
@@ -90,6 +93,15 @@ def test_only_the_very_bytes_of_a_stored_answer_take_the_short_way() -> None:
     assert wire.stored_txn(payload + b"\0") == -1
     assert wire.stored_txn(wire.encode_read_response(300, Status.OK, 7, 9)[4:]) == -1
     assert wire.stored_txn(b"\x0a\x06\x08\x03\x10\x02\x18" + b"\xff" * 30) == -1
+
+
+def test_every_txn_of_ours_takes_the_short_ways_and_they_never_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for txn in (1, 127, 128, 1 << 14, 1 << 21, TXN_END - 1):
+        assert wire.stored_txn(wire.encode_add_response(txn, Status.OK, 7, 9)[4:]) == txn
+        assert wire.plain_add(wire.encode_add(txn, 7, 9, KEY, b"x" * 300)[4:]) == (txn, 7, 9, KEY, b"x" * 300)
+    monkeypatch.setattr(bookies, "TXN_END", 4)
+    ours = bookies.Bookies(SimpleNamespace(nursery=None), lambda bookie: None)  # type: ignore[arg-type]
+    assert [ours._next_txn() for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -89,8 +89,11 @@ class LedPartition:
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         self.leader.submit(op, sink, token)
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
+        if not self.serving:
+            return False
         self.leader.submit_puts(ops, sink, tokens)
+        return True
 
     def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
         return self.leader.reads.now(key, token, now) if self.serving else NOT_NOW

@@ -225,7 +225,7 @@ class Journal:
         if self._queue:
             self._queue.popleft()
         else:
-            self.open_group = Group(group.number + 1, group.segment, group.end)
+            self.open_group = Group(group.number + 1, group.segment, group.end, group.end + GROUP_HEADER_SIZE)
         self._syncing = group
         self._sync_began = self._env.clock.now()
         try:
@@ -292,7 +292,7 @@ class Journal:
         except OSError as error:
             log.warning("journal segment=%d cannot be certified: %s", group.segment.file, error)
             return
-        self.open_group = Group(group.number + 1, group.segment, group.end)
+        self.open_group = Group(group.number + 1, group.segment, group.end, group.end + GROUP_HEADER_SIZE)
         self._is_certified = True
 
     def _sync_failed(self, error: OSError) -> None:
@@ -310,7 +310,7 @@ class Journal:
 
         LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
         """
-        self.open_group = Group(number, segment, FILE_HEADER_SIZE)
+        self.open_group = Group(number, segment, FILE_HEADER_SIZE, FILE_HEADER_SIZE + GROUP_HEADER_SIZE)
         self._small_bytes = 0
         self._seed = segment.seed
         # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.

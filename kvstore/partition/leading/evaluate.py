@@ -129,7 +129,7 @@ class Evaluator:
         self._frozen, self._away = [], []
         for begin in range(0, len(items), LOOKED_UP_MAX):
             decided = self._evaluate_some(draft, items[begin : begin + LOOKED_UP_MAX], replies, rest)
-            if draft.bytes >= self._config.entry_bytes_max:
+            if draft.size >= self._config.entry_bytes_max:
                 rest += items[begin + decided :]
                 break
         self._stored = {}
@@ -141,7 +141,7 @@ class Evaluator:
         data_keys = data_keys_of(keys)
         rows = self._state.engine.multi_get(data_keys)
         self._stored = dict(zip(keys, rows, strict=True))
-        touched = self._overlay.touched_of(keys)
+        touched = self._overlay.touched_of(keys) if self._overlay.layers else set[bytes]()
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
         writable = (
@@ -177,7 +177,7 @@ class Evaluator:
                 replies.append((sink, token, result))
             elif self._serving_ranges.held:
                 slices = NOTHING.slices
-            if draft.bytes >= bytes_max:
+            if draft.size >= bytes_max:
                 break
         return decided
 

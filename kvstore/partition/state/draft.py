@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec import Struct, field
+
 from kvstore.partition.state.commands import RequestId, Result
 from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Requests
 from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row, Untouched
@@ -21,28 +23,27 @@ class Mark(NamedTuple):
     ages: int
     expires: int
     replaced: int
-    bytes: int
+    size: int
 
 
-class Draft:
+class Draft(Struct, eq=False):
     """Mutations are added in order; each takes the next sequence."""
 
-    def __init__(self, first_seq: int, time_ms: int) -> None:
-        self.first_seq = first_seq
-        self.time_ms = time_ms
-        self.bytes = 0
-        """What the mutations and remembered results added by the methods below take in the entry, about."""
-        self.kinds = bytearray()
-        self.keys: list[bytes] = []
-        self.data_keys: list[bytes] = []
-        self.values: list[bytes] = []
-        self.ages: list[int] = []
-        self.expires_ms: list[int] = []
-        self.replaced_ms: list[int] = []
-        self.layer = Layer()
-        self._requests: Requests | None = None
-        self._clients: dict[bytes, int] = {}
-        self._undo: list[tuple[bytes, Row | Untouched | None]] | None = None
+    first_seq: int
+    time_ms: int
+    size: int = 0
+    """Of the mutations and remembered results added by the methods below, in bytes of the entry, about."""
+    kinds: bytearray = field(default_factory=bytearray)
+    keys: list[bytes] = []
+    data_keys: list[bytes] = []
+    values: list[bytes] = []
+    ages: list[int] = []
+    expires_ms: list[int] = []
+    replaced_ms: list[int] = []
+    layer: Layer = field(default_factory=Layer)
+    _requests: Requests | None = None
+    _clients: dict[bytes, int] = {}
+    _undo: list[tuple[bytes, Row | Untouched | None]] | None = None
 
     @property
     def last_seq(self) -> int:
@@ -63,7 +64,7 @@ class Draft:
             self.expires_ms.append(expires_ms)
         self._add(kind, key, old)
         self.values.append(value)
-        self.bytes += len(value)
+        self.size += len(value)
         self._set(key, (value, seq, created, self.time_ms, expires_ms))
         return seq
 
@@ -77,7 +78,7 @@ class Draft:
         self.keys += keys
         self.data_keys += row_keys
         self.values += values
-        self.bytes += sum(map(len, keys)) + sum(map(len, values))
+        self.size += sum(map(len, keys)) + sum(map(len, values))
         time_ms = self.time_ms
         self.layer.rows |= {
             key: (value, version, each or version, time_ms, 0)
@@ -103,7 +104,7 @@ class Draft:
             self.replaced_ms.append(old[4])
         self.kinds.append(kind)
         self.keys.append(key)
-        self.bytes += len(key)
+        self.size += len(key)
         self.data_keys.append(data_key(key))
 
     def _set(self, key: bytes, row: Row | None) -> None:
@@ -140,7 +141,7 @@ class Draft:
         columns.mutations.append(mutation)
         if result.__class__ is not int or result != self.first_seq + mutation:
             encoded = encode_result(result)
-            self.bytes += len(encoded)
+            self.size += len(encoded)
             self.layer.results_bytes += len(encoded)
             _set_at(columns.results, count, encoded)
         if touched:
@@ -157,7 +158,7 @@ class Draft:
         assert self._undo is None, "a batch within a batch"
         self._undo = []
         expires, replaced = len(self.expires_ms), len(self.replaced_ms)
-        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.bytes)
+        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size)
 
     def keep(self) -> None:
         """The batch stands."""
@@ -175,7 +176,7 @@ class Draft:
         del self.kinds[mark.mutations :], self.keys[mark.mutations :], self.data_keys[mark.mutations :]
         del self.values[mark.values :], self.ages[mark.ages :]
         del self.expires_ms[mark.expires :], self.replaced_ms[mark.replaced :]
-        self.bytes = mark.bytes
+        self.size = mark.size
 
     # ── the entry ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

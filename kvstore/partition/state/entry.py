@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from kvstore.errors import Corrupted
 from kvstore.partition.state.checksum import ENCODING
@@ -100,49 +101,30 @@ class Requests:
     """The columns as they are on the wire, once they are."""
 
 
-class Entry:
+class Entry(Struct, eq=False):
     """One entry of the log, decoded."""
 
-    __slots__ = (
-        "ages",
-        "check_crc",
-        "check_encoding",
-        "check_seq",
-        "control",
-        "epoch",
-        "expires_ms",
-        "first_seq",
-        "keys",
-        "kinds",
-        "partition",
-        "replaced_ms",
-        "requests",
-        "time_ms",
-        "values",
-    )
-
-    def __init__(self, partition: PartitionId, epoch: int, first_seq: int, time_ms: int, kinds: bytes) -> None:
-        self.partition = partition
-        self.epoch = epoch
-        self.first_seq = first_seq
-        self.time_ms = time_ms
-        self.kinds = kinds
-        """One byte per mutation (kind and flags), or the single byte of a control record."""
-        self.keys: list[bytes] = []
-        self.values: list[bytes] = []
-        """Of puts."""
-        self.ages: list[int] = []
-        """Of overwriting puts: sequence less the one that created the key."""
-        self.expires_ms: list[int] = []
-        self.replaced_ms: list[int] = []
-        self.requests: Requests | None = None
-        self.check_seq = 0
-        self.check_crc = 0
-        """The writer's rolling CRC at `check_seq`, if that is not 0."""
-        self.check_encoding = ENCODING
-        """What that CRC is over."""
-        self.control = b""
-        """What a control record says (move_records.py)."""
+    partition: PartitionId
+    epoch: int
+    first_seq: int
+    time_ms: int
+    kinds: bytes
+    """One byte per mutation (kind and flags), or the single byte of a control record."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    """Of puts."""
+    ages: list[int] = []
+    """Of overwriting puts: sequence less the one that created the key."""
+    expires_ms: list[int] = []
+    replaced_ms: list[int] = []
+    requests: Requests | None = None
+    check_seq: int = 0
+    check_crc: int = 0
+    """The writer's rolling CRC at `check_seq`, if that is not 0."""
+    check_encoding: int = ENCODING
+    """What that CRC is over."""
+    control: bytes = b""
+    """What a control record says (move_records.py)."""
 
     @property
     def is_control(self) -> bool:

@@ -205,7 +205,7 @@ def _batch(d: Deciding, op: Op) -> Result:
                 raise
             results.append(error)
         answer_bytes += _value_bytes(results[-1])
-        logged_bytes = d.draft.bytes - mark.bytes + (answer_bytes if request is not None else 0)
+        logged_bytes = d.draft.size - mark.size + (answer_bytes if request is not None else 0)
         if logged_bytes > BATCH_EFFECT_BYTES_MAX or answer_bytes > BATCH_RESULT_BYTES_MAX:
             d.draft.undo(mark)
             raise InvalidRequest(

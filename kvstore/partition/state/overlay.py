@@ -11,6 +11,8 @@ from collections import deque
 from enum import Enum
 from typing import Final
 
+from msgspec import Struct
+
 from kvstore.errors import RequestExpired
 from kvstore.partition.state.commands import RequestId, Result
 
@@ -28,21 +30,18 @@ UNTOUCHED: Final = Untouched.UNTOUCHED
 """No entry in flight changes the key."""
 
 
-class Layer:
+class Layer(Struct, eq=False):
     """The effects of one entry."""
 
-    __slots__ = ("counts", "first_unacked", "requests", "results_bytes", "rows")
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, Row | None] = {}
-        """Key -> its record after the entry; None if it is deleted."""
-        self.requests: dict[tuple[bytes, int, int], Result] = {}
-        """(client, sequence, key hash) -> result."""
-        self.first_unacked: dict[bytes, int] = {}
-        self.counts: dict[bytes, int] = {}
-        """Client -> how many results of its are in `requests`."""
-        self.results_bytes = 0
-        """What the results and their clients will cost in the retry table, at most."""
+    rows: dict[bytes, Row | None] = {}
+    """Key -> its record after the entry; None if it is deleted."""
+    requests: dict[tuple[bytes, int, int], Result] = {}
+    """(client, sequence, key hash) -> result."""
+    first_unacked: dict[bytes, int] = {}
+    counts: dict[bytes, int] = {}
+    """Client -> how many results of its are in `requests`."""
+    results_bytes: int = 0
+    """What the results and their clients will cost in the retry table, at most."""
 
 
 class Overlay:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -39,19 +39,16 @@ _KEYED_MAX = int(Code.BATCH)
 class Tap:
     """Stands before a replica until a burst has passed."""
 
-    __slots__ = ("_load_sampler", "_replica", "partition", "seen")
+    __slots__ = ("_load_sampler", "_replica", "partition", "seen", "state")
 
     def __init__(self, load_sampler: LoadSampler, partition: PartitionId, replica: LocalReplica) -> None:
         self._load_sampler, self.partition, self._replica = load_sampler, partition, replica
         self.seen: list[tuple[bytes, int]] = []
+        self.state = getattr(replica, "state", None)
 
     @property
     def serving(self) -> bool:
         return self._replica.serving
-
-    @property
-    def state(self) -> Any:
-        return getattr(self._replica, "state", None)
 
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         code = op[0]
@@ -59,10 +56,12 @@ class Tap:
             self._see(op[1], 0 if code in POINT_READS else len(op[1]) + written_bytes(op))
         self._replica.submit(op, sink, token)
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
+        if not self._replica.submit_puts(ops, sink, tokens):
+            return False
         for op in ops[: BURST - len(self.seen)]:
-            self._see(op[1], len(op[1]) + written_bytes(op))
-        self._replica.submit_puts(ops, sink, tokens)
+            self._see(op[1], len(op[1]) + len(op[2]))
+        return True
 
     def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
         found = self._replica.read_now(key, token, now)

@@ -97,11 +97,6 @@ class Pace:
         self.waiting = 0
 
 
-def are_plain_puts(ops: list[tuple[int, Op]]) -> bool:
-    """Whether these, some, are nothing but puts, whose answers bring no values."""
-    return bool(ops) and not [op for _, op in ops if op[0] != _PUT or op[4] & _RETURN_OLD]
-
-
 def values_of(op: Op) -> int:
     """How many of the largest values the operation's answer may be as large as."""
     match op[0]:

@@ -55,8 +55,6 @@ class Lane(Struct, array_like=True, forbid_unknown_fields=True):
         """All of them as they were submitted, and why some of the rarer ones cannot be done."""
         if not self.puts and not self.others:
             return self.gets, []
-        if not self.gets and not self.others:
-            return self.puts, []
         good: list[tuple[int, Op]] = [*self.gets, *self.puts]
         bad: list[tuple[int, InvalidRequest]] = []
         for number, op in self.others:
@@ -132,8 +130,7 @@ def encode(message: Message) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def decode(body: bytes) -> Message:
-    """Raises FrameError."""
+def _decoded(body: bytes) -> Message:
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
@@ -148,12 +145,12 @@ class Frames:
         self._size = 0
         self._needed = HEADER.size
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that `data` completes. Raises FrameError for a length beyond the bound."""
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that `data` completes. Raises FrameError for what is none, and for a length beyond the bound."""
         size = len(data)
         may_be_one = not self._size and HEADER.size <= size <= FRAME_BYTES_MAX
         if may_be_one and HEADER.unpack_from(data)[0] == size - HEADER.size:  # as mostly
-            yield data[HEADER.size :]
+            yield _decoded(data[HEADER.size :])
             return
         self._parts.append(data)
         self._size += size
@@ -172,7 +169,7 @@ class Frames:
             if end > size:
                 self._needed = end - at
                 break
-            yield data[at + HEADER.size : end]
+            yield _decoded(data[at + HEADER.size : end])
             at = end
         self._parts = [data[at:]] if at < size else []
         self._size = size - at

@@ -118,8 +118,8 @@ class Link:
             if not self.is_open:
                 data = self._greet(data)
             if data:
-                for body in self._frames.feed(data):
-                    self._take(frames.decode(body))
+                for message in self._frames.feed(data):
+                    self._take(message)
         except FrameError as error:
             self._links.complain(self.server, error)
             self.fail_opening(error)

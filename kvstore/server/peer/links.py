@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Collection
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
-from kvstore.partition.state.commands import Op
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
+from kvstore.server.peer.lanes import Lanes
 from kvstore.server.peer.link import Link
 from kvstore.server.peer.proof import Credentials
 from kvstore.server.routing.dispatch import Dispatcher
@@ -43,6 +43,7 @@ class PeerLinks:
         self._serve_here = serve_here
         self._nursery = env.nursery.child("peer links")
         self._links: dict[ServerId, Link] = {}
+        self.lanes: dict[ServerId, Lanes] = {}
         self._addresses: dict[ServerId, str] = {}
         """The last ones known: a server whose znode is gone may still be there."""
         self._refused_at: dict[ServerId, float] = {}
@@ -57,14 +58,6 @@ class PeerLinks:
         """Begin to open a link to the server, if there is none."""
         if server not in self._links:
             self._open(server)
-
-    def send(self, server: ServerId, partition: PartitionId, number: int, op: Op) -> None:
-        """Send an operation that is in the server's flight."""
-        self._links[server].lanes.add(partition, number, op)
-
-    def send_puts(self, server: ServerId, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
-        """The same for puts."""
-        self._links[server].lanes.add_puts(partition, numbers, ops)
 
     def is_cut_off(self, servers: Collection[ServerId]) -> bool:
         """Whether the last attempts to connect to all of these servers have failed. Two at least: the silence of one
@@ -111,7 +104,7 @@ class PeerLinks:
     def lost(self, link: Link) -> None:
         """The link is gone; another one is made when it is needed."""
         if self._links.get(link.server) is link:
-            del self._links[link.server]
+            del self._links[link.server], self.lanes[link.server]
             self.lost_links += 1
 
     def complain(self, server: ServerId, error: FrameError) -> None:
@@ -151,6 +144,7 @@ class PeerLinks:
         ):
             return None
         link = self._links[server] = Link(self, server)
+        self.lanes[server] = link.lanes
         self._nursery.spawn(self._connect(link, address), name=f"connect {server}")
         return link
 

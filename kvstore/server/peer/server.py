@@ -10,11 +10,11 @@ from typing import Any
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.election.peer_replicas import HOLD
-from kvstore.partition.state.commands import Op, Record
+from kvstore.partition.state.commands import Code, Flag, Op, Record
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import HOLDS_MAX
 from kvstore.server.peer.door import PeerDoor, Strangers
-from kvstore.server.peer.flow_control import Pace, are_plain_puts
+from kvstore.server.peer.flow_control import Pace
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, Refused
@@ -27,6 +27,7 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 _INT = {int}
+_PUT, _RETURN_OLD = int(Code.PUT), int(Flag.RETURN_OLD)
 
 LINKS_MAX = 256
 """Servers that have a link to this one."""
@@ -178,8 +179,8 @@ class PeerSession(PeerSink):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for body in self._frames.feed(data):
-                self._take(frames.decode(body))
+            for message in self._frames.feed(data):
+                self._take(message)
         except FrameError as error:
             log.warning("server=%s sent what is no frame, closing the link: %s", self.server, error)
             self.close()
@@ -216,7 +217,9 @@ class PeerSession(PeerSink):
         match message:
             case Operations(ring_version, lanes, heard):
                 for lane in lanes:
-                    self._submit(PartitionId(lane.partition), *lane.in_order(), ring_version, heard)
+                    are_puts = lane.puts and not (lane.gets or lane.others)
+                    ops, refused = (lane.puts, []) if are_puts else lane.in_order()
+                    self._submit(PartitionId(lane.partition), ops, refused, ring_version, heard)
             case Call():
                 self._take_call(message)
             case Ping():
@@ -242,7 +245,7 @@ class PeerSession(PeerSink):
             self._send_results()
         if not (
             self._pace.waiting or self._pace.is_held or self._refused_partitions or self._refused_keys
-        ) and are_plain_puts(ops):
+        ) and _are_plain_puts(ops):
             numbers, puts = zip(*ops, strict=True)
             if self._owner.dispatcher.submit_puts_here(partition, list(puts), self, numbers, ring_version):
                 self._in_flight += len(ops)
@@ -372,3 +375,8 @@ class PeerSession(PeerSink):
         if self._is_lost:
             return
         self._stream.write(data)
+
+
+def _are_plain_puts(ops: list[tuple[int, Op]]) -> bool:
+    """Whether these, some, are nothing but puts, whose answers bring no values."""
+    return bool(ops) and not [op for _, op in ops if op[0] != _PUT or op[4] & _RETURN_OLD]

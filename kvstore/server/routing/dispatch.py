@@ -21,7 +21,6 @@ from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ports import Links, LocalReplica
 from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
-from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02
@@ -37,6 +36,7 @@ class Dispatcher:
 
     def __init__(self, env: Env, server: ServerId, membership: Membership, limits: Limits) -> None:
         self._env, self._membership = env, membership
+        self.topology = membership.topology
         self._local: dict[PartitionId, LocalReplica] = {}
         self._links: Links
         self._router = Router(
@@ -61,10 +61,6 @@ class Dispatcher:
         self._handle(events.Closing())
 
     # ── the Backend that doors see ────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def topology(self) -> ClusterTopology:
-        return self._router.topology
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
         return self._membership.on_topology(changed)
@@ -94,11 +90,11 @@ class Dispatcher:
                 return local.submit(op, sink, token)
         else:
             way = known.ways.straight.get(target)
-            if way is not None and way.has_room():
-                level_at = LEVEL_AT.get(op[0])
-                if level_at is None or op[level_at] not in FOLLOWER_LEVELS:
-                    number = known.follow(way, target, op, sink, token)
-                    return self._links.send(way.server, target, number, op)
+            level_at = LEVEL_AT.get(op[0])
+            if way is not None and (level_at is None or op[level_at] not in FOLLOWER_LEVELS):
+                number = known.follow(way, target, op, sink, token)
+                if number:
+                    return self._links.lanes[way.server].add(target, number, op)
         self._submit_with_care(op, sink, token, ring_version, partition)
 
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
@@ -112,13 +108,13 @@ class Dispatcher:
                 are_its = [owner == target for owner in owners]
                 some, numbers = list(compress(ops, are_its)), list(compress(tokens, are_its))
             local, way = self._local.get(target), known.ways.straight.get(target)
+            is_free = not (self._held_keys or target in known.ways.sent_to or target in known.waiting.lines)
+            if is_free and local is not None and local.submit_puts(some, sink, numbers):
+                continue
             is_served = local is not None and local.serving
-            is_free = target not in known.ways.sent_to and target not in known.waiting.lines
-            if local is not None and is_served and is_free and not self._held_keys:
-                local.submit_puts(some, sink, numbers)
-            elif way is not None and not is_served and not self._held_keys and way.has_room(len(some)):
+            if way is not None and not is_served and not self._held_keys and way.has_room(len(some)):
                 sent_as = known.follow_all(way, target, some, sink, numbers)
-                self._links.send_puts(way.server, target, sent_as, some)
+                self._links.lanes[way.server].add_puts(target, sent_as, some)
             else:
                 for op, token in zip(some, numbers, strict=True):
                     self.submit(op, sink, token)
@@ -176,16 +172,9 @@ class Dispatcher:
     ) -> bool:
         """The same for puts, in this order. False, and none is submitted, if the replica here may not just take
         them."""
-        local = self._local.get(partition)
-        if (
-            local is None
-            or ring_version != self._router.ring_version
-            or not local.serving
-            or partition in self._router.waiting.lines
-        ):
-            return False
-        local.submit_puts(ops, sink, tokens)
-        return True
+        local, known = self._local.get(partition), self._router
+        is_free = ring_version == known.ring_version and partition not in known.waiting.lines
+        return is_free and local is not None and local.submit_puts(ops, sink, tokens)
 
     def turn_away(self, partition: PartitionId, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
@@ -227,7 +216,8 @@ class Dispatcher:
 
     def _on_topology(self) -> None:
         self._links.flush()  # it was thought out with the ring before, and says so
-        self._handle(events.TopologyChanged(self._membership.topology))
+        self.topology = self._membership.topology
+        self._handle(events.TopologyChanged(self.topology))
         self._handle(events.Expelled())
 
     def _on_timer(self) -> None:
@@ -250,7 +240,7 @@ class Dispatcher:
                 else:
                     local.submit(op, sink, token)
             case events.Send(server, partition, number, op):
-                self._links.send(server, partition, number, op)
+                self._links.lanes[server].add(partition, number, op)
             case events.Connect(server):
                 self._links.connect(server)
             case events.Fail(sink, token, error):

@@ -39,7 +39,9 @@ class Flight:
         return self.last_number
 
     def begin(self, partition: PartitionId, pending: Pending) -> int:
-        """Take an operation in; returns its number."""
+        """Take an operation in, if there is room; returns its number, else 0."""
+        if not self.has_room():
+            return 0
         number = self.next_number()
         self.pending[number] = (partition, pending)
         op = pending.op

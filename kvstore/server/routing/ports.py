@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kvstore.partition.state.commands import NotNow, Op, Sink
@@ -17,10 +17,9 @@ class LocalReplica(Protocol):
 
     def submit(self, op: Op, sink: Sink, token: int) -> None: ...
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """The same for puts of one sink, in this order."""
-        for op, token in zip(ops, tokens, strict=True):
-            self.submit(op, sink, token)
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
+        """The same for puts of one sink, in this order. False, and none is taken, unless this replica leads."""
+        ...
 
     def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
         """Return the row of a linearizable GET at `now` that takes no more than a look; else NOT_NOW, and it has to be
@@ -32,19 +31,28 @@ class LocalReplica(Protocol):
         ...
 
 
-class Links(Protocol):
-    """Links to other servers: kvstore.server.peer.links.PeerLinks."""
+class Lanes(Protocol):
+    """Operations that leave for another server with the next frame: kvstore.server.peer.lanes.Lanes."""
 
-    def connect(self, server: ServerId) -> None:
-        """Open a link to the server, if there is none and an address is known."""
-        ...
-
-    def send(self, server: ServerId, partition: PartitionId, number: int, op: Op) -> None:
+    def add(self, partition: PartitionId, number: int, op: Op) -> None:
         """Send an operation that is in the server's flight."""
         ...
 
-    def send_puts(self, server: ServerId, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
+    def add_puts(self, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
         """The same for puts."""
+        ...
+
+
+class Links(Protocol):
+    """Links to other servers: kvstore.server.peer.links.PeerLinks."""
+
+    @property
+    def lanes(self) -> Mapping[ServerId, Lanes]:
+        """Of each server that there is a link to."""
+        ...
+
+    def connect(self, server: ServerId) -> None:
+        """Open a link to the server, if there is none and an address is known."""
         ...
 
     def flush(self) -> None:

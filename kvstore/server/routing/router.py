@@ -148,10 +148,13 @@ class Router:
         return bool(self.waiting.lines or self.redirects.keys)
 
     def follow(self, way: Flight, partition: PartitionId, op: Op, sink: Sink, token: int) -> int:
-        """Let an operation follow those before it, while no key is held; returns its number."""
-        self._arrivals += 1
-        self.forwarded += 1
-        return way.begin(partition, Pending(self._arrivals, op, sink, token))
+        """Let an operation follow those before it, while no key is held; returns its number, or 0 if there is no
+        room."""
+        number = way.begin(partition, Pending(self._arrivals + 1, op, sink, token))
+        if number:
+            self._arrivals += 1
+            self.forwarded += 1
+        return number
 
     def follow_all(
         self, way: Flight, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int]

@@ -48,6 +48,8 @@ class LedgerEnd:
         """The packet that the last long poll has brought along."""
         self.fresh = FreshEntries(reader.metadata.digest, first)
         """Entries that the node's own bookie has told of."""
+        self.entry_stored = self.fresh.keep
+        """Hears of a packet that is on the own bookie's disk."""
         self._end_listening: Callable[[], None] | None = None
         self._heard_at = 0.0
         """When the own bookie told of something new, by the event loop's clock."""
@@ -89,10 +91,6 @@ class LedgerEnd:
             self._end_listening()
         if self._timer is not None:
             self._timer.cancel()
-
-    def entry_stored(self, entry: int, packet: bytes) -> None:
-        """Hear of a packet that is on the own bookie's disk."""
-        self.fresh.keep(entry, packet)
 
     def lac_raised(self, lac: int) -> None:
         """Hear of the last add confirmed from the own bookie: its number will do (docs/protocol.md, T10)."""

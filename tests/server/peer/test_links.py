@@ -113,7 +113,7 @@ class Stream:
 
     def write(self, data: bytes) -> None:
         if data[:1] not in b"+*":
-            self.written += [frames.decode(body) for body in self.frames.feed(data)]
+            self.written += self.frames.feed(data)
 
     def abort(self) -> None:
         self.is_aborted = True

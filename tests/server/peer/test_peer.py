@@ -96,8 +96,8 @@ async def test_garbage_closes_its_link_and_nothing_else(cluster: Servers, garbag
         assert await raw.read_to_end() == b""
     call = frames.encode(Call(1, "p9", "m", b""))
     other.writer.write(call)
-    (size,) = frames.HEADER.unpack(await other.read(4))
-    answer = frames.decode(await other.read(size))
+    header = await other.read(4)
+    (answer,) = frames.Frames().feed(header + await other.read(*frames.HEADER.unpack(header)))
     assert isinstance(answer, frames.Answer)
     assert isinstance(answer.error, NotLeader)
     raw.close()
