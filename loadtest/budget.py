@@ -69,7 +69,7 @@ BUDGET = (
     Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (14, 5)),
     Load("SET, 50 connections, forwarded", "SET", 50, 1, 5_000, is_forwarded=True),
     Load("SET, 50 connections, pipeline 16, forwarded", "SET", 50, 16, 16_000, (8, 16), is_forwarded=True),
-    Load("GET, 1 connection", "GET", 1, 1, 400, (32, 5)),
+    Load("GET, 1 connection", "GET", 1, 1, 400, (28, 5)),
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
     Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
 )

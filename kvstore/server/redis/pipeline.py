@@ -90,7 +90,7 @@ class Pipeline:
         """Begin what has been read, or keep it for later."""
         if self._resume_below is not None:
             self.waiting.extend(commands)
-        elif len(commands) > 1 or not (commands and self._begin_lone(commands[0])):
+        elif commands[1:] or not (commands and self._begin_lone(commands[0])):
             self._run(commands)
             if self.is_closing or self._is_ended:
                 self.close_when_done()
