@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+from itertools import chain, repeat
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
 from kvstore.cli.endpoints import Server, config_of, run
-from kvstore.cli.output import as_json, as_table
+from kvstore.cli.output import as_json, as_table, printable
+from kvstore.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kvstore.client import AsyncClient, Item
@@ -56,7 +60,7 @@ def get(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print a value, byte for byte (and a line end on a terminal). Exit code 1 if the key is absent."""
+    """Print a value: byte for byte, but on a terminal escape what is no text. Exit code 1 if the key is absent."""
 
     async def work(client: AsyncClient) -> Item | None:
         from kvstore.client import Level
@@ -73,10 +77,11 @@ def get(
     if json:
         print(as_json({**_shown_key(as_bytes(key)), "found": True, **_shown(found)}))
         return
-    sys.stdout.buffer.write(found.value)
     if sys.stdout.isatty():
-        sys.stdout.buffer.write(b"\n")
-    sys.stdout.buffer.flush()
+        print("\n".join(map(printable, found.value.split(b"\n"))))
+    else:
+        sys.stdout.buffer.write(found.value)
+        sys.stdout.buffer.flush()
 
 
 def put(
@@ -96,7 +101,7 @@ def put(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Write a value. Exit code 1 if a condition is not met."""
+    """Write a value; an empty one only if it is given as ''. Exit code 1 if a condition is not met."""
     if value is not None and file is not None:
         raise typer.BadParameter("want a value or --file, not both")
     content = _content(value, file)
@@ -132,6 +137,7 @@ def scan(
     end: Annotated[str, typer.Option(help="Up to this key, without it.")] = "",
     limit: Annotated[int, typer.Option(help="At most so many; 0: all.", min=0)] = 100,
     keys: Annotated[bool, typer.Option("--keys", help="Only keys, one per line.")] = False,
+    null: Annotated[bool, typer.Option("--null", "-0", help="Only keys, byte for byte, a NUL after each.")] = False,
     level: Level = Freshness.linearizable,
     timeout: Timeout = 5.0,
     data_dir: DataDir = Path("data"),
@@ -139,32 +145,55 @@ def scan(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """List keys in order, over all partitions."""
+    """List keys in order, over all partitions. Bytes that are no text are escaped, and so are backslashes.
 
-    async def work(client: AsyncClient) -> list[tuple[bytes, Item]]:
+    If there are more keys than --limit, standard error says so.
+    """
+    if null and json:
+        raise typer.BadParameter("want --json or --null, not both")
+
+    async def work(client: AsyncClient) -> bool:
         from kvstore.client import Level
 
         found = client.scan(
             as_bytes(start),
             as_bytes(end),
             prefix=as_bytes(prefix),
-            limit=limit,
-            keys_only=keys,
+            limit=limit + 1 if limit else 0,
+            keys_only=keys or null,
             level=Level[level.name.upper()],
         )
-        return [each async for each in found]
+        with _writer(keys=keys, null=null, json=json) as write:
+            count = 0
+            async for key, item in found:
+                if limit and count == limit:
+                    return True
+                write(key, item)
+                count += 1
+        return False
 
-    found = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
-    if json:
-        shown = [_shown_key(key) | ({} if keys else _shown(item)) for key, item in found]
-        print(as_json(shown))
+    if _with_client(config_of(data_dir, zookeeper, server, timeout), work):
+        print(f"kvstore: there are more keys than {limit}; --limit 0 lists all", file=sys.stderr)
+
+
+@contextmanager
+def _writer(*, keys: bool, null: bool, json: bool) -> Iterator[Callable[[bytes, Item], object]]:
+    """Write what is found, as it comes; only a table has to wait for its last row."""
+    if null:
+        yield lambda key, _: sys.stdout.buffer.write(key + b"\0")
+    elif json:
+        heads = chain(["["], repeat(","))
+        yield lambda key, item: print(
+            next(heads) + indent("\n" + as_json(_shown_key(key) | ({} if keys else _shown(item))), "  "), end=""
+        )
+        print("[]" if next(heads) == "[" else "\n]")
     elif keys:
-        print("\n".join(_text(key) for key, _ in found))
+        yield lambda key, _: print(printable(key))
     else:
-        rows = [
+        rows: list[dict[str, Any]] = []
+        yield lambda key, item: rows.append(
             {"key": key, "bytes": len(item.value), "version": item.version, "value": _brief(item.value)}
-            for key, item in found
-        ]
+        )
         print(as_table(rows, ("key", "bytes", "version", "value")))
 
 
@@ -231,7 +260,14 @@ def _with_client(config: Any, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
 def _content(value: str | None, file: Path | None) -> bytes:
     if value is not None:
         return as_bytes(value)
-    return file.read_bytes() if file is not None else sys.stdin.buffer.read()
+    if file is not None:
+        return file.read_bytes()
+    if sys.stdin.isatty():
+        print("kvstore: reading the value from the terminal; Ctrl-D ends it", file=sys.stderr)
+    content = sys.stdin.buffer.read()
+    if not content:
+        raise InvalidRequest("no value: standard input is empty; for an empty value write: kvstore put KEY ''")
+    return content
 
 
 def as_bytes(text: str) -> bytes:
@@ -239,13 +275,8 @@ def as_bytes(text: str) -> bytes:
     return os.fsencode(text)
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
-
-
 def _brief(value: bytes) -> str:
-    shown = _text(value[:60]).replace("\n", "\\n")
-    return shown if len(value) <= 60 else f"{shown}…"
+    return printable(value) if len(value) <= 60 else f"{printable(value[:60])}…"
 
 
 def _shown_key(key: bytes) -> dict[str, str]:

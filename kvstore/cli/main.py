@@ -6,10 +6,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from kvstore.errors import NoSuchNode, StoreError
 
@@ -31,10 +33,24 @@ BRANCHES = (
 commands."""
 
 
+class _Commands(typer.core.TyperGroup):
+    """The command tree. That nobody reads on, as in a pipe to `head`, is no failure of a command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            done = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+            return None
+        return done
+
+
 def build() -> typer.Typer:
     """The whole tree of those branches that are installed."""
     app = typer.Typer(
         name="kvstore",
+        cls=_Commands,
         help="A distributed key-value store whose only source of truth is a replicated log.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -64,7 +80,8 @@ def _root(
 
 
 def main() -> None:
-    """Run a command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    """Run a command line. Exit codes: 0 done, also if nobody reads on; 1 refused or failed, 2 wrong usage, 130
+    interrupted."""
     try:
         build()()
     except (StoreError, OSError, KeyboardInterrupt) as error:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_ESCAPES = {9: "\\t", 10: "\\n", 13: "\\r", 92: "\\\\"}
 _WIDE = 10_000
 """Columns of the paper: what is longer than the terminal wraps there, and nothing is cut in a pipe."""
 
@@ -34,6 +35,22 @@ def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
     return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
 
 
+def printable(data: bytes) -> str:
+    """Stored bytes as one line of text that does nothing to a terminal: what is not UTF-8 or cannot be printed is
+    escaped as in Python, and so is a backslash."""
+    text = data.decode("utf-8", "surrogateescape")
+    return "".join(each if each.isprintable() and each != "\\" else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if code in _ESCAPES:
+        return _ESCAPES[code]
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+
+
 def _cell(value: Any) -> str:
     match value:
         case None:
@@ -43,7 +60,7 @@ def _cell(value: Any) -> str:
         case float():
             return f"{value:.3g}"
         case bytes():
-            return value.decode("utf-8", "backslashreplace")
+            return printable(value)
         case list() | tuple():
             return ",".join(_cell(each) for each in value)
         case _:

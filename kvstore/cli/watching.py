@@ -13,6 +13,7 @@ import typer
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.data import as_bytes, exact
 from kvstore.cli.endpoints import Server, config_of
+from kvstore.cli.output import printable
 
 if TYPE_CHECKING:
     from kvstore.client import Change
@@ -108,8 +109,8 @@ def _positions_of(config: ClientConfig, start: str) -> Mapping[str, int] | None:
 def for_people(change: Change) -> str:
     """A change as one line."""
     gone = "expired" if change.expired else "deleted"
-    what = gone if change.item is None else f"= {change.item.value!r}"
-    return f"{change.partition}/{change.version} {change.key!r} {what}"
+    what = gone if change.item is None else f"= {printable(change.item.value)}"
+    return f"{change.partition}/{change.version} {printable(change.key)} {what}"
 
 
 def line_of(change: Change) -> str:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from kvstore.cli.main import build
 from kvstore.cli.manifests import MAGIC, Chunked, Link, decode, encode, first_difference
-from kvstore.errors import ConditionFailed, Corrupted
+from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest
 from kvstore.types import ServerId
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving_in_a_thread
@@ -97,6 +97,48 @@ def test_a_scan_lists_keys_in_order(kvstore: Run) -> None:
     listed = json.loads(kvstore("scan", "--prefix", "a", "--json").stdout)
     assert [(each["key"], each["value"]) for each in listed] == [("a", "value of a")]
     assert "value of c" in kvstore("scan").stdout
+
+
+def test_a_scan_that_ends_at_its_limit_says_that_there_is_more(kvstore: Run) -> None:
+    for key in "abc":
+        kvstore("put", key, key)
+    limited = kvstore("scan", "--keys", "--limit", "2")
+    assert limited.stdout.split() == ["a", "b"]
+    assert limited.stderr == "kvstore: there are more keys than 2; --limit 0 lists all\n"
+    for limit in ("0", "3", "4"):
+        assert kvstore("scan", "--keys", "--limit", limit).stderr == ""
+
+
+def test_odd_keys_are_escaped_on_lines_and_whole_between_nuls_and_in_json(kvstore: Run, cluster: ModelCluster) -> None:
+    odd = [b"a\nb", b"c\x1b[2J", b"d\xff"]
+    for key in odd:
+        kvstore("put", os.fsdecode(key), "1")
+    assert kvstore("scan", "--keys").stdout == "a\\nb\nc\\x1b[2J\nd\\xff\n"
+    assert "a\\nb" in kvstore("scan").stdout
+    assert "\x1b" not in kvstore("scan").stdout
+    assert kvstore("scan", "-0").stdout_bytes == b"".join(key + b"\0" for key in odd)
+    listed = json.loads(kvstore("scan", "--json", "--keys").stdout)
+    assert listed == [{"key": "a\nb"}, {"key": "c\x1b[2J"}, {"key_base64": "ZP8="}]
+    assert json.loads(kvstore("scan", "--json", "--prefix", "none").stdout) == []
+    assert kvstore("scan", "-0", "--json").exit_code == 2
+
+
+def test_an_empty_value_is_stored_only_if_it_is_meant(kvstore: Run, cluster: ModelCluster) -> None:
+    refused = kvstore("put", "key", stdin=b"")
+    assert isinstance(refused.exception, InvalidRequest)
+    assert stored(cluster) == {}
+    assert kvstore("put", "key", "").exit_code == 0
+    assert stored(cluster) == {b"key": b""}
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(servers: Servers, kvstore: Run) -> None:
+    for number in range(200):
+        kvstore("put", f"{number:04}", "v" * 1_000)
+    address = servers.url.removeprefix("kv://")
+    listing = f"{sys.executable} -m kvstore scan --limit 0 --json --server {address}"
+    ran = subprocess.run(["bash", "-c", f"set -o pipefail; {listing} | head -2"], capture_output=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert ran.stdout == b"[\n  {\n"
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_a_change_is_one_line_of_json() -> None:
     assert "\n" not in line_of(written)
     gone = json.loads(line_of(Change(b"\xff", None, 8, 1_001, "p1", True)))
     assert (gone["deleted"], gone["expired"], gone["key_base64"]) == (True, True, "/w==")
-    assert for_people(written) == "p1/7 b'key' = b'two\\nlines'"
-    assert for_people(Change(b"key", None, 8, 1_001, "p1", False)) == "p1/8 b'key' deleted"
+    assert for_people(written) == "p1/7 key = two\\nlines"
+    assert for_people(Change(b"key", None, 8, 1_001, "p1", False)) == "p1/8 key deleted"
 
 
 def test_what_the_design_promises_is_there() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kvstore.cli.output import as_json, as_table
+from kvstore.cli.output import as_json, as_table, printable
 
 
 def test_columns_line_up_and_numbers_stand_to_the_right() -> None:
@@ -24,3 +24,10 @@ def test_only_the_columns_that_were_asked_for_are_shown() -> None:
 def test_what_json_does_not_have_is_text() -> None:
     document = json.loads(as_json({"key": b"\xff\x00k", "set": {2, 1}}))
     assert document == {"key": "\\xff\x00k", "set": [1, 2]}
+
+
+def test_stored_bytes_do_nothing_to_a_terminal_and_stay_apart() -> None:
+    assert printable("grün 漢字 a b".encode()) == "grün 漢字 a b"
+    assert printable(b"a\n\t\r\x1b[2J\x00\xff\\n") == r"a\n\t\r\x1b[2J\x00\xff\\n"
+    assert printable("\u202e\x9b\U000e0001".encode()) == r"\u202e\x9b\U000e0001"
+    assert as_table([{"key": b"\x1b]0;x\x07"}]) == "KEY\n" + r"\x1b]0;x\x07"
