@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from kvstore.cli import recovery
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
 from kvstore.meta.bookies import BookieView
@@ -150,7 +150,7 @@ def decommission(
 
     if not yes:
         _with_recopier(data_dir, zookeeper, server, check)
-        typer.confirm(f"Give up {bookie} for good? What is on its disk will never be used again", abort=True, err=True)
+        confirm(f"Give up {bookie} for good, so that what is on its disk is never used again")
     moved = _with_recopier(data_dir, zookeeper, server, work)
     _show_moved(bookie, moved, "is decommissioned: its directories may be emptied", json=json)
 

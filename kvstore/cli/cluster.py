@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,6 +46,13 @@ def checked_path(place: Path | None) -> Path | None:
     if place is not None and (fault := fault_of(place)):
         raise typer.BadParameter(fault)
     return place
+
+
+def confirm(question: str) -> None:
+    """Ask on a terminal, and end the command unless the answer is yes. Raises BadParameter where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{question}? There is no terminal to ask on: to go on, give --yes")
+    typer.confirm(question, abort=True, err=True)
 
 
 DataDir = Annotated[

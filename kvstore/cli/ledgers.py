@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
 from kvstore.meta.bookies import BookieView
@@ -166,11 +166,7 @@ def delete(
             if listed.names(metadata.ledger):
                 raise InvalidRequest(f"ledger {ledger} is part of the log of partition {partition}")
         if not yes:
-            typer.confirm(
-                f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})?",
-                abort=True,
-                err=True,
-            )
+            confirm(f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})")
         await ledgers.remove(metadata.ledger, version)
 
     with_tools(data_dir, zookeeper, work, server)
@@ -211,7 +207,7 @@ def give_up(
             return loss, None
         if not yes:
             typer.echo(_what_is_lost(loss), err=True)
-            typer.confirm(f"Give up ledger {ledger}?", abort=True, err=True)
+            confirm(f"Give up ledger {ledger}")
         return await giving_up.give_up(LedgerId(ledger), env.clock.date_ms())
 
     loss, mended = with_tools(data_dir, zookeeper, work, server)

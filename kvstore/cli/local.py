@@ -92,7 +92,7 @@ def up(
     except KeyboardInterrupt:
         _say(f"interrupted; what was started goes on. To stop it: {_own_command()} down{_where(data_dir)}")
         raise
-    print(as_json(found.document()) if json else _welcome(found, data_dir))
+    print(as_json(found.document()) if json else _welcome(found, data_dir), flush=True)
     if was_running and not detach:
         _say(f"it ran before this command, and goes on. To stop it: {_own_command()} down{_where(data_dir)}")
     elif not detach:
@@ -115,17 +115,24 @@ def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
 
 
 def status(data_dir: DataDir = Path("data"), json: Json = False) -> None:
-    """Show which processes of the local cluster run and are ready."""
+    """Show which processes of the local cluster run and are ready. Exit code 1 unless all are."""
     from kvstore.devcluster.local import LocalCluster
 
     found = LocalCluster(data_dir).status()
+    store = found["zookeeper"]
+    is_store_down = store["own"] and not store["running"]
+    unready = [node["id"] for node in found["nodes"] if not node["ready"]]
     if json:
         print(as_json(found))
-        return
-    print(as_table(found["nodes"]))
-    store = found["zookeeper"]
-    what = parse(store["address"]).kind.shown
-    print(f"\n{what} {store['address']} {'runs' if store['running'] else 'is not one of our processes'}")
+    else:
+        print(as_table(found["nodes"]))
+        what = parse(store["address"]).kind.shown
+        state = "runs" if store["running"] else "is down" if store["own"] else "is not one of our processes"
+        print(f"\n{what} {store['address']} {state}")
+        if is_store_down or not all(node["running"] for node in found["nodes"]):
+            print(f"To start what is down: {_own_command()} up{_where(data_dir)}")
+    if unready or is_store_down:
+        raise typer.Exit(1)
 
 
 def run(

@@ -123,7 +123,8 @@ class LocalCluster:
         ]
         runs = self._own_store_or_none(found) is not None
         pid = found.zookeeper_pid if runs else None
-        return {"zookeeper": {"address": found.zookeeper, "running": runs, "pid": pid}, "nodes": nodes}
+        store = {"address": found.zookeeper, "own": found.own_zookeeper, "running": runs, "pid": pid}
+        return {"zookeeper": store, "nodes": nodes}
 
     def start_node(self, name: str) -> int:
         """Start one node that is down; returns its pid at once."""

@@ -92,7 +92,10 @@ def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_
         ["cluster.json", "new", "up.lock"],
     )
     (tmp_path / "old").symlink_to(tmp_path / "new")
-    assert kvstore("status", "--data-dir", str(tmp_path / "new")).returncode == 0
+    status = kvstore("status", "--data-dir", str(tmp_path / "new"))
+    assert (status.returncode, status.stderr) == (1, ""), "found, and nothing of it runs"
+    assert "is down" in status.stdout
+    assert "To start what is down:" in status.stdout
 
 
 def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:

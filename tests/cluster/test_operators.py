@@ -134,6 +134,8 @@ def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_f
     cluster.wait_until(lambda: bookie_of(cluster, "n3") != lost, "the lost bookie's session has ended")
     cluster.wait_until(lambda: bool(away(cluster)), "the lost bookie is noticed")
     cluster.wait_until(lambda: away(cluster)[0]["others"] == 0, "leaders have rolled", 60)
+    unasked = kvstore(cluster, "bookie", "decommission", lost)
+    assert (unasked.returncode, "give --yes" in unasked.stderr) == (2, True)
     answer = kvstore(cluster, "bookie", "decommission", lost, "--yes")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert away(cluster) == []

@@ -166,7 +166,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_resp_replies_refused_total",
         "Commands refused since no room came for their replies.",
     ),
-    "server_resp_output_bytes": ("server_resp_output_bytes", "Large or unread replies held in memory, at most."),
+    "server_resp_output_bytes": ("server_resp_output_bytes", "Large or unread replies held in memory."),
     "server_resp_input_bytes": ("server_resp_input_bytes", "Commands held in memory that are incomplete or wait."),
     "server_resp_commands_under_way": ("server_resp_commands_under_way", "Commands begun and not answered."),
     "server_forwarded_total": (

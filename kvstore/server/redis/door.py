@@ -109,7 +109,7 @@ class RespServer:
             "resp_slow_readers_closed_total": self.room.closed,
             "resp_replies_put_off_total": self.room.put_off,
             "resp_replies_refused_total": self.room.refused,
-            "resp_output_bytes": self.room.bytes,
+            "resp_output_bytes": self.room.held(),
             "resp_input_bytes": self._input_bytes,
             "resp_commands_under_way": self.window.commands,
         }

@@ -116,6 +116,11 @@ class ReplyMemory:
                 self.refused += 1
                 holder.refuse()
 
+    def held(self) -> int:
+        """Bytes that are held now, counted anew."""
+        self._count(self._now())
+        return self.bytes
+
     def _fits(self, size: int) -> bool:
         most = self._bytes_max if size <= SINGLE_BYTES else self._bytes_max * 3 // 4
         return not self.bytes or self.bytes + size <= most

@@ -53,6 +53,15 @@ def test_there_is_room_for_what_somebody_alone_asks_for_however_large() -> None:
     assert not room.take(other, 1)
 
 
+def test_what_is_held_is_told_as_it_is_now() -> None:
+    """And not as it was when there last seemed to be too little room: it may be long ago."""
+    room, one = ReplyMemory(Time(), 100), Connection(90)
+    assert room.take(one, 90)
+    assert room.held() == 90
+    one.held_bytes = 0
+    assert room.held() == 0
+
+
 def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> None:
     time = Time()
     room, one, other = ReplyMemory(time, 100), Connection(), Connection()
