@@ -278,6 +278,14 @@ class Session:
             self._partitions.clear()
         return columns, [(each, *stand_of(self._backend, self._clock, each)) for each in names if each]
 
+    def late(self, op: Op, partition: str) -> StoreError:
+        """The error of an operation that has not ended in time: it names the partition if that has no leader."""
+        topology = self._backend.topology
+        if not partition and op[0] not in _WITHOUT_KEY:
+            partition = topology.ring.partition_of(op[1])
+        is_led = not partition or PartitionId(partition) in topology.leaders
+        return _late(op, "" if is_led else f": partition {partition} has no leader")
+
     def close(self) -> None:
         """Drop the answers of what is still under way."""
         self.closed = True
@@ -332,7 +340,7 @@ class _Lane(Sink):
         """Answer what has not ended in time."""
         for token, op in enumerate(self.ops):
             if self._waits[token]:
-                self.complete(token, _late(op))
+                self.complete(token, self._session.late(op, self.partition))
         self.flush()
 
 
@@ -358,10 +366,10 @@ class Sessions:
         )
 
 
-def _late(op: Op) -> StoreError:
+def _late(op: Op, why: str) -> StoreError:
     if op[0] not in READS:
-        return OutcomeUnknown("no outcome within the frame's time")
-    return Unavailable("no answer within the frame's time")
+        return OutcomeUnknown(f"no outcome within the frame's time{why}")
+    return Unavailable(f"no answer within the frame's time{why}")
 
 
 def stand_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:

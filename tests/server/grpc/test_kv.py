@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown
+from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import channel_options
@@ -274,6 +274,17 @@ async def test_what_does_not_end_in_time_is_unknown(stub: Any, servers: Servers)
     stream = Stream(stub)
     await stream.send(lane((Code.PUT, b"k", b"v", 1)), timeout_ms=50)
     assert isinstance((await stream.receive(1))[0], OutcomeUnknown)
+
+
+async def test_what_waits_in_vain_for_a_leader_names_the_partition(stub: Any, servers: Servers) -> None:
+    servers.cluster.servers[0].intercept = lambda op, answer: True
+    owner = servers.cluster.ring.partition_of(b"k")
+    servers.cluster.lead(owner, None)
+    stream = Stream(stub)
+    await stream.send(lane((Code.PUT, b"k", b"v", 1), (Code.GET, b"k", b"", 0)), timeout_ms=50)
+    answers = await stream.receive(1, 2)
+    assert list(map(type, answers)) == [OutcomeUnknown, Unavailable]
+    assert all(f"partition {owner} has no leader" in str(each) for each in answers)
 
 
 async def test_what_ends_after_its_time_is_not_answered_twice(stub: Any, servers: Servers) -> None:
