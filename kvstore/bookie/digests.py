@@ -55,7 +55,7 @@ def digest_of(metadata: LedgerMetadata, key: bytes) -> EntryDigest | None:
 
 
 class Digests:
-    """Of what does not prove itself."""
+    """Checks packets without a valid CRC32C against the digest type in their ledger's metadata."""
 
     def __init__(self, admission: Admission, statistics: Statistics) -> None:
         self._admission = admission

@@ -1,4 +1,4 @@
-"""The bookie protocol's messages ↔ frames (Apache BookKeeper's wire, version 3). Pure: bytes in, values out.
+"""The bookie protocol's messages ↔ frames (Apache BookKeeper's wire, version 3). Decides only: bytes in, values out.
 
 Every encode_… returns a whole frame: length, then Request or Response. Adds, reads and their answers are put together
 by hand (0.5 µs; upb: 1.5 to 3 µs); the rest by upb. Decoding is upb's, with two checks that it leaves out: that

@@ -1,4 +1,4 @@
-"""Apache BookKeeper's wire, version 2, as a bookie needs it: requests in, answers out. Pure.
+"""Apache BookKeeper's wire, version 2, as a bookie needs it: requests in, answers out. Decides only.
 
 Java's client speaks it when it is told to (`useV2WireProtocol`, Pulsar's default). It adds and reads, and that is all.
 A call has no number: whoever asked finds it by operation, ledger and entry. Big-endian:

@@ -1,5 +1,5 @@
-"""How much of the ring each partition shall own: which ranges a newcomer takes, where those of a leaver go. Pure and
-deterministic.
+"""How much of the ring each partition shall own: which ranges a newcomer takes, where those of a leaver go. Decides
+only, deterministically.
 
 A joining partition takes up to SLICES_MAX slices, each from the largest range of the most loaded partition; no donor
 goes below the new mean. It takes more only where somebody would be left with a twentieth more than the mean. So every

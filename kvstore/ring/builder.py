@@ -1,4 +1,4 @@
-"""Makes whole rings: the first one of a cluster, and those of any size for tests. Pure and deterministic."""
+"""Makes whole rings: the first one of a cluster, and those of any size for tests. Decides only, deterministically."""
 
 from __future__ import annotations
 

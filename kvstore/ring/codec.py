@@ -1,4 +1,7 @@
-"""Ring ↔ bytes of its znode. Pure. JSON, so that an operator can read it; the same ring always makes the same bytes."""
+"""Ring ↔ bytes of its znode. Decides only.
+
+JSON, so that an operator can read it; the same ring always makes the same bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Key → token: where a key stands on the ring. Pure. Pinned by golden vectors; a change here would lose every key."""
+"""Key → token: where a key stands on the ring. Decides only.
+
+Pinned by golden vectors; a change here would lose every key.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A planned change of owner of one token range, and how fast such changes may go. Pure values.
+"""A planned change of owner of one token range, and how fast such changes may go. Values; decides only.
 
     PLANNED ──begin──► COPYING ──flip──► FLIPPED ──finish──► (gone)
        │                  │                 ▲

@@ -1,5 +1,5 @@
 """The operations that operators have lately asked of the ring, by ids that they have drawn: so that a request whose
-answer was lost is done once, however often it is sent (docs/protocol.md, H11). Pure values."""
+answer was lost is done once, however often it is sent (docs/protocol.md, H11). Values; decides only."""
 
 from __future__ import annotations
 

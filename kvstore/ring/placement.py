@@ -1,5 +1,5 @@
 """Chooses the servers of a partition's replicas: distinct servers, distinct zones where there are any, least loaded
-first. Pure and deterministic."""
+first. Decides only, deterministically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans changes of the ring: partitions that join or leave, ranges that go elsewhere, as planned moves. Pure.
+"""Plans changes of the ring: partitions that join or leave, ranges that go elsewhere, as planned moves. Decides only.
 
 A plan compares the ring as it will be with the ring as it is: each range whose owner differs is one move, straight from
 its present owner, however many partitions join at once. Planning again while moves are open starts from what they lead

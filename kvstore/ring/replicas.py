@@ -1,5 +1,5 @@
 """One step of moving replicas between servers: each takes a ring and returns the next version, or the same ring if that
-is done already. Pure; whoever calls stores the result by compare-and-set.
+is done already. Decides only; whoever calls stores the result by compare-and-set.
 
 A newcomer is added first and catches up from a snapshot and the log; only then the replica that it replaces goes. So a
 partition never has fewer replicas than it had.

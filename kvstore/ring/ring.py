@@ -1,4 +1,4 @@
-"""The ring: which partition owns a token. Pure and immutable; a new version is built aside and swapped in whole.
+"""The ring: which partition owns a token. Immutable, decides only; a new version is built aside and swapped in whole.
 
 Each token closes a range that starts after the token before it: (previous token, token]. The range after the last token
 wraps round to the first. A planned move is one such range, so a change of owner is a change of one token's owner, and

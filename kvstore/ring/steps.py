@@ -1,5 +1,5 @@
 """One step of a move, or of all of them: each takes a ring and returns the next version, or the same ring if that is
-done already. Pure; whoever calls stores the result by compare-and-set."""
+done already. Decides only; whoever calls stores the result by compare-and-set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks the replicas that may stand for leader. Pure.
+"""Ranks the replicas that may stand for leader. Decides only.
 
 The highest sequence is only a preference, which saves catching up; what makes a leader safe is fencing
 (docs/protocol.md, Election). So each replica ranks itself among those that have published, waits its rank times

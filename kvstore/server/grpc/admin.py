@@ -235,7 +235,7 @@ async def _answer(work: Awaitable[T], context: Context) -> T:
 
 
 def ledger_status(metadata: LedgerMetadata) -> admin_pb2.LedgerStatus:
-    """A ledger's metadata as it travels. Pure."""
+    """A ledger's metadata as it travels. Decides only."""
     quorum = metadata.quorum
     status = admin_pb2.LedgerStatus(
         id=metadata.ledger,
@@ -257,7 +257,7 @@ def ledger_status(metadata: LedgerMetadata) -> admin_pb2.LedgerStatus:
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of nested mappings by dotted names; everything else is left out. Pure."""
+    """The numbers of nested mappings by dotted names; everything else is left out. Decides only."""
     found: dict[str, float] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

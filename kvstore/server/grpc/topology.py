@@ -54,12 +54,12 @@ class Topologies:
 
 
 def what_clients_see(topology: Topology) -> tuple[Any, ...]:
-    """Reduce the cluster's state to what a client's next topology depends on. Pure."""
+    """Reduce the cluster's state to what a client's next topology depends on. Decides only."""
     return topology.ring.routed, topology.ring.partitions, topology.leaders, topology.servers
 
 
 def topology_message(topology: Topology) -> kv_pb2.TopologyResponse:
-    """The ring, leaders and servers. Pure."""
+    """The ring, leaders and servers. Decides only."""
     ring = topology.ring
     members = [ring.partitions[partition] for partition in sorted(ring.partitions)]
     place = {member.id: index for index, member in enumerate(members)}

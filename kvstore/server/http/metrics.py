@@ -278,13 +278,22 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_leading_mutations": ("partition_leading_mutations_total", "Mutations in them."),
     "partition_leading_answers": ("partition_leading_answers_total", "Operations answered in this lead."),
     "partition_leading_refused": ("partition_leading_refused_total", "Operations refused in this lead."),
-    "partition_leading_pauses": ("partition_leading_pauses_total", "Times that the process stood still in this lead."),
+    "partition_leading_pauses": (
+        "partition_leading_pauses_total",
+        "Times that this leader stopped appending because its engine could not keep up with its disk.",
+    ),
     "partition_leading_queued": ("partition_leading_queued", "Operations that wait for the next log entry."),
     "partition_leading_queued_bytes": ("partition_leading_queued_bytes", "Their size."),
-    "partition_leading_in_flight": ("partition_leading_in_flight", "Log entries sent and not acknowledged; at most 4."),
+    "partition_leading_in_flight": (
+        "partition_leading_in_flight",
+        "Log entries sent and not acknowledged: at most `entries_in_flight_max`, beside those of moves.",
+    ),
     "partition_leading_reads_waiting": ("partition_leading_reads_waiting", "Reads that wait for an acknowledgement."),
     "partition_leading_frozen": ("partition_leading_frozen", "Writes that wait since their range is being moved."),
-    "partition_leading_lease_left_s": ("partition_leading_lease_left_seconds", "How long reads may be answered alone."),
+    "partition_leading_lease_left_s": (
+        "partition_leading_lease_left_seconds",
+        "How long reads may be answered alone; 0 where nothing is read.",
+    ),
     "partition_leading_retry_clients": ("partition_leading_retry_clients", "Clients whose results are remembered."),
     "partition_leading_retry_bytes": (
         "partition_leading_retry_bytes",
