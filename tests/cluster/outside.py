@@ -15,6 +15,7 @@ from kvstore import config as toml
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.devcluster.zookeeper import free_ports, start_standalone
 from kvstore.env.secret import make_secret
+from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.registration import RegistrationClient
@@ -97,6 +98,15 @@ class Outside:
 
     def writable(self) -> set[BookieId]:
         return set(self.ask(lambda store: RegistrationClient(store).bookies()).writable)
+
+    def identity(self) -> dict[str, bytes]:
+        """What says which cluster this is, and which bookies are its own."""
+
+        async def work(store: ZooKeeperStore) -> dict[str, bytes]:
+            wanted = (paths.LAYOUT, paths.INSTANCE_ID, *(paths.cookie(each) for each in self.bookies))
+            return {path: (await store.get(path))[0] for path in wanted}
+
+        return self.ask(work)
 
     def kill(self, bookie: BookieId) -> None:
         """kill -9, for good."""

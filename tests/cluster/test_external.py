@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.meta import paths
 from kvstore.types import BookieId
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.outside import Outside
@@ -33,7 +32,14 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
 
 
 @pytest.fixture(scope="module")
-def cluster(outside: Outside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def found_there(outside: Outside) -> dict[str, bytes]:
+    return outside.identity()
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    outside: Outside, found_there: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     settings = ["autorecovery.lost_bookie_delay_s=2", "log.check_every_s=0.5"]
     directory = tmp_path_factory.mktemp("external")
     with running_cluster(directory, external_at=outside.address, settings=settings) as started:
@@ -51,21 +57,14 @@ def naming(outside: Outside, bookie: BookieId) -> list[int]:
 
 
 def test_a_cluster_is_founded_beside_what_a_bookkeeper_has_and_touches_none_of_it(
-    outside: Outside, cluster: Cluster
+    outside: Outside, found_there: dict[str, bytes], cluster: Cluster
 ) -> None:
-    async def kept(store: object) -> dict[str, bytes]:
-        found = {}
-        for path in (paths.LAYOUT, paths.INSTANCE_ID, *(paths.cookie(each) for each in outside.bookies)):
-            found[path] = (await store.get(path))[0]  # type: ignore[attr-defined]
-        return found
-
-    before = outside.ask(kept)
     again = kvstore(
         *("cluster", "init", "--zookeeper", outside.address, "--node", "n1", "--node", "n2", "--node", "n3"),
         *("--secret-file", cluster.file.secret_file),
     )
     assert (again.returncode, "it was there already" in again.stdout) == (0, True), again.stderr
-    assert outside.ask(kept) == before
+    assert outside.identity() == found_there
     assert outside.writable() == set(outside.bookies), "no node has registered one"
     for node in cluster.ids:
         status = cluster.status(node)
