@@ -24,7 +24,7 @@ class AutorecoveryConfig:
     """From one audit of the zones that copies stand in to the next. 0: never."""
 
     worker: bool = True
-    """Whether this node, if it has a bookie, makes missing copies again."""
+    """Whether this node makes missing copies again, if it has a bookie or `log.bookies` is external."""
     bytes_per_s: int = 16 << 20
     """Copies are made at this rate, by this node's leaders and its worker together."""
     open_ledger_grace_s: float = 30.0

@@ -17,6 +17,7 @@ from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_addres
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Kind, parse
+from kvstore.wal.config import Keepers
 
 if TYPE_CHECKING:
     from kvstore.devcluster.layout import ClusterFile
@@ -58,6 +59,7 @@ def up(
             help="zookeeper or etcd: the kind of metadata store to start. Or the address of one: etcd://HOST:PORT/PREFIX.",
         ),
     ] = None,
+    bookies: Annotated[Keepers | None, typer.Option(help="external: those that are registered in --metadata.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster serves.")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
     settings: Annotated[
@@ -83,6 +85,7 @@ def up(
         port_offset=port_offset,
         zookeeper=zookeeper if metadata is None or is_kind else metadata,
         metadata=Kind(metadata) if metadata is not None and is_kind else None,
+        bookies=bookies,
         unsafe=unsafe,
         settings=tuple(map(parse, settings or ())),
     )
@@ -240,7 +243,8 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
     where = _where(data_dir)
     store = f"{found.store.kind.shown} {found.zookeeper}"
     rows = [
-        {"node": node.id, "redis": node.resp, "grpc": node.grpc, "http": f"http://{node.http}", "bookie": node.bookie}
+        {"node": node.id, "redis": node.resp, "grpc": node.grpc, "http": f"http://{node.http}"}
+        | ({"bookie": node.bookie} if found.bookies is Keepers.NODES else {})
         for node in found.nodes
     ]
     port = first.resp.rpartition(":")[2]

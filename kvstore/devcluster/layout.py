@@ -13,7 +13,7 @@ from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, Kind, address_fault, parse
 from kvstore.server.config import MetadataConfig, NodeConfig
 from kvstore.types import Quorum
-from kvstore.wal.config import LogConfig
+from kvstore.wal.config import Keepers, LogConfig
 
 ZOOKEEPER_PORT = 2181
 ETCD_PORT = 2379
@@ -40,6 +40,7 @@ class NodePlace:
     resp: str
     http: str
     bookie: str
+    """Not listened on where the bookies are external."""
     data_dir: str
     config: str
 
@@ -59,6 +60,7 @@ class ClusterFile:
     own_zookeeper: bool = True
     """Whether `up` starts the metadata store."""
     unsafe: bool = False
+    bookies: Keepers = Keepers.NODES
     secret_file: str = ""
     """Empty only until `up` has made it, which it does once."""
 
@@ -112,6 +114,8 @@ class Wish:
     """The address of an existing metadata store to use instead of a local one."""
     metadata: Kind | None = None
     """The kind of a local one. None: a ZooKeeper, or as it was."""
+    bookies: Keepers | None = None
+    """Who stores the ledgers. None: the nodes, or as it was."""
     unsafe: bool = False
     settings: tuple[Setting, ...] = ()
     """For every node's file."""
@@ -132,6 +136,9 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
             f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and go on; give --unsafe if that is "
             "meant"
         )
+    bookies = wish.bookies or Keepers.NODES
+    if bookies is Keepers.EXTERNAL and wish.zookeeper is None:
+        raise ConfigError("--bookies external: want --metadata too, the address of the store that they register in")
     if wish.zookeeper is not None and (fault := address_fault(wish.zookeeper)):
         raise ConfigError(f"--metadata: {fault}")
     replicas = min(3, count) if wish.replicas is None else wish.replicas
@@ -148,6 +155,7 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
         replicas=replicas,
         port_offset=offset,
         own_zookeeper=wish.zookeeper is None,
+        bookies=bookies,
         unsafe=wish.unsafe,
         secret_file=str(wish.data_dir / SECRET_NAME),
     )
@@ -155,8 +163,9 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
 
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
     """Make the configuration of the node's process."""
-    bookies = len(cluster.nodes)
-    few = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True) if bookies < SAFE_NODES_MIN else LogConfig()
+    bookies, log = len(cluster.nodes), LogConfig(bookies=cluster.bookies)
+    if cluster.bookies is Keepers.NODES and bookies < SAFE_NODES_MIN:
+        log = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True)
     return NodeConfig(
         id=node.id,
         zookeeper=cluster.zookeeper if cluster.store.kind is Kind.ZOOKEEPER else "",
@@ -169,7 +178,7 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
         http=node.http,
         log_dir=data_dir / "logs",
         unsafe=cluster.unsafe,
-        log=few,
+        log=log,
     )
 
 
@@ -186,6 +195,8 @@ def listeners(cluster: ClusterFile, ids: set[str]) -> Iterator[tuple[str, str]]:
     for node in cluster.nodes:
         if node.id in ids:
             for name in PORTS:
+                if name == "bookie" and cluster.bookies is Keepers.EXTERNAL:
+                    continue
                 yield f"{name} of node {node.id}", getattr(node, name)
 
 
@@ -219,6 +230,7 @@ def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
         "port_offset": found.port_offset,
         "zookeeper": found.zookeeper,
         "metadata": found.store.kind,
+        "bookies": found.bookies,
     }
     for name, value in recorded.items():
         wanted = getattr(wish, name)

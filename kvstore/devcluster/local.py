@@ -34,17 +34,22 @@ from kvstore.devcluster.settings import Setting, with_settings
 from kvstore.devcluster.store_process import StoreProcess
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.meta import paths
 from kvstore.meta.address import Kind
 from kvstore.meta.connect import connect
+from kvstore.meta.registration import RegistrationClient
+from kvstore.meta.store import MetadataStore
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
 from kvstore.server.control import bootstrap
 from kvstore.types import PartitionId, ServerId
+from kvstore.wal.config import Keepers
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 15
 PORTS_TIMEOUT_S = 2
 PROBE_TIMEOUT_S = 20
+BOOKIES_TIMEOUT_S = 20
 POLL_S = 0.05
 OUTPUT_BYTES_MAX = 1 << 20
 """What a process wrote to its standard output and error in earlier runs is kept up to this size."""
@@ -117,7 +122,7 @@ class LocalCluster:
                 "resp": node.resp,
                 "grpc": node.grpc,
                 "http": node.http,
-                "bookie": node.bookie,
+                "bookie": node.bookie if found.bookies is Keepers.NODES else None,
             }
             for node in found.nodes
         ]
@@ -199,7 +204,7 @@ class LocalCluster:
         if cluster.own_zookeeper and self._own_store_or_none(cluster) is None:
             self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
             self.start_zookeeper()
-        ring = asyncio.run(_found(cluster))
+        ring = asyncio.run(_found(cluster, self._progress))
         for node in self.load().nodes:
             if not self._runs(node):
                 self._progress(f"starting node {node.id}")
@@ -306,9 +311,11 @@ class LocalCluster:
             )
 
 
-async def _found(cluster: ClusterFile) -> Ring:
+async def _found(cluster: ClusterFile, progress: Progress) -> Ring:
     store = await connect(cluster.zookeeper)
     try:
+        if cluster.bookies is Keepers.EXTERNAL:
+            await _wait_for_bookies(store, cluster, progress)
         return await bootstrap.found(
             store,
             {ServerId(node.id): "" for node in cluster.nodes},
@@ -318,6 +325,21 @@ async def _found(cluster: ClusterFile) -> Ring:
         )
     finally:
         await store.close()
+
+
+async def _wait_for_bookies(store: MetadataStore, cluster: ClusterFile, progress: Progress) -> None:
+    """Return when there are as many as a log needs. Raises Unavailable."""
+    wanted = layout.node_config(cluster, cluster.nodes[0], Path()).log.quorum.ack
+    progress(f"looking for bookies at {cluster.zookeeper}")
+    registered = RegistrationClient(store)
+    deadline = time.monotonic() + BOOKIES_TIMEOUT_S
+    while len(found := (await registered.bookies()).writable) < wanted:
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"want at least {wanted} writable bookies registered below {paths.LEDGERS} at {cluster.zookeeper}, got "
+                f"{', '.join(sorted(found)) or 'none'}: start them, or give the address of the store that they use"
+            )
+        await asyncio.sleep(POLL_S)
 
 
 def _write(files: dict[Path, str]) -> None:

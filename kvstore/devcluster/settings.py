@@ -12,7 +12,7 @@ from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
 
 _NAME = re.compile(r"[a-z_]+(\.[a-z_]+)*")
-PLACED = ("id", "zookeeper", "data_dir", "secret_file", "log_dir", "bookie", "resp", "grpc", "http")
+PLACED = ("id", "zookeeper", "data_dir", "secret_file", "log_dir", "bookie", "resp", "grpc", "http", "log.bookies")
 """Settings that differ from node to node, or that the cluster's record says too."""
 
 
@@ -29,7 +29,7 @@ def parse(text: str) -> Setting:
     name, is_there, value = text.partition("=")
     if not is_there or not _NAME.fullmatch(name):
         raise ConfigError(f"--set {text}: want SECTION.NAME=VALUE, for example autorecovery.lost_bookie_delay_s=5")
-    if name.partition(".")[0] in PLACED:
+    if name in PLACED or name.partition(".")[0] in PLACED:
         raise ConfigError(f"--set {text}: `kvstore up` itself decides {name} of each node")
     try:
         found = tomllib.loads(f"value = {value}")

@@ -119,7 +119,7 @@ class Node:
             return ["starting"]
         if self.is_draining:
             return ["draining"]
-        if Role.SERVER not in self.config.roles:
+        if Role.SERVER not in self.config.plays:
             return []
         elsewhere = {leader for leader, _ in self.dispatcher.topology.leaders.values()} - {self.id}
         return ["no other server can be reached"] if self.links.is_cut_off(elsewhere) else []
@@ -127,7 +127,7 @@ class Node:
     def leaderless(self) -> list[PartitionId]:
         """The partitions that nobody is known to lead, as far as this server knows; those that it has the lead of and
         does not serve yet among them."""
-        if not self.is_open or Role.SERVER not in self.config.roles:
+        if not self.is_open or Role.SERVER not in self.config.plays:
             return []
         partitions = self.dispatcher.topology.ring.partitions
         wanted = [each for each in sorted(partitions) if partitions[each].state is not PartitionState.RETIRED]
@@ -146,7 +146,7 @@ class Node:
             found["bookie"] = {**self.bookie.statistics(), "damage_marked_total": self.damage_reports.marked}
         if self.auditor is not None:
             found["auditor"] = self.auditor.statistics()
-        if Role.SERVER in self.config.roles:
+        if Role.SERVER in self.config.plays:
             found["server"] = {
                 **self.resp.statistics(),
                 **self.dispatcher.statistics(),
@@ -173,7 +173,7 @@ class Node:
             "metadata_connected": self.store.state is SessionState.CONNECTED,
             "draining": self.is_draining,
         }
-        if self.is_open and Role.SERVER in self.config.roles:
+        if self.is_open and Role.SERVER in self.config.plays:
             return {**found, "ring_version": self.dispatcher.topology.ring.version}
         return {**found}
 
@@ -184,7 +184,7 @@ class Node:
         found: dict[str, Mapping[str, Any]] = {}
         if self.bookie is not None:
             found["bookie"] = self.bookie.histograms()
-        if Role.SERVER in self.config.roles:
+        if Role.SERVER in self.config.plays:
             found["server"] = {**self.resp.histograms(), **self.door_histograms()}
         return found
 
@@ -229,12 +229,12 @@ class Node:
             "id": self.config.id,
             "version": VERSION,
             "python": interpreter(),
-            "roles": list(self.config.roles),
+            "roles": list(self.config.plays),
             "metadata": self.store.state.name.lower(),
-            "date": self.dating.told()._asdict() if self.is_open and Role.SERVER in self.config.roles else None,
+            "date": self.dating.told()._asdict() if self.is_open and Role.SERVER in self.config.plays else None,
             "not_ready": self.not_ready(),
         }
-        if self.is_open and Role.SERVER in self.config.roles:
+        if self.is_open and Role.SERVER in self.config.plays:
             topology = self.dispatcher.topology
             shown["ring_version"] = topology.ring.version
             shown["leaders"] = {each: leader[0] for each, leader in sorted(topology.leaders.items())}
@@ -289,7 +289,7 @@ async def serve(
     node = Node(config, replace(env, clock=clock), store, secret)
     async with AsyncExitStack() as stack:
         logs = await _open_log(node, stack)
-        if Role.SERVER in config.roles:
+        if Role.SERVER in config.plays:
             await _open_server(node, stack, logs, clock)
             if doors is not None:
                 await doors(node, stack)
@@ -314,7 +314,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     """The node's own bookie, if it has one, and the door to all logs."""
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
-    if Role.BOOKIE in config.roles:
+    if Role.BOOKIE in config.plays:
         advertised = config.told(config.bookie) if config.advertise else ""
         of_bookie = BookieConfig(
             name=config.id,
@@ -350,10 +350,12 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
 
 
 def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pace) -> None:
-    """Let a node with a bookie repair ledgers."""
+    """Let a node with a bookie repair ledgers; and one that has none because its cluster's bookies are external, which
+    nobody else may repair."""
     settings = node.config.autorecovery
-    if node.bookie is not None and settings.worker:
-        node.worker = Worker(node.env, node.store, ports, settings, pace, name=node.bookie.id)
+    if settings.worker and (node.bookie is not None or node.config.is_external):
+        name = node.bookie.id if node.bookie is not None else node.id
+        node.worker = Worker(node.env, node.store, ports, settings, pace, name=name)
         node.worker.start()
         stack.push_async_callback(node.worker.close)
 
@@ -382,9 +384,9 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
         resp=config.told(config.resp),
         grpc=config.told(config.grpc),
         http=config.told(config.http),
-        bookie=config.told(config.bookie) if Role.BOOKIE in config.roles else "",
+        bookie=config.told(config.bookie) if Role.BOOKIE in config.plays else "",
         zone=config.zone,
-        roles=tuple(config.roles),
+        roles=tuple(config.plays),
         version=VERSION,
         nonce=nonce,
     )

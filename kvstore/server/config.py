@@ -14,7 +14,7 @@ from kvstore.bookie.config import StorageConfig
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.partition.config import PartitionConfig
-from kvstore.wal.config import LogConfig
+from kvstore.wal.config import Keepers, LogConfig
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _WILDCARDS = ("0.0.0.0", "[::]", "::")
@@ -83,7 +83,8 @@ class NodeConfig:
     """`host:port,host:port/chroot`: the metadata store, if it is a ZooKeeper; or say so in `metadata`."""
     metadata: MetadataConfig = field(default_factory=MetadataConfig)
     """The metadata store, of either kind."""
-    roles: tuple[Role, ...] = (Role.BOOKIE, Role.SERVER)
+    roles: tuple[Role, ...] | None = None
+    """None: both, or server alone where `log.bookies` is external."""
     zone: str = ""
     """Where the machine stands; replicas and copies go to distinct zones where there are any."""
     bookie: str = "127.0.0.1:3181"
@@ -124,8 +125,13 @@ class NodeConfig:
             faults.append(f"repair_after_s: want at least 0, got {self.repair_after_s:g}")
         if self.retired_keep_s < 0:
             faults.append(f"retired_keep_s: want at least 0, got {self.retired_keep_s:g}")
-        if not self.roles:
+        if self.roles is not None and not self.roles:
             faults.append("roles: want at least one of bookie, server")
+        if self.is_external and self.plays != (Role.SERVER,):
+            faults.append(
+                'roles: want server alone, or none named, where log.bookies is "external" (a node without a bookie of '
+                f"its own), got {', '.join(self.plays)}"
+            )
         faults += self._faults_of_metadata()
         if self.tls.ca is not None and not self.tls.serves:
             faults.append("tls: want cert and key beside ca")
@@ -156,6 +162,18 @@ class NodeConfig:
         return faults
 
     @property
+    def is_external(self) -> bool:
+        """Whether the bookies are no nodes of this cluster."""
+        return self.log.bookies is Keepers.EXTERNAL
+
+    @property
+    def plays(self) -> tuple[Role, ...]:
+        """The roles of this node."""
+        if self.roles is not None:
+            return self.roles
+        return (Role.SERVER,) if self.is_external else (Role.BOOKIE, Role.SERVER)
+
+    @property
     def metadata_address(self) -> str:
         """Where the metadata store is, as `kvstore.meta.connect` wants it."""
         return self.metadata.uri or self.zookeeper
@@ -181,9 +199,9 @@ class NodeConfig:
     def listeners(self) -> dict[str, str]:
         """The addresses that a node of these roles listens on."""
         names = ["http"]
-        if Role.BOOKIE in self.roles:
+        if Role.BOOKIE in self.plays:
             names.append("bookie")
-        if Role.SERVER in self.roles:
+        if Role.SERVER in self.plays:
             names += ["resp", "grpc"]
         return {name: getattr(self, name) for name in names}
 

@@ -170,7 +170,7 @@ async def _connect(config: NodeConfig, stop: asyncio.Event) -> Store | None:
 
 async def _doors(node: Node, stack: AsyncExitStack) -> None:
     """Open the doors that take operations beside the Redis door."""
-    if Role.SERVER not in node.config.roles:
+    if Role.SERVER not in node.config.plays:
         return
     door = GrpcDoor(node.env, node.dispatcher, node.id, node, node.config.limits.grpc_connections_max)
     await door.open(node.config.grpc, node.config.tls_or_none)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from kvstore.types import DigestType, Quorum
+
+
+class Keepers(StrEnum):
+    """Storage of the ledgers."""
+
+    NODES = "nodes"
+    """Nodes of this cluster that have the role bookie."""
+    EXTERNAL = "external"
+    """Bookies that are no nodes of it, and are registered in the same metadata store; Apache's for example."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
     """Defaults suit a three-node cluster."""
 
+    bookies: Keepers = Keepers.NODES
+    """`external`: the node has no bookie of its own, and repairs ledgers all the same."""
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     """Ensemble, write and ack quorum of new ledgers when enough bookies are writable; fewer, down to the ack quorum,
     make a smaller ensemble."""

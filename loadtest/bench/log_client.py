@@ -1,11 +1,12 @@
-"""How fast our log client writes one ledger to three real bookies, beside Apache's Java client on the same bookies.
+"""How fast our log client and Apache's Java client write one ledger to three real bookies, to ours and to Apache's.
 
     python -m loadtest.bench.log_client [--rounds 3] [--seconds 4] [--size 1024] [--in-flight 1 100 1000]
 
-ZooKeeper and three bookies of ours are processes of their own; each client is one more, and writes 3/3/2 with so many
-adds in flight. The clients take turns. Each line is the median of the rounds: adds confirmed per second, and the
-processor time per add of the client and of the three bookies together. Apache's client takes part if its jars are there
-(`python -m tests.interop.apache --install`).
+ZooKeeper and the bookies are processes of their own, three bookies of ours and three of Apache's, as they are by
+default: each syncs before it answers. Each client is one more, and writes 3/3/2 with so many adds in flight. The pairs
+of client and bookies take turns. Each line is the median of the rounds: adds confirmed per second, how long one took
+from its call to its confirmation, and the processor time per add of the client and of the three bookies together.
+Apache's takes part if its jars are there (`python -m tests.interop.apache --install`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE
+from collections import deque
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from kvstore.env.real import run
 from kvstore.errors import StoreError
@@ -35,6 +39,15 @@ WRITE = "write"
 LATE_S = 120.0
 WARM_S = 8.0
 """Not counted: Java compiles meanwhile."""
+HEAD = (
+    "| in flight | client | bookies | adds/s | MB/s | p50 ms | p99 ms | us of the client | us of the bookies |\n"
+    + 9 * "|---"
+    + "|"
+)
+LINE = (
+    "| {window} | {client} | {bookies} | {per_s:,.0f} | {mb_per_s:.2f} | {p50_ms:.2f} | {p99_ms:.2f} | {client_us:.1f} "
+    "| {bookies_us:.1f} |"
+)
 
 
 class Load:
@@ -42,6 +55,9 @@ class Load:
 
     def __init__(self, handle: LedgerHandle, window: int, size: int) -> None:
         self.confirmed = 0
+        self.took_s: list[float] = []
+        """Of each add since the list was last made empty, from its call to its confirmation."""
+        self._sent: deque[float] = deque()
         self._handle = handle
         self._window = window
         self._payload = os.urandom(size)
@@ -49,13 +65,18 @@ class Load:
 
     def start(self) -> None:
         for _ in range(self._window):
-            self._handle.append(self._payload, self._done)
+            self._append()
+
+    def _append(self) -> None:
+        self._sent.append(time.perf_counter())
+        self._handle.append(self._payload, self._done)
 
     def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
         assert error is None, error
         self.confirmed += 1
+        self.took_s.append(time.perf_counter() - self._sent.popleft())  # they are confirmed in the order of the calls
         if not self._is_over:
-            self._handle.append(self._payload, self._done)
+            self._append()
 
     async def stop(self) -> None:
         self._is_over = True
@@ -71,6 +92,7 @@ async def write(zookeeper: str, window: int, size: int, seconds: float, warm_s: 
         load = Load(handle, window, size)
         load.start()
         await asyncio.sleep(warm_s)
+        load.took_s.clear()
         began, spent, confirmed = time.perf_counter(), time.process_time(), load.confirmed
         sys.stdout.write("begun\n")
         sys.stdout.flush()
@@ -80,6 +102,9 @@ async def write(zookeeper: str, window: int, size: int, seconds: float, warm_s: 
             "took_s": time.perf_counter() - began,
             "cpu_s": time.process_time() - spent,
         }
+        took_s = sorted(load.took_s)
+        for share in (50, 99):
+            figures[f"p{share}_us"] = took_s[len(took_s) * share // 100] * 1e6
         sys.stdout.write(json.dumps(figures) + "\n")
         sys.stdout.flush()
         await load.stop()
@@ -95,20 +120,27 @@ def spent_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def one_run(cluster: Processes, command: Sequence[str]) -> dict[str, float]:
+class Kind(NamedTuple):
+    """Three bookies of one kind, and the clients' command lines."""
+
+    bookies: list[int]
+    commands: dict[str, list[str]]
+    """By whose client it is."""
+
+
+async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, float]:
     """Run a client, and read from it when it has begun and what it did."""
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
-    bookies = [bookie.process.pid for bookie in cluster.bookies]
     try:
         async with asyncio.timeout(LATE_S):
             while (line := await process.stdout.readline()).strip() != b"begun":
                 assert line, "the client ended"
-            before = sum(map(spent_s, bookies))
+            before = sum(map(spent_s, kind.bookies))
             while not (line := await process.stdout.readline()).startswith(b"{"):
                 assert line, "the client ended"
             figures = json.loads(line)
-            after = sum(map(spent_s, bookies))
+            after = sum(map(spent_s, kind.bookies))
             await process.communicate()
         assert process.returncode == 0, f"the client ended with {process.returncode}"
     except BaseException:
@@ -117,32 +149,51 @@ async def one_run(cluster: Processes, command: Sequence[str]) -> dict[str, float
     adds = figures["adds"]
     return {
         "per_s": adds / figures["took_s"],
+        "mb_per_s": adds * size / figures["took_s"] / 1e6,
+        "p50_ms": figures["p50_us"] / 1000,
+        "p99_ms": figures["p99_us"] / 1000,
         "client_us": figures["cpu_s"] / adds * 1e6,
         "bookies_us": (after - before) / adds * 1e6,
     }
 
 
+async def kinds(directory: Path, stack: AsyncExitStack) -> dict[str, Kind]:
+    """The bookies, by whose they are. Each kind is a cluster of its own: a ledger's are all of one kind."""
+    ours = await stack.enter_async_context(Processes(directory / "ours", 3))
+    found = {"ours": (ours, [bookie.process.pid for bookie in ours.bookies])}
+    if java.is_installed():
+        theirs = await stack.enter_async_context(Processes(directory / "theirs", 0))
+        for _ in range(3):
+            await theirs.add_their_bookie(quick=False)
+        found["Apache's"] = theirs, [process.pid for process in theirs.theirs.values()]
+    return {name: Kind(pids, clients(cluster)) for name, (cluster, pids) in found.items()}
+
+
+def clients(cluster: Processes) -> dict[str, list[str]]:
+    """The command lines that write to a cluster, without the numbers."""
+    commands = {"ours": [sys.executable, "-m", __spec__.name, WRITE, cluster.zookeeper.address]}
+    if java.is_installed():
+        commands["Apache's"] = [word for word in cluster.session("Load") if word != java.QUICK]
+    return commands
+
+
 async def compare(
     directory: Path, *, in_flight: Sequence[int], size: int, seconds: float, rounds: int, warm_s: float = WARM_S
 ) -> None:
-    async with Processes(directory, 3) as cluster:
+    async with AsyncExitStack() as stack:
+        there = await kinds(directory, stack)
+        pairs = [(client, bookies) for bookies, kind in there.items() for client in kind.commands]
+        print(HEAD, flush=True)
         for window in in_flight:
             numbers = [str(each) for each in (window, size, seconds, warm_s)]
-            commands = {"ours": [sys.executable, "-m", __spec__.name, WRITE, cluster.zookeeper.address, *numbers]}
-            if java.is_installed():
-                theirs = cluster.session("Load", *numbers)
-                commands["Apache's"] = [word for word in theirs if word != java.QUICK]
-            runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+            runs: dict[tuple[str, str], list[dict[str, float]]] = {pair: [] for pair in pairs}
             for _ in range(rounds):
-                for name, command in commands.items():
-                    runs[name].append(await one_run(cluster, command))
-            for name, figures in runs.items():
+                for client, bookies in pairs:
+                    kind = there[bookies]
+                    runs[client, bookies].append(await one_run(kind, [*kind.commands[client], *numbers], size))
+            for (client, bookies), figures in runs.items():
                 middle = {key: median(each[key] for each in figures) for key in figures[0]}
-                print(
-                    f"{window:5d} in flight, {size} B, {name:8s}: {middle['per_s']:8,.0f} adds/s, "
-                    f"{middle['client_us']:6.1f} us of the client, {middle['bookies_us']:6.1f} us of the bookies",
-                    flush=True,
-                )
+                print(LINE.format(window=window, client=client, bookies=bookies, **middle), flush=True)
 
 
 def run_bench(*, in_flight: Sequence[int], size: int, seconds: float, rounds: int) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ import redis
 from kvstore.devcluster import zookeeper
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.settings import parse
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.address import Kind
+from kvstore.wal.config import Keepers
 from tests.waiting import wait_until_blocking
 
 OFFSETS = range(20_000, 24_000, 100)
@@ -45,11 +47,18 @@ class Cluster:
         replicas: int = 3,
         zookeepers: int = 1,
         metadata: Kind = Kind.ZOOKEEPER,
+        external_at: str = "",
+        settings: Sequence[str] = (),
     ) -> None:
+        """`external_at`: the address of a metadata store whose bookies are to be used. `settings`: as `up --set` takes
+        them."""
         self.directory = directory
         self.local = LocalCluster(directory / "data")
         self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
-        if zookeepers == 1:
+        self._wish["settings"] = tuple(map(parse, settings))
+        if external_at:
+            self._wish |= {"zookeeper": external_at, "bookies": Keepers.EXTERNAL}
+        elif zookeepers == 1:
             self._wish["metadata"] = metadata
         self._claim: int | None = None
         self._zookeepers = zookeepers

@@ -11,6 +11,8 @@ import pytest
 from kvstore.devcluster.layout import ClusterFile, Wish, listeners, node_config, plan, store_listeners
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Kind
+from kvstore.server.config import Role
+from kvstore.wal.config import Keepers, LogConfig
 
 DATA = Path("/data")
 
@@ -122,3 +124,22 @@ def test_a_node_is_told_what_the_cluster_file_says() -> None:
     assert (config.id, config.zookeeper, config.resp) == ("n3", "zk:2181/x", "127.0.0.1:6403")
     assert (config.log_dir, config.secret_file) == (Path("/data/logs"), Path("/data/cluster.secret"))
     assert node_config(replace(made, unsafe=True), made.nodes[0], DATA).unsafe
+
+
+def test_external_bookies_are_found_by_their_metadata_store_and_take_no_ports() -> None:
+    with pytest.raises(ConfigError, match="--bookies external: want --metadata too"):
+        plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL), None)
+    made = plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL, zookeeper="zk:2181"), None)
+    assert not [name for name, _ in listeners(made, {"n1"}) if name.startswith("bookie")]
+    config = node_config(made, made.nodes[0], DATA)
+    assert (config.log.bookies, config.plays) == (Keepers.EXTERNAL, (Role.SERVER,))
+    assert ClusterFile.from_document(json.loads(json.dumps(made.document()))) == made
+    assert plan(Wish(data_dir=DATA), made) == made
+    with pytest.raises(ConfigError, match="--bookies nodes: the cluster in /data was made with external"):
+        plan(Wish(data_dir=DATA, bookies=Keepers.NODES), made)
+
+
+def test_one_node_on_external_bookies_keeps_the_quorum() -> None:
+    made = plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL, zookeeper="zk:2181", nodes=1, unsafe=True), None)
+    log = node_config(made, made.nodes[0], DATA).log
+    assert (log.quorum, log.unsafe) == (LogConfig().quorum, False)

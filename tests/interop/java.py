@@ -138,14 +138,17 @@ class Programs:
         assert process.returncode is not None
         return Output(process.returncode, out.decode(errors="replace"))
 
-    def server(self, log: Path) -> subprocess.Popen[bytes]:
+    def server(self, log: Path, *, quick: bool = True) -> subprocess.Popen[bytes]:
         """Start a bookie of Apache's, as this configuration says; its output goes to `log`."""
-        return self.daemon(SERVER, log)
+        return self.daemon(SERVER, log, quick=quick)
 
-    def daemon(self, main: str, log: Path) -> subprocess.Popen[bytes]:
+    def daemon(self, main: str, log: Path, *, quick: bool = True) -> subprocess.Popen[bytes]:
         """Start a class that runs until it is killed."""
+        command = self.command(main, "--conf", str(self.conf))
         with log.open("wb") as out:
-            return subprocess.Popen(self.command(main, "--conf", str(self.conf)), stdout=out, stderr=subprocess.STDOUT)
+            return subprocess.Popen(
+                [word for word in command if quick or word != QUICK], stdout=out, stderr=subprocess.STDOUT
+            )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from kvstore.devcluster.zookeeper import ZooKeeperProcess, free_ports, start_standalone
@@ -64,6 +65,8 @@ class Processes:
         """`settings`: name=number, of kvstore.bookie.BookieConfig."""
         self.directory = directory
         self.bookies: list[OurBookie] = []
+        self.theirs: dict[BookieId, Popen[bytes]] = {}
+        """Bookies of Apache's."""
         self.zookeeper: ZooKeeperProcess
         self.store: ZooKeeperStore
         self.ledgers: LedgerStore
@@ -107,13 +110,13 @@ class Processes:
         self.bookies.append(bookie)
         return bookie
 
-    async def add_their_bookie(self) -> BookieId:
-        """Start a bookie of Apache's."""
+    async def add_their_bookie(self, *, quick: bool = True) -> BookieId:
+        """Start a bookie of Apache's, as `launch` does."""
         client = RegistrationClient(self.store)
         before = set((await client.bookies()).writable)
-        directory = self.directory / "theirs"
+        directory = self.directory / f"theirs{len(self.theirs) + 1}"
         directory.mkdir()
-        process = launch(directory, self.zookeeper.address)
+        process = launch(directory, self.zookeeper.address, quick=quick)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         new: set[BookieId] = set()
@@ -123,7 +126,9 @@ class Processes:
             return bool(new)
 
         await wait_until(is_there, timeout_s=java.TIMEOUT_S, what="Apache's bookie registers")
-        return new.pop()
+        found = new.pop()
+        self.theirs[found] = process
+        return found
 
     def bookie(self, bookie: BookieId) -> OurBookie:
         """By its id."""

@@ -100,8 +100,9 @@ async def ask(address: str, requests: list[tuple[str, bytes]]) -> list[tuple[str
     return told
 
 
-def launch(directory: Path, zookeeper: str) -> Popen[bytes]:
-    """Start a bookie of Apache's with its files in `directory`."""
+def launch(directory: Path, zookeeper: str, *, quick: bool = True) -> Popen[bytes]:
+    """Start a bookie of Apache's with its files in `directory`; `quick`: one that is there soon, and slower in the
+    end."""
     settings = {
         "bookiePort": str(free_port()),
         "advertisedAddress": "127.0.0.1",
@@ -110,7 +111,7 @@ def launch(directory: Path, zookeeper: str) -> Popen[bytes]:
         "ledgerDirectories": str(directory / "ledgers"),
         "httpServerEnabled": "false",
     }
-    return java.Programs(directory / "java", zookeeper, **settings).server(directory / "bookie.log")
+    return java.Programs(directory / "java", zookeeper, **settings).server(directory / "bookie.log", quick=quick)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data
 def test_a_few_lines_are_a_node() -> None:
     config = toml.from_table(GOOD, NodeConfig)
     assert config.data_dir == Path("data/n1")
-    assert config.roles == (Role.BOOKIE, Role.SERVER)
+    assert config.plays == (Role.BOOKIE, Role.SERVER)
     assert config.limits == Limits()
 
 
@@ -219,3 +219,16 @@ def test_a_wrong_setting_of_the_bookies_disks_is_named(tmp_path: Path, line: str
     path.write_text(f'id = "n1"\nzookeeper = "a:1"\ndata_dir = "/d"\nsecret_file = "s"\n[storage]\n{line}\n')
     with pytest.raises(ConfigError, match=re.escape(fault)):
         toml.read(path, NodeConfig)
+
+
+def test_with_external_bookies_a_node_is_a_server_alone() -> None:
+    external = {**GOOD, "log": {"bookies": "external"}}
+    config = toml.from_table(external, NodeConfig)
+    assert config.plays == (Role.SERVER,)
+    assert "bookie" not in config.listeners()
+    assert toml.from_table({**external, "roles": ["server"]}, NodeConfig).plays == config.plays
+    for roles in (["bookie"], ["bookie", "server"]):
+        with pytest.raises(ConfigError, match=r'roles: want server alone.*log.bookies is "external".*got bookie'):
+            toml.from_table({**external, "roles": roles}, NodeConfig)
+    with pytest.raises(ConfigError, match=r"log.bookies: want one of nodes, external, got 'apache'"):
+        toml.from_table({**GOOD, "log": {"bookies": "apache"}}, NodeConfig)

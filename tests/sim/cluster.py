@@ -38,7 +38,10 @@ class Cluster:
         config = MetadataConfig(session_timeout_s=knobs.session_s)
         self.metadata = SimMetadata(world.loop, world.fork("metadata"), config, world.trace)
         self.metadata.tree.observers.append(self.rules)
-        self.nodes = [Node(world, f"n{number + 1}", knobs, self.metadata.connect) for number in range(knobs.nodes)]
+        connect = self.metadata.connect
+        self.servers = [Node(world, f"n{number + 1}", knobs, connect) for number in range(knobs.nodes)]
+        bookies = [Node(world, f"b{number + 1}", knobs, connect, is_bookie=True) for number in range(knobs.bookies)]
+        self.nodes = [*self.servers, *bookies]
         self.lossy: Node | None = None
         """The one node whose disk was wiped or damaged."""
         self.violations: list[str] = []
@@ -53,7 +56,7 @@ class Cluster:
 
     @property
     def doors(self) -> list[Doors]:
-        return list(self.nodes)
+        return list(self.servers)
 
     def broken(self, message: str) -> None:
         """A rule is broken: the run ends as soon as the test gets a turn."""
@@ -79,8 +82,8 @@ class Cluster:
     async def found(self) -> None:
         """Make the cluster in the empty metadata store, and start all nodes."""
         founder = await self.metadata.connect()
-        servers = {node.id: node.zone for node in self.nodes}
-        replicas = min(3, len(self.nodes))
+        servers = {node.id: node.zone for node in self.servers}
+        replicas = min(3, len(self.servers))
         self.ring = await found(
             founder, servers, partitions=self.knobs.partitions, replicas=replicas, instance_id="simulated"
         )

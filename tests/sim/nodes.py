@@ -19,10 +19,11 @@ from kvstore.errors import MetadataError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.partition import Partition
 from kvstore.server import app
-from kvstore.server.config import NodeConfig
+from kvstore.server.config import NodeConfig, Role
 from kvstore.server.routing.events import Command, Event
 from kvstore.server.routing.router import Router
 from kvstore.types import PartitionId, ServerId
+from kvstore.wal.config import Keepers
 from tests.sim.judges.probes import declare, probe
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.world.disk import SimDisk
@@ -43,7 +44,8 @@ STOP_S_MAX = 20.0
 class Node:
     """A machine, its disk and engines, and the process that runs on it, if one does."""
 
-    def __init__(self, world: SimWorld, name: str, knobs: Knobs, connect: Connect) -> None:
+    def __init__(self, world: SimWorld, name: str, knobs: Knobs, connect: Connect, *, is_bookie: bool = False) -> None:
+        """`is_bookie`: it is one alone."""
         self.name = name
         self.sim = world.node(name)
         self.engines = Engines(world.fork(f"engines/{name}"))
@@ -65,7 +67,8 @@ class Node:
             http=f"{name}:8401",
             insecure=True,
             partition=knobs.partition,
-            log=knobs.log,
+            log=replace(knobs.log, bookies=Keepers.EXTERNAL) if knobs.bookies and not is_bookie else knobs.log,
+            roles=(Role.BOOKIE,) if is_bookie else None,
             autorecovery=knobs.autorecovery,
         )
 
@@ -81,6 +84,15 @@ class Node:
         return self.sim.is_running and not self.is_paused
 
     @property
+    def is_server(self) -> bool:
+        return Role.SERVER in self.config.plays
+
+    @property
+    def is_serving(self) -> bool:
+        """A process is there, is up, and hosts replicas."""
+        return self.is_server and self.sim.is_running and self.served is not None
+
+    @property
     def is_paused(self) -> bool:
         return self.sim.process is not None and self.sim.process.paused
 
@@ -91,20 +103,22 @@ class Node:
     @property
     def door(self) -> tuple[Process, Any] | None:
         """The process and its Backend, once clients can connect to it."""
-        if not self.sim.is_running or self.served is None:
+        if not self.is_serving:
             return None
         assert self.sim.process is not None
+        assert self.served is not None
         return self.sim.process, self.served.dispatcher
 
     def replica(self, partition: PartitionId) -> Partition | None:
         """The partition's replica on this node."""
-        if not self.sim.is_running or self.served is None:
+        if not self.is_serving:
             return None
+        assert self.served is not None
         return self.served.hosting._hosted.get(partition)
 
     @property
     def leads(self) -> list[PartitionId]:
-        return self.served.hosting.leads if self.sim.is_running and self.served is not None else []
+        return self.served.hosting.leads if self.is_serving and self.served is not None else []
 
     # ── its life ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,7 +179,8 @@ class Node:
             )  # fmt: skip
             # Not by `async with`: a process that is killed leaves no context.
             self.served = await context.__aenter__()
-            check_after_each_event(self.served.dispatcher._router)
+            if self.is_server:
+                check_after_each_event(self.served.dispatcher._router)
             await self._stopping.wait()
             self.served = None
             await context.__aexit__(None, None, None)

@@ -26,7 +26,7 @@ from tests.sim.judges.operations import Status
 from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import small_journals
 from tests.sim.strikes.faults import FAULTS, Chaos
-from tests.sim.strikes.knobs import Knobs, draw, hinted
+from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_split
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
 from tests.sim.world.env import SimWorld
@@ -79,7 +79,7 @@ def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
     began = process_time()
     with SimWorld(seed) as world:
         world.replay = f"make sim SEED={name or seed}"
-        chosen = knobs or draw(world.fork("knobs"), sorted(FAULTS))
+        chosen = knobs or perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
         outcome = Outcome(seed, chosen)
         try:
             world.run(_guarded(world, outcome), limit_s=RUN_S_MAX)
@@ -174,7 +174,7 @@ async def all_serve(cluster: Cluster, within_s: float) -> None:
     loop = asyncio.get_running_loop()
     random = cluster.world.fork(f"liveness/{loop.time()}")
     deadline = loop.time() + within_s
-    for node in cluster.nodes:
+    for node in cluster.servers:
         for partition in cluster.partitions:
             worker = Worker(Only(cluster, node), f"check-{node.name}", random, Identity(random))
             worker.attempts_max = 1

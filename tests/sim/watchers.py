@@ -78,7 +78,7 @@ class Watcher:
 
     async def _live(self) -> None:
         while self._failure is None:
-            node = self._random.choice(self._cluster.nodes)
+            node = self._random.choice(self._cluster.servers)
             if node.door is None or not hasattr(node.served, "feeds"):
                 await asyncio.sleep(0.05)
                 continue

@@ -22,6 +22,7 @@ public final class Load {
         LedgerHandle ledger = client.createLedger(3, 3, 2, DigestType.CRC32C, new byte[0]);
         AtomicInteger code = new AtomicInteger(Code.OK);
         AtomicLong confirmed = new AtomicLong();
+        Latencies latencies = new Latencies();
         Semaphore slots = new Semaphore(window);
         boolean hasBegun = false;
         long began = 0;
@@ -34,16 +35,23 @@ public final class Load {
                 began = now;
                 before = confirmed.get();
                 spent = spentSeconds();
+                latencies.begin();
                 Checks.say("begun");
             } else if (hasBegun && now - began >= counted) {
-                Checks.say(String.format("{\"adds\": %d, \"took_s\": %.6f, \"cpu_s\": %.6f}",
-                        confirmed.get() - before, (now - began) / 1e9, spentSeconds() - spent));
+                long adds = confirmed.get() - before;
+                double took = (now - began) / 1e9;
+                double cpu = spentSeconds() - spent;
+                Checks.say(String.format(
+                        "{\"adds\": %d, \"took_s\": %.6f, \"cpu_s\": %.6f, \"p50_us\": %d, \"p99_us\": %d}",
+                        adds, took, cpu, latencies.share(50), latencies.share(99)));
                 break;
             }
             slots.acquire();
+            long sent = System.nanoTime();
             ledger.asyncAddEntry(payload, (rc, handle, id, context) -> {
                 if (rc == Code.OK) {
                     confirmed.incrementAndGet();
+                    latencies.add(System.nanoTime() - sent);
                 } else {
                     code.compareAndSet(Code.OK, rc);
                 }
@@ -53,6 +61,36 @@ public final class Load {
         slots.acquire(window);
         ledger.close();
         System.exit(code.get() == Code.OK ? 0 : 1);
+    }
+
+    /** How long adds took, in microseconds. Callbacks of one ledger come one after the other. */
+    private static final class Latencies {
+        private static final int LONGEST_US = 5_000_000;
+        private int[] counts = new int[LONGEST_US + 1];
+
+        synchronized void add(long nanos) {
+            counts[(int) Math.min(LONGEST_US, nanos / 1000)]++;
+        }
+
+        synchronized void begin() {
+            counts = new int[LONGEST_US + 1];
+        }
+
+        /** What this percentage of the adds did not take longer than. */
+        synchronized long share(int percent) {
+            long all = 0;
+            for (int each : counts) {
+                all += each;
+            }
+            long seen = 0;
+            for (int us = 0; us <= LONGEST_US; us++) {
+                seen += counts[us];
+                if (seen * 100 > all * percent) {
+                    return us;
+                }
+            }
+            return LONGEST_US;
+        }
     }
 
     /** Of this process, its compiler and collector included. */

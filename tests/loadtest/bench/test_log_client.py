@@ -17,7 +17,11 @@ async def test_each_client_writes_and_its_figures_are_printed(
     monkeypatch.setattr("tests.interop.java.is_installed", lambda: False)
     await log_client.compare(tmp_path, in_flight=[1, 20], size=100, seconds=0.2, rounds=1, warm_s=0.0)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0].split() for line in lines] == [
-        ["1", "in", "flight,", "100", "B,", "ours"],
-        ["20", "in", "flight,", "100", "B,", "ours"],
+    assert [[word.strip() for word in line.split("|")[1:4]] for line in lines[2:]] == [
+        ["1", "ours", "ours"],
+        ["20", "ours", "ours"],
     ]
+    for line in lines[2:]:
+        rate, _, p50_ms, p99_ms, *_ = [float(word.replace(",", "")) for word in line.split("|")[4:-1]]
+        assert rate > 0
+        assert 0 < p50_ms <= p99_ms

@@ -112,7 +112,7 @@ def check_banks(states: LogStates) -> None:
 
 def check_bounds(cluster: Cluster) -> None:
     """Nothing piles up: what is kept for others is within its bounds, and what was under way has ended."""
-    for node in cluster.nodes:
+    for node in cluster.servers:
         assert node.served is not None
         numbers: dict[str, Any] = {**node.served.statistics()["server"]}
         waiting = {name: numbers[name] for name in ("waiting_for_leader", "peer_operations_in_flight")}

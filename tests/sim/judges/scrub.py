@@ -15,7 +15,8 @@ from tests.sim.cluster import Cluster
 def scrub(cluster: Cluster) -> None:
     """Break a rule of the cluster for each entry of a listed ledger that lacks copies or has two payloads. All bookies
     must be up. An entry may lack the copy of the one disk that was wiped or damaged, until it is copied again."""
-    storages = {node.served.bookie.id: node.served.bookie.storage for node in cluster.nodes if node.served}
+    bookies = [node.served.bookie for node in cluster.nodes if node.served]
+    storages = {bookie.id: bookie.storage for bookie in bookies if bookie is not None}
     for partition, lines in sorted(cluster.rules.lists.items()):
         for line in lines:
             metadata = cluster.rules.ledgers[line.id]

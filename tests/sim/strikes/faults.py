@@ -240,7 +240,8 @@ async def disk_filled_and_freed(chaos: Chaos) -> None:
 
 
 def _is_readonly(node: Node) -> bool:
-    return node.is_running and node.served is not None and node.served.bookie.storage.is_readonly
+    bookie = node.served.bookie if node.is_running and node.served is not None else None
+    return bookie is not None and bookie.storage.is_readonly
 
 
 async def _until_writable(chaos: Chaos, node: Node) -> None:
@@ -276,8 +277,8 @@ JUMPS_MS = (200, 3_000, 60_000, 600_000, 3_600_000)
 
 @fault
 async def clock_jumps(chaos: Chaos) -> None:
-    """A node's date jumps by up to an hour, perhaps twice, and comes back; of less than half of the nodes at a time."""
-    clocks = [node.sim.clock for node in chaos.cluster.nodes]
+    """A server's date jumps by up to an hour, perhaps twice, and comes back; of less than half of them at a time."""
+    clocks = [node.sim.clock for node in chaos.cluster.servers]
     if 2 * (sum(clock.is_stepped for clock in clocks) + 1) >= len(clocks):
         return
     clock = chaos.random.choice([clock for clock in clocks if not clock.is_stepped])

@@ -22,6 +22,8 @@ class Knobs:
     """One run's. Durations in seconds unless they say otherwise."""
 
     nodes: int = 3
+    bookies: int = 0
+    """Nodes that are bookies alone. If there are any, the others are servers alone, on external bookies."""
     partitions: int = 1
     zones: tuple[str, ...] = ()
     """Of the nodes, in turns."""
@@ -98,6 +100,11 @@ def draw(random: Random, faults: list[str]) -> Knobs:
         search=random.random() < 0.25,
         autorecovery=_autorecovery(random),
     )
+
+
+def perhaps_split(knobs: Knobs, random: Random) -> Knobs:
+    """The same with servers and bookies on machines of their own, in an eighth of the runs."""
+    return replace(knobs, bookies=knobs.nodes) if random.random() < 1 / 8 else knobs
 
 
 def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:

@@ -1,0 +1,132 @@
+"""The whole store on Apache's bookies, and on ensembles of Apache's and ours. Skipped without jars: README.md."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState
+from kvstore.wal.creator import owner_of
+from tests.cluster.harness import Cluster, running_cluster
+from tests.cluster.outside import Outside
+from tests.cluster.test_kill import counting, wait_going_on
+from tests.interop.java import Programs
+from tests.interop.their_bookie import launch
+
+pytestmark = pytest.mark.interop
+SETTINGS = ["autorecovery.lost_bookie_delay_s=2", "log.check_every_s=0.5"]
+WHOLE_S = 150.0
+
+
+class BookKeeper(Outside):
+    """A cluster of BookKeeper, founded by Apache's own shell, with bookies of both kinds."""
+
+    def __init__(self, directory: Path, *, ours: int, theirs: int) -> None:
+        super().__init__(directory)
+        self.programs = Programs(directory / "java", self.address, allowLoopback="true")
+        self.shell("initnewcluster")
+        for number in range(theirs):
+            self.add_theirs(f"a{number + 1}")
+        for number in range(ours):
+            self.add_ours(f"b{number + 1}")
+
+    def shell(self, *arguments: str) -> str:
+        """Let Apache's shell do one thing."""
+        output = asyncio.run(self.programs.shell(*arguments))
+        assert output.code == 0, output.text[-4000:]
+        return output.text
+
+    def add_theirs(self, name: str) -> BookieId:
+        home = self.directory / name
+        home.mkdir()
+        return self.add(launch(home, self.address))
+
+    def open_of(self, partition: str) -> LedgerMetadata:
+        """The ledger that the partition's leader writes to."""
+        found = [each for each in self.ledgers().values() if owner_of(each) == partition]
+        return max((each for each in found if each.state is LedgerState.OPEN), key=lambda each: each.ledger)
+
+    def state_of(self, ledger: LedgerId) -> LedgerState:
+        return self.ledgers()[ledger].state
+
+    def recover(self, ledger: LedgerId) -> None:
+        """Have Apache's shell fence, recover and close a ledger, whoever writes it."""
+        self.shell("readledger", "-l", str(ledger), "-fe", "0", "-le", "0", "-r")
+        assert self.state_of(ledger) is LedgerState.CLOSED
+
+    def naming(self, bookie: BookieId) -> list[LedgerId]:
+        found = self.ledgers().values()
+        return [each.ledger for each in found if any(bookie in fragment.ensemble for fragment in each.fragments)]
+
+
+@contextmanager
+def bookkeeper(directory: Path, *, ours: int, theirs: int) -> Iterator[BookKeeper]:
+    made = BookKeeper(directory / "bookkeeper", ours=ours, theirs=theirs)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def clean(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "kvstore", "fsck", "--data-dir", str(cluster.local.data_dir)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_store_lives_on_three_of_apaches_bookies(tmp_path: Path) -> None:
+    with bookkeeper(tmp_path, ours=0, theirs=3) as outside:
+        before = outside.identity()
+        outside.shell("simpletest", "-e", "3", "-w", "3", "-a", "2", "-n", "100")
+        with running_cluster(tmp_path / "store", external_at=outside.address, settings=SETTINGS) as cluster:
+            assert outside.writable() == set(outside.bookies)
+            assert set(outside.open_of("p1").fragments[0].ensemble) == set(outside.bookies)
+            with counting(cluster, "apache", *cluster.ids) as counters:
+                victim = cluster.wait_led()["p1"]
+                cluster.kill(victim)
+                cluster.wait_led(by_other_than=victim)
+                cluster.start_node(victim)
+                cluster.wait_ready(victim)
+                wait_going_on(cluster, counters)
+                written = outside.open_of("p1").ledger
+                outside.recover(written)  # its leader lives, and hears of it by being fenced
+                wait_going_on(cluster, counters)
+                assert outside.open_of("p1").ledger > written
+                for node in cluster.ids:
+                    cluster.kill(node)
+                left = outside.open_of("p2").ledger
+                outside.recover(left)
+                cluster.start()
+                wait_going_on(cluster, counters)
+            clean(cluster)
+        assert outside.identity() == before
+        outside.shell("simpletest", "-e", "3", "-w", "3", "-a", "2", "-n", "100")
+
+
+def test_the_store_lives_on_two_of_apaches_bookies_and_one_of_ours_and_mends_what_one_loses(tmp_path: Path) -> None:
+    with bookkeeper(tmp_path, ours=1, theirs=2) as outside:
+        *theirs, own = outside.bookies
+        with running_cluster(tmp_path / "store", external_at=outside.address, settings=SETTINGS) as cluster:
+            assert set(outside.open_of("p1").fragments[0].ensemble) == {*theirs, own}
+            with counting(cluster, "mixed", *cluster.ids) as counters:
+                victim = cluster.wait_led()["p1"]
+                cluster.kill(victim)
+                cluster.wait_led(by_other_than=victim)
+                cluster.start_node(victim)
+                wait_going_on(cluster, counters)
+                outside.kill(own)
+                wait_going_on(cluster, counters)
+                outside.add_theirs("a3")
+                cluster.wait_until(lambda: not outside.naming(own), "Apache's bookie has what ours had", WHOLE_S)
+                outside.kill(theirs[0])
+                wait_going_on(cluster, counters)
+                outside.add_ours("b2")
+                cluster.wait_until(lambda: not outside.naming(theirs[0]), "ours has what Apache's had", WHOLE_S)
+                wait_going_on(cluster, counters)
+            clean(cluster)
