@@ -247,6 +247,7 @@ class TailReader:
             self._is_stale = True  # what is known goes on until the store is back
             return
         self._looked_at = self._ports.clock.now()
+        self._end.ensemble_changed()
 
     # Entries of the present ledger.
 
