@@ -27,12 +27,16 @@ def shares_of(
     """Of rising entries: each goes to one bookie of its write set, to as few bookies as the nearest can spare. Of an
     entry that only `avoided` ones have there is no share."""
     shares: list[Share] = []
-    left = entries
+    left = list(entries)
+    nearest = own if own is not None and own not in avoided else None
     while left:
-        nearest = in_order(write_set(left[0]), own, avoided)[0]
-        if nearest in avoided:
-            left = left[1:]
-            continue
-        shares.append(Share(nearest, [entry for entry in left if nearest in write_set(entry)]))
-        left = [entry for entry in left if nearest not in write_set(entry)]
+        if nearest is None:
+            nearest = in_order(write_set(left[0]), own, avoided)[0]
+        mine = [entry for entry in left if nearest in write_set(entry)]
+        if mine and nearest not in avoided:
+            shares.append(Share(nearest, mine))
+            left = [entry for entry in left if nearest not in write_set(entry)]
+        elif mine:
+            del left[0]
+        nearest = None
     return shares
