@@ -58,7 +58,8 @@ class Batches:
         return packets
 
     async def _answer(self, asked: BatchRead) -> Answer:
-        """Who waits no longer leaves the question with the connection, which breaks off when it hears nothing."""
+        """A caller that waits no longer leaves its question with the connection, which breaks off when it hears
+        nothing."""
         answered: asyncio.Future[Answer | BookieError] = asyncio.get_running_loop().create_future()
         done = partial(settle, answered)
         self._connection.call(lambda txn: encode_batch_read(asked._replace(request=txn)), FORGOTTEN_S, done)

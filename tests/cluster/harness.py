@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import redis
 from kvstore.devcluster import zookeeper
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.settings import parse
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.address import Kind
 from tests.waiting import wait_until_blocking
@@ -34,7 +35,7 @@ TIMEOUT_S = 90.0
 
 class Cluster:
     """Nodes by id ("n1", …). Made by `running_cluster`. More than one of `zookeepers` are an ensemble. What is called
-    ZooKeeper here is the metadata store, of whichever kind."""
+    ZooKeeper here is the metadata store, of whichever kind. `settings`: as `kvstore up --set` takes them."""
 
     def __init__(
         self,
@@ -45,10 +46,12 @@ class Cluster:
         replicas: int = 3,
         zookeepers: int = 1,
         metadata: Kind = Kind.ZOOKEEPER,
+        settings: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.local = LocalCluster(directory / "data")
         self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
+        self._wish["settings"] = tuple(map(parse, settings))
         if zookeepers == 1:
             self._wish["metadata"] = metadata
         self._claim: int | None = None
