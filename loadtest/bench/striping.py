@@ -3,10 +3,10 @@
     python -m loadtest.bench.striping [--quorums 3/3/2,5/3/2] [--nodes 5] [--seconds 4] [--turns 2] [--out FILE]
 
 For each ensemble/write/ack a cluster of its own is started in a scratch folder, in turns, and ended. SETs and GETs are
-redis-benchmark's, by 50 connections to one node, of 100 bytes. "Shown" is the time from sending one SET to its leader,
+redis-benchmark's, by 50 connections to one node, of 100 bytes. "Shown" is the time from sending one SET to that node,
 when nothing else is written, until a GET by a READONLY connection to each of the other nodes gives its value: the
-median and the 99th percentile over all of them. On one machine all nodes share its disk and processors: more bookies
-are no more disks here, and only the ratios between lines say something.
+median and the 99th percentile over all of them, the leader included where it is one of them. On one machine all nodes
+share its disk and processors: more bookies are no more disks here, and only the ratios between lines say something.
 """
 
 from __future__ import annotations
