@@ -54,7 +54,7 @@ class Worker:
         self._env, self._ports, self._name = env, ports, name
         self._marks, self._settings = Underreplication(store), RecoverySettings(store)
         self._nursery = env.nursery.child("autorecovery")
-        pace = GuardedPace(pace, self._go_on)
+        self._pace, pace = pace, GuardedPace(pace, self._go_on)
         self._mender = Mender(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
         self._backlog = Backlog(env.random)
         self._wake, self._switch = asyncio.Event(), asyncio.Event()
@@ -80,7 +80,7 @@ class Worker:
         """Look at the marks soon: there is a new one."""
         self._wake.set()
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, float]:
         """Numbers for operators."""
         return {
             "enabled": int(self._is_enabled),
@@ -91,6 +91,8 @@ class Worker:
             "attempts_failed": self._failed,
             "copies_made": self._copied,
             "copied_bytes": self._copied_bytes,
+            "paced_bytes": self._pace.spent_bytes,
+            "paced_seconds": round(self._pace.busy_s, 3),
         }
 
     async def _run(self) -> None:

@@ -70,22 +70,27 @@ class Reader:
         self._statistics.read_bytes += size
         done(Status.OK, entry, body, ledger.lac)
 
-    def read_on(self, ledger: int, entry: int, body: bytes, limits: tuple[int, int]) -> list[bytes]:
+    def read_on(
+        self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
+    ) -> list[bytes]:
         """`body`, which `entry` has, and what follows it here, within `limits` in entries and bytes, 4 more for each.
-        An entry that cannot be read ends it: whoever asks for that one first is told why."""
-        entries_max, left = limits
+        An entry that cannot be read ends it: whoever asks for that one first is told why. So does one that is not
+        here, unless `passes_over`; then the limit in entries counts ids."""
+        ids_max, left = limits
         bodies, found = [body], self._ledgers.get(ledger)
-        if entry == LAST_ENTRY:
+        if entry == LAST_ENTRY or found is None:
             return bodies  # nothing follows the last one
         left -= 4 + len(body)
-        while found is not None and len(bodies) < entries_max:
-            place, size = found.index.get(entry + len(bodies))
+        for following in range(entry + 1, min(entry + ids_max, found.index.last + 1)):
+            place, size = found.index.get(following)
+            if not place and passes_over:
+                continue
             left -= 4 + size
-            following = self.body(ledger, entry + len(bodies), place, size) if place and left >= 0 else None
-            if following is None:
+            packet = self.body(ledger, following, place, size) if place and left >= 0 else None
+            if packet is None:
                 break
             self._statistics.read_bytes += size
-            bodies.append(following)
+            bodies.append(packet)
         return bodies
 
     def body(self, ledger: int, entry: int, place: int, size: int) -> bytes | None:

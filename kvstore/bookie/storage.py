@@ -255,6 +255,12 @@ class BookieStorage:
         else:
             self._keys.when_right(ledger, key, partial(self._fence_and_read, ledger, entry, key, done))
 
+    def read_on(
+        self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
+    ) -> list[bytes]:
+        """The packet read of an entry, and those that follow it here, within `limits` (entries, bytes)."""
+        return self.reader.read_on(ledger, entry, body, limits, passes_over=passes_over)
+
     # docs/protocol.md L5
     def _fence_and_read(self, ledger: int, entry: int, key: bytes, done: ReadDone, status: Status, _: bool) -> None:
         """Fence, then read. The fence is on the disk once the ledger's `last_group` is."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hmac
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from hashlib import sha1
 from struct import Struct
 from typing import NamedTuple
@@ -75,6 +76,19 @@ class EntryDigest:
         if of_ledger != ledger or (of_entry != entry if entry is not None else of_entry < 0):
             raise Corrupted(f"ledger={ledger} entry={entry}: the packet of ledger={of_ledger} entry={of_entry}")
         return Packet(EntryId(of_entry), EntryId(lac), length, payload)
+
+    def open_those(
+        self, ledger: LedgerId, packets: Iterable[bytes], wanted: Collection[EntryId]
+    ) -> dict[EntryId, tuple[Packet, bytes]]:
+        """Check packets that say themselves which entry they are, and give each as stored too. What is damaged, or not
+        of `wanted`, is left out."""
+        found: dict[EntryId, tuple[Packet, bytes]] = {}
+        for each in packets:
+            with suppress(Corrupted):
+                packet = self.open(ledger, None, each)
+                if packet.entry in wanted:
+                    found[packet.entry] = packet, each
+        return found
 
     def lac_packet(self, ledger: LedgerId, lac: EntryId) -> bytes:
         """The body of an explicit last-add-confirmed."""

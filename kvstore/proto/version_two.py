@@ -10,6 +10,10 @@ A call has no number: whoever asked finds it by operation, ledger and entry. Big
              | AuthMessage
     answer  := 2 u8 | operation u8 | 0 u16 | code u32 | ledger i64 | entry i64 | rest
     rest    := entry packet, of a read | request i64 | (size u32 | entry packet)*, of a batched read
+
+Our own client speaks one word of it, the batched read, for which version 3 has none (kvstore/wal/batches.py). One flag
+is ours: with 0x4000 an entry that is not here ends the answer no more, and `entries` counts ids, so that a bookie of a
+striped ensemble gives all that it has. Who does not know the flag gives less, and each packet says which entry it is.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from kvstore.proto import bookkeeper_pb2 as pb
-from kvstore.proto.bookkeeper import AUTH_DISABLED, PAYLOAD_MAX, RECOVERY_PRIORITY, BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import AUTH_DISABLED, PAYLOAD_MAX, RECOVERY_PRIORITY, Answer, BadFrame, Operation, Status
 
 MARK = b"\x02"
 """With this a payload of version 2 begins, and no message of protobuf."""
@@ -32,14 +36,16 @@ BATCH_ENTRIES_MAX = 1000
 """More would keep others waiting; Java asks for the rest."""
 
 _ADD, _READ, _AUTH, _BATCH_READ = 1, 2, 3, 7
-_FENCE, _RECOVERY, _PRIORITY = 1, 2, 4
+_FENCE, _RECOVERY, _PRIORITY, _PASSES_OVER = 1, 2, 4, 0x4000
 _KEY_SIZE = 20
 _START = Struct(">BBH")
 _PLACE = Struct(">qq")
 _BATCH = Struct(">qqqiq")
 _ANSWER = Struct(">IBBHIqq")
+_ANSWERED = Struct(">BBHIqq")
+_REQUEST = Struct(">q")
 _SIZE = Struct(">I")
-_CODES = {
+_CODES: dict[Status, int] = {
     Status.OK: 0,
     Status.NO_LEDGER: 1,
     Status.NO_ENTRY: 2,
@@ -52,6 +58,7 @@ _CODES = {
     Status.TOO_MANY_REQUESTS: 106,
     Status.UNKNOWN_LEDGER_STATE: 101,  # Java's client breaks on 107, its own code; an I/O error is as unknown
 }
+_STATUSES = {code: status for status, code in reversed(_CODES.items())}
 
 
 class BatchRead(NamedTuple):
@@ -66,6 +73,8 @@ class BatchRead(NamedTuple):
     bytes_max: int
     fence_key: bytes | None
     is_priority: bool
+    passes_over: bool = False
+    """Entries that are not here do not end the answer; `entries_max` counts ids."""
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -85,7 +94,8 @@ def decode_request(payload: bytes) -> pb.Request | BatchRead:
         if operation == _BATCH_READ:
             key = _key(payload, 4 + _BATCH.size, flags)
             ledger, entry, request, entries, size = _BATCH.unpack_from(payload, 4)
-            return BatchRead(ledger, entry, request, entries, size, key, bool(flags & _PRIORITY))
+            passes_over = bool(flags & _PASSES_OVER)
+            return BatchRead(ledger, entry, request, entries, size, key, bool(flags & _PRIORITY), passes_over)
         if operation == _AUTH:
             return pb.Request(header=_header(Operation.AUTH, 0), auth=pb.AuthMessage.FromString(payload[4:]))
     except (Short, DecodeError) as error:
@@ -140,6 +150,42 @@ def encode_batch_response(asked: BatchRead, status: int, bodies: Sequence[bytes]
     for body in bodies:
         parts += (_SIZE.pack(len(body)), body)
     return _answer(_BATCH_READ, status, asked.ledger, asked.entry, b"".join(parts))
+
+
+def encode_batch_read(asked: BatchRead) -> bytes:
+    """The request, as a client sends it."""
+    flags = _FENCE * (asked.fence_key is not None) | _PRIORITY * asked.is_priority | _PASSES_OVER * asked.passes_over
+    place = _BATCH.pack(asked.ledger, asked.entry, asked.request, asked.entries_max, asked.bytes_max)
+    payload = _START.pack(2, _BATCH_READ, flags) + place + (asked.fence_key or b"")
+    return _SIZE.pack(len(payload)) + payload
+
+
+def decode_batch_response(payload: bytes) -> Answer:
+    """Decode the answer to a batched read; its body is for `packets_of`. A code that nobody knows says nothing, as an
+    I/O error does. Raises BadFrame."""
+    try:
+        version, operation, _, code, ledger, entry = _ANSWERED.unpack_from(payload)
+        (request,) = _REQUEST.unpack_from(payload, _ANSWERED.size)
+    except Short as error:
+        raise BadFrame(f"not an answer of version 2: {error}") from None
+    if version != 2 or operation != _BATCH_READ:
+        raise BadFrame(f"want the answer to a batched read of version 2, got operation {operation} of {version}")
+    status = _STATUSES.get(code, Status.IO_ERROR)
+    body = payload[_ANSWERED.size + _REQUEST.size :]
+    return Answer(request, Operation.BATCH_READ_ENTRY, status, ledger, entry, body)
+
+
+def packets_of(body: bytes) -> list[bytes]:
+    """The entry packets in the answer to a batched read. Raises BadFrame."""
+    packets: list[bytes] = []
+    at = 0
+    while at < len(body):
+        start = at + _SIZE.size
+        at = start + int.from_bytes(body[at:start], "big")
+        if at > len(body):
+            raise BadFrame(f"a batch is cut: want {at} bytes, got {len(body)}")
+        packets.append(body[start:at])
+    return packets
 
 
 def encode_auth_response(_txn: int) -> bytes:

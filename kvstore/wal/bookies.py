@@ -15,7 +15,9 @@ from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.proto.shortcuts import TXN_END
+from kvstore.proto.version_two import BatchRead
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.wal.batches import Batches
 from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
 from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
 
@@ -99,6 +101,20 @@ class Bookies:
         answer = await self._at(bookie).read(ledger, entry, fence_key, priority)
         return _read_answer(bookie, entry, answer)
 
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        entries: range,
+        *,
+        bytes_max: int,
+        fence_key: bytes | None = None,
+        priority: int = 0,
+    ) -> Sequence[bytes]:
+        """Packets of some of the entries; see BookieClient."""
+        asked = BatchRead(ledger, entries.start, 0, len(entries), bytes_max, fence_key, priority > 0, passes_over=True)
+        return await self._at(bookie).read_batch(asked)
+
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         """The bookie's last add confirmed; see BookieClient."""
         answered: asyncio.Future[EntryId | BookieError] = asyncio.get_running_loop().create_future()
@@ -132,29 +148,34 @@ class Bookies:
         for client in self._clients.values():
             if isinstance(client, _Remote):
                 client.connection.close()
+                client.batches.close()
 
     def _at(self, bookie: BookieId) -> _Local | _Remote:
         found = self._clients.get(bookie)
         if found is None:
-            env = self._env
-            connection = Connection(
-                bookie,
-                self._address,
-                self._next_txn,
-                clock=env.clock,
-                transport=env.transport,
-                nursery=self._nursery,
-                beat=env.beat,
-            )
-            found = self._clients[bookie] = _Remote(bookie, connection)
+            batches = Batches(bookie, self._connection(bookie), self._env.clock)
+            found = self._clients[bookie] = _Remote(bookie, self._connection(bookie), batches)
         return found
+
+    def _connection(self, bookie: BookieId) -> Connection:
+        """It connects when it is first needed."""
+        env = self._env
+        return Connection(
+            bookie,
+            self._address,
+            self._next_txn,
+            clock=env.clock,
+            transport=env.transport,
+            nursery=self._nursery,
+            beat=env.beat,
+        )
 
 
 class _Remote:
-    """A bookie behind a connection."""
+    """A bookie behind its connections."""
 
-    def __init__(self, bookie: BookieId, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, bookie: BookieId, connection: Connection, batches: Batches) -> None:
+        self.connection, self.batches = connection, batches
         self._bookie = bookie
 
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
@@ -164,6 +185,9 @@ class _Remote:
         return await self.connection.ask(
             lambda txn: wire.encode_read(txn, ledger, entry, fence_key=fence_key, priority=priority), READ_TIMEOUT_S
         )
+
+    async def read_batch(self, asked: BatchRead) -> list[bytes]:
+        return await self.batches.ask(asked)
 
     def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
         self.connection.call(lambda txn: wire.encode_read_lac(txn, ledger), READ_TIMEOUT_S, done)
@@ -207,6 +231,12 @@ class _Local:
         fence = fence_key is not None
         self.storage.read(ledger, entry, key=fence_key, fence=fence, done=partial(_settle_read, answered, ledger))
         return answered.result() if answered.done() else await self._in_time(answered, READ_TIMEOUT_S)
+
+    async def read_batch(self, asked: BatchRead) -> list[bytes]:
+        answer = await self.read(LedgerId(asked.ledger), EntryId(asked.entry), asked.fence_key, 0)
+        if answer.status != Status.OK or answer.body is None:
+            return []
+        return self.storage.read_on(asked.ledger, asked.entry, answer.body, asked.limits, passes_over=True)
 
     def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
         def said(status: Status, explicit: bytes | None, last: bytes | None) -> None:

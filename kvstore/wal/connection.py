@@ -19,6 +19,7 @@ from kvstore.env.beat import Beat
 from kvstore.env.ports import Clock, Nursery, Stream, Transport
 from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.proto import bookkeeper as wire
+from kvstore.proto import version_two
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.frames import FrameReader
 from kvstore.types import BookieId
@@ -230,7 +231,8 @@ class Connection:
 
     def _answered(self, payload: bytes) -> None:
         try:
-            answer = wire.decode_response(payload)
+            is_batch = payload.startswith(version_two.MARK)
+            answer = version_two.decode_batch_response(payload) if is_batch else wire.decode_response(payload)
         except BadFrame as error:
             self._abort(str(error))
             return

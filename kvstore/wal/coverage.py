@@ -18,6 +18,12 @@ def is_window_covered(window: Collection[int], definite: Collection[int], quorum
     return sum(index in definite for index in window) >= quorum.coverage
 
 
+def is_somewhere_short(lost: Collection[int], quorum: Quorum) -> bool:
+    """Whether some write set has lost so many that no ack quorum is left of it."""
+    firsts = map(EntryId, range(quorum.ensemble))
+    return any(is_window_covered(write_set_indexes(first, quorum), lost, quorum) for first in firsts)
+
+
 def is_covered(definite: Collection[int], quorum: Quorum) -> bool:
     """Whether every write set that the ensemble can form is covered: those that have not answered can confirm no entry,
     whatever its id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
@@ -13,9 +14,12 @@ from kvstore.types import BookieId, EntryId, LedgerMetadata
 from kvstore.wal import reader
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.reader import Answered, Ask, Done, EntryRead, Impossible, Late, in_order
+from kvstore.wal.shares import Share, shares_of
 
 HEDGE_S = 0.05
 """After so long a second bookie is asked beside the first."""
+BATCH_BYTES = 1 << 20
+"""What is asked for at once: enough to hide the round trip, little enough to come within a batch's time."""
 
 
 class EntryReader:
@@ -30,6 +34,9 @@ class EntryReader:
         dead one at each entry."""
         self.damaged: set[tuple[BookieId, EntryId]] = set()
         """Copies whose digest was wrong."""
+        self._gave_none: dict[BookieId, EntryId] = {}
+        """Bookies that did not give the first of several entries, and the last of those: none of these is asked of
+        them together again."""
         self._bookies = bookies
         self._nursery = nursery
         self.own = own
@@ -46,6 +53,34 @@ class EntryReader:
             return await self.read(entry)
         except StoreError as error:
             return error
+
+    # docs/protocol.md T12
+    async def read_batch(self, entries: Sequence[EntryId], bytes_max: int = BATCH_BYTES) -> dict[EntryId, Packet]:
+        """Those of several confirmed entries, rising, that bookies give many at once; about so many bytes. Nothing is
+        said of the others: they are to be read alone."""
+        avoided = self.troubled.union(bookie for bookie, last in self._gave_none.items() if entries[0] <= last)
+        shares = shares_of(entries, self.metadata.write_set, self.own, avoided)
+        size = bytes_max // max(len(shares), 1)
+        if len(shares) == 1:
+            return await self._share(shares[0], size)
+        tasks = [self._nursery.spawn(self._share(each, size), name=f"read at {each.bookie}") for each in shares]
+        found: dict[EntryId, Packet] = {}
+        for task in tasks:
+            found.update(await task)
+        return found
+
+    async def _share(self, share: Share, bytes_max: int) -> dict[EntryId, Packet]:
+        bookie, entries = share
+        ledger, span = self.metadata.ledger, range(entries[0], entries[-1] + 1)
+        try:
+            packets = await self._bookies.read_batch(bookie, ledger, span, bytes_max=bytes_max)
+        except BookieError:
+            packets = ()
+        good = self.digest.open_those(ledger, packets, set(entries))
+        found = {entry: packet for entry, (packet, _) in good.items()}
+        if entries[0] not in found:
+            self._gave_none[bookie] = entries[-1]
+        return found
 
     def order(self, entry: EntryId) -> tuple[BookieId, ...]:
         """List the bookies to ask for it, first to last."""

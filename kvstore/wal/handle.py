@@ -25,6 +25,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import BookieId, EntryId, LedgerMetadata, Position
 from kvstore.wal.choice import BookieChoice
+from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.ensembles import closed_by_writer, with_swaps
 from kvstore.wal.ports import AppendDone, BookieClient
 from kvstore.wal.writer import (
@@ -146,9 +147,10 @@ class LedgerHandle:
             self._feed(Spares(self._ports.choice.spares(is_urgent=self._is_urgent())))
 
     def _is_urgent(self) -> bool:
-        """Too few bookies are left to confirm anything."""
-        metadata = self.writer.metadata
-        return len(set(metadata.fragments[-1].ensemble) - self.writer.failed) < metadata.quorum.ack
+        """Too few bookies are left to confirm some of the next entries, and so all behind them."""
+        metadata, failed = self.writer.metadata, self.writer.failed
+        lost = {place for place, bookie in enumerate(metadata.fragments[-1].ensemble) if bookie in failed}
+        return is_somewhere_short(lost, metadata.quorum)
 
     async def close(self) -> None:
         """Record that the ledger ends with the last entry, all entries being confirmed. Raises LedgerFenced,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
@@ -22,12 +23,15 @@ from kvstore.wal import recovery, writer
 from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
-from kvstore.wal.recovery import AskEntry, AskLast, EntryAnswer, Found, LastAnswer, Phase, Recovery, Unknown
+from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
+from kvstore.wal.recovery import READ_AHEAD, AskEntry, AskLast, EntryAnswer, Found, LastAnswer, Phase, Recovery, Unknown
 from kvstore.wal.writer import Append, Confirm, EnsembleChanged, LedgerWriter, ReplaceBookies, Spares, Store, Stored
 
 log = logging.getLogger(__name__)
 
 TAKE_OVER_TIMEOUT_S = 15.0
+AHEAD_BYTES = 256 << 10
+"""What each bookie is asked for at once where a ledger's end is far from what is known of it."""
 STRAGGLERS_S = 0.2
 """The write-back waits so long for more than an ack quorum; what then lacks a copy gets it by repair."""
 
@@ -123,6 +127,7 @@ class _Run:
         self._key = master_key(recorded.password)
         self._digest = EntryDigest(recorded.digest, recorded.password)
         self._recovery = Recovery(recorded, partial(self._digest.open, recorded.ledger))
+        self._ahead = {bookie: self._read_ahead(bookie) for bookie in recorded.fragments[-1].ensemble}
         self._writer: LedgerWriter | None = None
         self._events: deque[writer.Event] = deque()
         self._is_feeding = False
@@ -172,6 +177,9 @@ class _Run:
                 assert_never(command)
 
     async def _ask(self, bookie: BookieId, entry: EntryId | None) -> None:
+        if entry is not None and (packet := await self._ahead[bookie].take(entry)) is not None:
+            self._tell(EntryAnswer(bookie, entry, packet))
+            return
         wanted = NO_ENTRY if entry is None else entry
         try:
             answer = await self._ports.bookies.read(
@@ -182,6 +190,36 @@ class _Run:
             self._tell(Unknown(bookie, entry))
             return
         self._tell(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
+
+    # docs/protocol.md T12
+    def _read_ahead(self, bookie: BookieId) -> ReadAhead[bytes]:
+        """Entries that the bookie gives many at once. The first ones are asked for alone: most recoveries end there,
+        and by what a bookie says that it lacks, which no batch says."""
+
+        def following(entry: EntryId) -> list[EntryId]:
+            if self._recovery.found < READ_AHEAD:
+                return [entry]
+            named = self._recovery.metadata.write_set
+            ids = map(EntryId, range(entry, entry + ENTRIES_MAX))
+            return [each for each in ids if bookie in named(each)]
+
+        async def fetch(entries: Sequence[EntryId]) -> dict[EntryId, bytes]:
+            ledger, span = self.metadata.ledger, range(entries[0], entries[-1] + 1)
+            try:
+                packets = await self._ports.bookies.read_batch(
+                    bookie,
+                    ledger,
+                    span,
+                    bytes_max=AHEAD_BYTES,
+                    fence_key=self._key,
+                    priority=RECOVERY_PRIORITY,
+                )
+            except BookieError:
+                return {}
+            good = self._digest.open_those(ledger, packets, set(entries))
+            return {entry: stored for entry, (_, stored) in good.items()}
+
+        return ReadAhead(following, fetch)
 
     # The write-back.
 

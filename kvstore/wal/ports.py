@@ -63,6 +63,21 @@ class BookieClient(Protocol):
         BookieError."""
         ...
 
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        entries: range,
+        *,
+        bytes_max: int,
+        fence_key: bytes | None = None,
+        priority: int = 0,
+    ) -> Sequence[bytes]:
+        """Packets of some of the entries, rising, as stored, digests not yet verified: about `bytes_max` at the most.
+        Nothing is said of an entry that is not among them. Raises BookieError, also if the bookie gives no
+        batches."""
+        ...
+
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         """The bookie's last add confirmed, its digest verified; NO_ENTRY if it knows none. Raises BookieError."""
         ...
@@ -131,6 +146,13 @@ class LocalBookie(Protocol):
         done: Callable[[Status, int, bytes | None, int], Any],
     ) -> None:
         """Status, entry, packet, highest LAC known."""
+        ...
+
+    def read_on(
+        self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
+    ) -> list[bytes]:
+        """The packet read of an entry, and those that follow it here, within `limits` in entries and bytes;
+        `passes_over`: also behind those that are not here."""
         ...
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
@@ -36,11 +36,11 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], *, partitions: int | None = None) -> ClusterFile:
+def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any) -> ClusterFile:
     """Start it at the first port offset where nobody listens. Raises ConfigError if there is none."""
     for offset in offsets:
         try:
-            return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset, partitions=partitions))
+            return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset, **wish))
         except ConfigError as error:
             if "taken by another process" not in str(error):
                 raise

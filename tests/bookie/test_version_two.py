@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.proto import bookkeeper as wire
-from kvstore.proto.version_two import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
+from kvstore.proto.version_two import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchRead, encode_batch_read
 from kvstore.types import BookieId
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import KEY, OTHERS, Metadata, metadata, packet
@@ -113,6 +113,26 @@ def test_a_batch_brings_what_follows_and_fits(world: SimWorld) -> None:
             code, rest = await ask(peer, request)
             assert (code, packets(rest)) == (0, [packet(L, entry, bytes(100)) for entry in wanted])
         assert await ask(peer, batch(4, 10, 1000)) == (2, number(99))
+
+    serve(world, scenario)
+
+
+def test_a_batch_of_ours_passes_over_what_is_not_here(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        for entry in (0, 1, 4, 5, 6, 9):
+            assert await ask(peer, add(entry, bytes(100))) == (0, b"")
+        size = 4 + len(packet(L, 0, bytes(100)))
+        asked = BatchRead(L, 0, 99, 10, 1 << 20, None, is_priority=False, passes_over=True)
+        for request, wanted in [
+            (asked, [0, 1, 4, 5, 6, 9]),
+            (asked._replace(entries_max=5), [0, 1, 4]),
+            (asked._replace(bytes_max=3 * size), [0, 1, 4]),
+            (asked._replace(entry=6, entries_max=1000), [6, 9]),
+            (asked._replace(passes_over=False), [0, 1]),
+        ]:
+            code, rest = await ask(peer, encode_batch_read(request))
+            assert (code, packets(rest)) == (0, [packet(L, entry, bytes(100)) for entry in wanted])
+        assert await ask(peer, encode_batch_read(asked._replace(entry=2))) == (2, number(99))
 
     serve(world, scenario)
 

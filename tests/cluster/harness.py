@@ -36,7 +36,7 @@ TIMEOUT_S = 90.0
 
 class Cluster:
     """Nodes by id ("n1", …). Made by `running_cluster`. More than one of `zookeepers` are an ensemble. What is called
-    ZooKeeper here is the metadata store, of whichever kind."""
+    ZooKeeper here is the metadata store, of whichever kind. `settings`: as `kvstore up --set` takes them."""
 
     def __init__(
         self,

@@ -78,6 +78,40 @@ def test_no_status_is_one_that_java_breaks_on() -> None:
         assert code not in (1, 2) or status in (Status.NO_LEDGER, Status.NO_ENTRY), "no unknown becomes a negative"
 
 
+def test_our_batched_reads_are_javas_bytes() -> None:
+    for name, asked in {
+        "batched read": BATCH,
+        "batched read that fences": BATCH._replace(fence_key=KEY, is_priority=True),
+    }.items():
+        frame = two.encode_batch_read(asked)
+        assert frame[4:].hex() == GOLDEN[name].hex(), name
+        assert int.from_bytes(frame[:4], "big") == len(GOLDEN[name])
+    ours = BATCH._replace(passes_over=True)
+    assert two.encode_batch_read(ours)[4:].hex() == GOLDEN["batched read"].hex().replace("02070000", "02074000", 1)
+    assert two.decode_request(two.encode_batch_read(ours)[4:]) == ours
+
+
+def test_javas_answers_to_batched_reads_are_understood() -> None:
+    found, none = (two.decode_batch_response(GOLDEN[name]) for name in ("entries", "no entries"))
+    assert (found.txn, found.operation, found.status) == (99, Operation.BATCH_READ_ENTRY, Status.OK)
+    assert two.packets_of(found.body or b"") == [b"first", b"second"]
+    assert (none.txn, none.status, none.body) == (99, Status.NO_ENTRY, b"")
+    unknown = two.decode_batch_response(GOLDEN["no entries"].replace(b"\0\0\0\x02", b"\0\0\x01\0", 1))
+    assert unknown.status == Status.IO_ERROR, "no code that nobody knows is a negative"
+
+
+def test_an_answer_that_is_cut_or_of_something_else_is_refused() -> None:
+    for cut in range(len(GOLDEN["entries"])):
+        try:
+            found = two.packets_of(two.decode_batch_response(GOLDEN["entries"][:cut]).body or b"")
+        except BadFrame:
+            continue
+        assert found in ([], [b"first"]), "only what is whole"
+    for name in ("entry", "stored"):
+        with pytest.raises(BadFrame):
+            two.decode_batch_response(GOLDEN[name] + bytes(8))
+
+
 @pytest.mark.parametrize("name", ["add", "read", "batched read", "auth"])
 def test_a_cut_request_cannot_be_answered_or_is_another_one(name: str) -> None:
     for cut in range(len(GOLDEN[name])):

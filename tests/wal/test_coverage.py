@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from kvstore.types import EntryId, Fragment, Quorum
-from kvstore.wal.coverage import is_covered, is_window_covered, write_set_indexes
+from kvstore.wal.coverage import is_covered, is_somewhere_short, is_window_covered, write_set_indexes
 from tests.wal.ledgers import B1, B2, B3, B4, B5, B6
 
 QUORUMS = [
@@ -53,6 +53,13 @@ def test_one_write_set_is_covered_when_its_rest_is_no_ack_quorum(quorum: Quorum)
         for definite in subsets(quorum.ensemble):
             rest = set(window) - definite
             assert is_window_covered(window, definite, quorum) == (len(rest) < quorum.ack)
+
+
+@pytest.mark.parametrize("quorum", QUORUMS, ids=str)
+def test_somewhere_short_means_that_some_write_set_has_no_ack_quorum_left(quorum: Quorum) -> None:
+    for lost in subsets(quorum.ensemble):
+        left = [set(write_set_indexes(EntryId(first), quorum)) - lost for first in range(quorum.ensemble)]
+        assert is_somewhere_short(lost, quorum) == (min(map(len, left)) < quorum.ack)
 
 
 @pytest.mark.parametrize("quorum", [quorum for quorum in QUORUMS if quorum.write == quorum.ensemble], ids=str)

@@ -176,7 +176,7 @@ class Questions:
         """As many entries as may be kept until the client reads them; none if there is no room for any."""
         connections, (_, size_max) = self._shared.connections, asked.limits
         if has_room(self._client, max(len(first), size_max), connections):
-            return self._storage.reader.read_on(asked.ledger, asked.entry, first, asked.limits)
+            return self._storage.read_on(asked.ledger, asked.entry, first, asked.limits, passes_over=asked.passes_over)
         return [first] if asked.fence_key is not None or has_room(self._client, len(first), connections) else []
 
     def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:

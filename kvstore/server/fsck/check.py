@@ -170,11 +170,15 @@ class Fsck:
             listed, _ = await self._lists.read(partition, latest=True)
             found = await self._metadata(listed.ledgers)
         check_list(self.report, partition, listed, found)
+        widest = max((each.quorum.write for each in found.values()), default=0)  # what is set says nobody here
+        copies_wanted = min(widest, len(self._view.current.all))
         sequences = Sequences(self.report, partition)
         for each in listed.ledgers:
             if each.id in found:
                 sequences.begin(each.first_seq, exact=each.exact)
-                await self._ledger(partition, found[each.id], sequences)
+                subject = f"{partition} ledger={each.id}"
+                check_quorum(self.report, subject, found[each.id], copies_wanted)
+                await self._ledger(subject, found[each.id], sequences)
 
     async def _replicas(self, partition: PartitionId, replicas: Sequence[ServerId]) -> None:
         published: dict[ServerId, Published] = {}
@@ -208,10 +212,8 @@ class Fsck:
 
     # ── a ledger ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _ledger(self, partition: PartitionId, metadata: LedgerMetadata, sequences: Sequences) -> None:
+    async def _ledger(self, subject: str, metadata: LedgerMetadata, sequences: Sequences) -> None:
         self.report.ledgers += 1
-        subject = f"{partition} ledger={metadata.ledger}"
-        check_quorum(self.report, subject, metadata, min(LogConfig().quorum.write, len(self._view.current.all)))
         view = self._view
         zones = {bookie: view.zone(bookie) for bookie in {*bookies_of(metadata), *view.current.all}}
         better = spread_out(metadata, zones, view.current.writable, self._env.random)

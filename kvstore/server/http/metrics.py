@@ -116,6 +116,14 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "autorecovery_copies_made": ("autorecovery_copies_made_total", "Copies of entries that this worker made."),
     "autorecovery_copied_bytes": ("autorecovery_copied_bytes_total", "Bytes of these copies."),
+    "autorecovery_paced_bytes": (
+        "autorecovery_paced_bytes_total",
+        "Bytes that this node's worker and leaders copied, or read to check them, within `[autorecovery] bytes_per_s`.",
+    ),
+    "autorecovery_paced_seconds": (
+        "autorecovery_paced_seconds_total",
+        "Seconds in which there was something to copy or check: never shorter than that rate allows for the bytes.",
+    ),
     # The auditor.
     "auditor_in_office": ("auditor_in_office", "1 if this node is the auditor of the cluster."),
     "auditor_enabled": (

@@ -16,12 +16,13 @@ from typing import NamedTuple
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, Corrupted, LedgerError, StoreError
 from kvstore.proto.availability import HeldEntries
-from kvstore.proto.digest import master_key
+from kvstore.proto.digest import Packet, master_key
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.copies.pace import Pace
-from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.entry_reader import BATCH_BYTES, EntryReader
 from kvstore.wal.ports import BookieClient
+from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
 from kvstore.wal.repair import Missing, missing_copies
 
 log = logging.getLogger(__name__)
@@ -116,12 +117,28 @@ class Copying:
         good copy. `noticed` is told how far that is."""
         metadata = self.reader.metadata
         named = (EntryId(each) for each in range(last + 1) if bookie in metadata.write_set(EntryId(each)))
-        while entries := list(itertools.islice(named, AT_ONCE_MAX)):
+        while entries := list(itertools.islice(named, ENTRIES_MAX)):
             noticed(entries[0])
-            tasks = [self._nursery.spawn(self._fault(bookie, each), name=f"check {each}") for each in entries]
-            for found in [await task for task in tasks]:
-                if found is not None:
-                    yield found
+            good = await self._good_copies(bookie, entries)
+            left = iter([each for each in entries if each not in good])
+            while some := list(itertools.islice(left, AT_ONCE_MAX)):
+                tasks = [self._nursery.spawn(self._fault(bookie, each), name=f"check {each}") for each in some]
+                for found in [await task for task in tasks]:
+                    if found is not None:
+                        yield found
+
+    async def _good_copies(self, bookie: BookieId, entries: Sequence[EntryId]) -> Collection[EntryId]:
+        """Those of the entries that the bookie gives together, as they were written; what it says of the others is for
+        a read of each to find out."""
+        ledger = self.reader.metadata.ledger
+        try:
+            packets = await self._bookies.read_batch(
+                bookie, ledger, range(entries[0], entries[-1] + 1), bytes_max=BATCH_BYTES
+            )
+        except BookieError:
+            return ()
+        await self._pace.spend(sum(map(len, packets)))
+        return self.reader.digest.open_those(ledger, packets, set(entries)).keys()
 
     async def _fault(self, bookie: BookieId, entry: EntryId) -> Fault | None:
         ledger = self.reader.metadata.ledger
@@ -137,9 +154,11 @@ class Copying:
             return Fault(entry, f"unreadable: {error}", is_certain=isinstance(error, AnsweredError))
         return None
 
-    async def _packet(self, entry: EntryId) -> bytes:
+    async def _packet(self, entry: EntryId, ahead: ReadAhead[Packet] | None = None) -> bytes:
         """Raises LedgerError."""
-        found = await self.reader.read(entry)
+        found = await ahead.take(entry) if ahead is not None else None
+        if found is None:
+            found = await self.reader.read(entry)
         return self.reader.digest.packet(self.reader.metadata.ledger, entry, found.lac, found.length, found.payload)
 
     async def _give(self, entry: EntryId, packet: bytes, bookies: Sequence[BookieId]) -> None:
@@ -152,8 +171,13 @@ class Copying:
     async def _copy_all(self, missing: list[Missing]) -> None:
         by_entry = itertools.groupby(missing, key=lambda each: each.entry)
         waiting = deque((entry, [each.bookie for each in lacking]) for entry, lacking in by_entry)
+
+        def following(entry: EntryId) -> list[EntryId]:
+            return [entry, *itertools.islice((each for each, _ in waiting if each > entry), ENTRIES_MAX - 1)]
+
+        ahead = ReadAhead(following, self.reader.read_batch)
         workers = [
-            self._nursery.spawn(self._work(waiting), name=f"copy ledger {self.reader.metadata.ledger}")
+            self._nursery.spawn(self._work(waiting, ahead), name=f"copy ledger {self.reader.metadata.ledger}")
             for _ in range(min(AT_ONCE_MAX, len(waiting)))
         ]
         errors = [await worker for worker in workers]
@@ -161,12 +185,14 @@ class Copying:
             if error is not None:
                 raise error
 
-    async def _work(self, waiting: deque[tuple[EntryId, list[BookieId]]]) -> StoreError | None:
+    async def _work(
+        self, waiting: deque[tuple[EntryId, list[BookieId]]], ahead: ReadAhead[Packet]
+    ) -> StoreError | None:
         """Copy entries until there is none left; the first error ends the work of all."""
         while waiting:
             entry, bookies = waiting.popleft()
             try:
-                packet = await self._packet(entry)
+                packet = await self._packet(entry, ahead)
             except LedgerError as error:
                 if not self._goes_on or len(self.unreadable) >= UNREADABLE_MAX:
                     waiting.clear()

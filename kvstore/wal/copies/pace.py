@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from kvstore.env.ports import Clock
 
+IDLE_S = 1.0
+"""Who spends nothing for so long has nothing to spend."""
+
 
 class Pace:
     """Shared by all that copy on one node."""
@@ -16,12 +19,30 @@ class Pace:
         self._clock = clock
         self._free_at = 0.0
         """When what was spent so far is within the rate."""
+        self.spent_bytes = 0
+        self.busy_s = 0.0
+        """Seconds in which there was something to spend; never shorter than the rate allows for `spent_bytes`."""
+        self._waiting = 0
+        self._seen_at = -IDLE_S
 
     async def spend(self, size: int) -> None:
         """Return when so many bytes more are within the rate."""
         now = self._clock.now()
+        self._pass_to(now)
         self._free_at = max(self._free_at, now) + size / self.bytes_per_s
-        await asyncio.sleep(self._free_at - now)
+        self._waiting += 1
+        try:
+            await asyncio.sleep(self._free_at - now)
+            self.spent_bytes += size
+        finally:
+            self._pass_to(self._clock.now())
+            self._waiting -= 1
+
+    def _pass_to(self, now: float) -> None:
+        """Count the time since it was last looked at, unless there was nothing to spend then."""
+        if self._waiting or now - self._seen_at < IDLE_S:
+            self.busy_s += now - self._seen_at
+        self._seen_at = now
 
 
 class GuardedPace(Pace):

@@ -33,6 +33,9 @@ class FreshEntries:
             packets[entry] = packet
             self._bytes = size
 
+    def __contains__(self, entry: int) -> bool:
+        return entry in self._packets
+
     def take(self, entry: EntryId) -> bytes | None:
         """The payload of the entry, if it is here; it and all before it are not wanted any more."""
         packet = self._packets.pop(entry, None)

@@ -55,6 +55,9 @@ class LedgerEnd:
         """When the own bookie told of something new, by the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_polling = False
+        self._waits_at: BookieId | None = None
+        """The bookie whose word is awaited, while it is only that."""
+        self._polls = 0
         self._is_over = False
 
     # docs/protocol.md L10
@@ -99,6 +102,17 @@ class LedgerEnd:
             self._heard_at = self._loop.time()
             self._tell()
 
+    # docs/protocol.md T5
+    def ensemble_changed(self) -> None:
+        """Wait no longer for a bookie that is out of the ensemble, and so gets no adds."""
+        waits_at = self._waits_at
+        if waits_at is not None and waits_at not in self._reader.metadata.fragments[-1].ensemble:
+            self._waits_at = None
+            self._polls += 1  # the answer to the one under way is not waited for
+            if self._timer is not None:
+                self._timer.cancel()
+            self._end_poll()
+
     def poll(self, wanted: EntryId) -> None:
         """Have one long poll under way, or the own bookie tell what it stores, while the ledger is not closed.
         `wanted`: the entry that is read next."""
@@ -111,7 +125,7 @@ class LedgerEnd:
         lac = self.lac
         near = reader.order(EntryId(lac + 1))
         others = [bookie for bookie in reader.metadata.fragments[-1].ensemble if bookie not in near]
-        asked = self._choice.first((*near, *others))
+        asked = self._waits_at = self._choice.first((*near, *others))
         if asked == self._ports.choice.own and self._listens():
             self._watch(asked)
         else:
@@ -134,17 +148,20 @@ class LedgerEnd:
             if due > when:
                 self._look_at(own, due)
             else:
+                self._waits_at = None
                 self._ask_others({own: self.lac})
 
         self._timer = self._loop.call_at(when, look)
 
     def _long_poll(self, asked: BookieId, lac: EntryId) -> None:
-        reader = self._reader
-        self._ports.bookies.long_poll(asked, reader.metadata.ledger, lac, POLL_MS, partial(self._polled, lac, asked))
+        self._polls += 1
+        done = partial(self._polled, self._polls, lac, asked)
+        self._ports.bookies.long_poll(asked, self._reader.metadata.ledger, lac, POLL_MS, done)
 
-    def _polled(self, lac: EntryId, asked: BookieId, answer: ReadAnswer | BookieError) -> None:
-        if self._is_over:
+    def _polled(self, number: int, lac: EntryId, asked: BookieId, answer: ReadAnswer | BookieError) -> None:
+        if self._is_over or number != self._polls:
             return
+        self._waits_at = None
         if isinstance(answer, BookieError):
             log.debug("ledger=%d long poll: %s", self._reader.metadata.ledger, answer)
             self._choice.failed(asked, self._ports.clock.now())

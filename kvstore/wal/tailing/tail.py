@@ -17,7 +17,7 @@ from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
-from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.entry_reader import BATCH_BYTES, EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -247,6 +247,7 @@ class TailReader:
             self._is_stale = True  # what is known goes on until the store is back
             return
         self._looked_at = self._ports.clock.now()
+        self._end.ensemble_changed()
 
     # Entries of the present ledger.
 
@@ -256,7 +257,9 @@ class TailReader:
         size = 0
         following, limit = self._next, self._end.limit
         while following <= limit and len(entries) < BATCH_ENTRIES_MAX and size < self._batch_bytes:
-            packets = await self._read_some(reader, following, limit, is_first=not entries)
+            last = EntryId(min(limit, following + BATCH_ENTRIES_MAX - len(entries) - 1))
+            bytes_left = self._batch_bytes - size
+            packets = await self._read_some(reader, following, last, bytes_left, is_first=not entries)
             if not packets:
                 break
             for packet in packets:
@@ -269,25 +272,48 @@ class TailReader:
             self._after, self._next = entries[-1].position, following
         return entries
 
-    async def _read_some(self, reader: EntryReader, entry: EntryId, limit: EntryId, *, is_first: bool) -> list[Packet]:
+    async def _read_some(
+        self, reader: EntryReader, entry: EntryId, last: EntryId, bytes_left: int, *, is_first: bool
+    ) -> list[Packet]:
         payload = self._end.fresh.take(entry)
         if payload is not None:
             return [Packet(entry, NO_ENTRY, 0, payload)]
         if self._end.piggyback is not None and (piggyback := self._end.take(entry)) is not None:
             return [piggyback]
+        if entry < last and (packets := await self._read_many(reader, entry, last, bytes_left)):
+            return packets
         nearest = reader.order(entry)[0]
         if nearest == self._ports.choice.own:
             own_copy = await self._own_copy(reader, nearest, entry)
             if own_copy is not None:
                 return [own_copy]
-        last = EntryId(min(limit, entry + PARALLEL_MAX - 1))
         try:
-            return await self._read_ahead(reader, entry, last)
+            return await self._read_ahead(reader, entry, EntryId(min(last, entry + PARALLEL_MAX - 1)))
         except (BookieError, NoSuchEntry) as error:
             self._is_stale = True  # perhaps the ensemble has changed
             if not is_first:
                 return []  # hand out what there is; the next call raises
             raise BookieError(f"ledger {reader.metadata.ledger}: {error}") from error
+
+    # docs/protocol.md T12
+    async def _read_many(self, reader: EntryReader, first: EntryId, last: EntryId, bytes_left: int) -> list[Packet]:
+        """The entries from `first` on that follow each other among what bookies give together and what the own one has
+        told of; none if the first is not among them."""
+        fresh = self._end.fresh
+        wanted = [EntryId(entry) for entry in range(first, last + 1) if entry not in fresh]
+        if len(wanted) < 2:
+            return []
+        found = await reader.read_batch(wanted, min(bytes_left, BATCH_BYTES))
+        packets: list[Packet] = []
+        for entry in map(EntryId, range(first, last + 1)):
+            packet = found.get(entry)
+            if packet is None:
+                payload = fresh.take(entry)
+                if payload is None:
+                    break
+                packet = Packet(entry, NO_ENTRY, 0, payload)
+            packets.append(packet)
+        return packets
 
     async def _own_copy(self, reader: EntryReader, own: BookieId, entry: EntryId) -> Packet | None:
         """From this node's own bookie, if it has a good copy: a plain call, and no task."""

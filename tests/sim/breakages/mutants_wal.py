@@ -15,8 +15,10 @@ import pytest
 from kvstore.errors import BookieError, MetadataError, MetadataLost
 from kvstore.meta import codec, paths
 from kvstore.meta.store import SetData
+from kvstore.proto.digest import HEADER, EntryDigest, Packet
 from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
 from kvstore.wal import ensembles, opener, recovery
+from kvstore.wal.copies.copying import Copying
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.leading.anchors import Anchors
@@ -28,6 +30,7 @@ from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
 from tests.sim.ledgers_and_logs import (
+    test_batches,
     test_flipped_bits,
     test_forgotten,
     test_ledger,
@@ -49,6 +52,7 @@ CASES = (
     test_trim_cases,
     test_flipped_bits,
     test_forgotten,
+    test_batches,
 )
 Patch = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Patch] = {}
@@ -373,6 +377,61 @@ def _no_second_look(patch: pytest.MonkeyPatch) -> None:
                 raise MetadataLost(fault)
 
     patch.setattr(Anchors, "_check", check)
+
+
+@mutant("a tail passes over what a batch lacks")
+def _passed_over(patch: pytest.MonkeyPatch) -> None:
+    async def read_many(_: Any, reader: Any, first: Any, last: Any, bytes_left: int) -> Any:
+        found = await reader.read_batch([EntryId(entry) for entry in range(first, last + 1)], bytes_left)
+        return [found[entry] for entry in sorted(found)]
+
+    patch.setattr(TailReader, "_read_many", read_many)
+
+
+@mutant("the packets of a batch are taken by their places")
+def _by_place(patch: pytest.MonkeyPatch) -> None:
+    original = EntryDigest.open_those
+
+    def open_those(self: Any, ledger: Any, packets: Any, wanted: Any) -> Any:
+        good = original(self, ledger, packets, wanted).values()
+        return {at: (packet._replace(entry=at), raw) for at, (packet, raw) in zip(sorted(wanted), good, strict=False)}
+
+    patch.setattr(EntryDigest, "open_those", open_those)
+
+
+@mutant("the packets of a batch are not checked")
+def _unchecked_batch(patch: pytest.MonkeyPatch) -> None:
+    def open_those(self: Any, _: Any, packets: Any, wanted: Any) -> Any:
+        parts = [(HEADER.unpack_from(each), each) for each in packets]
+        return {
+            EntryId(entry): (Packet(EntryId(entry), EntryId(lac), length, raw[HEADER.size + self.size :]), raw)
+            for (_, entry, lac, length), raw in parts
+            if entry in wanted
+        }
+
+    patch.setattr(EntryDigest, "open_those", open_those)
+
+
+@mutant("a recovery takes what a batch lacks for absent")
+def _absent_in_batch(patch: pytest.MonkeyPatch) -> None:
+    original = opener._Run._ask
+
+    async def ask(self: Any, bookie: Any, entry: Any) -> None:
+        ahead = self._ahead[bookie]
+        if entry is not None and self._recovery.found >= recovery.READ_AHEAD:
+            self._tell(EntryAnswer(bookie, entry, await ahead.take(entry)))
+        else:
+            await original(self, bookie, entry)
+
+    patch.setattr(opener._Run, "_ask", ask)
+
+
+@mutant("a check takes what a batch lacks for good")
+def _good_in_batch(patch: pytest.MonkeyPatch) -> None:
+    async def good_copies(_self: Any, _bookie: Any, entries: Any) -> Any:
+        return set(entries)
+
+    patch.setattr(Copying, "_good_copies", good_copies)
 
 
 def caught_by(name: str, seeds: range) -> str | None:

@@ -32,6 +32,12 @@ class ModelBookie:
     """Does what it is asked and never answers."""
     holds_adds: bool = False
     """Adds do not even arrive until `release_adds`, and what is told of a LAC never does."""
+    is_old: bool = False
+    """It knows no batched reads."""
+    batch_max: int = 1000
+    batches: int = 0
+    """How many it has given."""
+    reads: int = 0
 
     def raise_lac(self, ledger: LedgerId, lac: int) -> None:
         if lac > self.lacs.setdefault(ledger, NO_ENTRY):
@@ -152,11 +158,31 @@ class ModelBookies:
         self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
     ) -> ReadAnswer:
         model = await self._reach(bookie)
+        model.reads += 1
         if fence_key is not None:
             model.fenced.add(ledger)
         wanted = (model.of(ledger) or [NO_ENTRY])[-1] if entry == NO_ENTRY else entry
         lac = model.lacs.get(ledger, NO_ENTRY)
         return ReadAnswer(entry, model.entries.get((ledger, wanted)), lac)
+
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        entries: range,
+        *,
+        bytes_max: int,
+        fence_key: bytes | None = None,
+        priority: int = 0,
+    ) -> Sequence[bytes]:
+        model = await self._reach(bookie)
+        if model.is_old:
+            raise BookieError(f"{bookie} gives no batches")
+        if fence_key is not None:
+            model.fenced.add(ledger)
+        model.batches += 1
+        held = [EntryId(each) for each in entries if (ledger, each) in model.entries]
+        return [model.entries[ledger, each] for each in held][: model.batch_max] if held[:1] == [entries[0]] else []
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         return (await self._reach(bookie)).lacs.get(ledger, NO_ENTRY)

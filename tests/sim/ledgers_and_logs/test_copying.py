@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from kvstore.errors import LedgerError
@@ -46,6 +48,23 @@ def test_the_rate_is_kept() -> None:
         began = bench.env.clock.now()
         await work.fill(work.reader.metadata, EntryId(count - 1), await work.held([B3]), [B3])
         assert 3.5 < bench.env.clock.now() - began < 4.5
+
+    run(case)
+
+
+def test_no_more_is_copied_than_the_rate_allows_for_the_time_that_is_counted() -> None:
+    async def case(bench: Bench) -> None:
+        pace = Pace(bench.env.clock, 1_000)
+        for size, pause_s in ((500, 0.0), (100, 0.2), (50, 30.0), (2_000, 0.9), (1, 0.0)):
+            spending = [bench.env.nursery.spawn(pace.spend(size), name="spend") for _ in range(5)]
+            await asyncio.sleep(0.07)
+            assert pace.spent_bytes <= pace.bytes_per_s * pace.busy_s + 1e-6
+            for each in spending:
+                await each
+            assert pace.spent_bytes <= pace.bytes_per_s * pace.busy_s + 1e-6
+            await asyncio.sleep(pause_s)
+        assert pace.spent_bytes == 5 * 2_651
+        assert pace.busy_s == pytest.approx(5 * 2.651 + 0.2 + 0.9, abs=0.1), "not the half minute with nothing to do"
 
     run(case)
 

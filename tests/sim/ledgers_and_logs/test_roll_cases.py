@@ -187,6 +187,33 @@ def test_a_ledger_on_two_bookies_is_rolled_when_a_third_is_there() -> None:
     run(case)
 
 
+def test_a_striped_ledger_that_has_lost_a_bookie_is_followed_by_a_narrower_one_that_stands_the_next_loss() -> None:
+    async def case(bench: Bench) -> None:
+        config = LogConfig(quorum=Quorum(5, 3, 2), check_every_s=0.1)
+        writer = Writer(await opened(bench.logs(config)))
+
+        def quorum() -> Quorum:
+            return writer.log.handle.writer.metadata.quorum
+
+        await writer.append(7)
+        assert quorum() == Quorum(5, 3, 2)
+        for gone, left in ((B2, Quorum(4, 3, 2)), (B3, Quorum(3, 3, 2))):
+            bench.bookies.stop(gone)
+            await writer.append(7)
+            await asyncio.sleep(10)
+            assert quorum() == left
+            await writer.append(7)
+        bench.bookies.start(B2, B3)
+        await asyncio.sleep(10)
+        assert quorum() == Quorum(5, 3, 2)
+        await writer.append(1)
+        assert writer.log.lost is None
+        assert writer.entries.errors == []
+        assert await read_all(bench.logs(), 36) == numbers(1, 36)
+
+    run(case, bookies=5)
+
+
 def test_a_leader_without_an_ack_quorum_for_long_gives_its_log_up() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))

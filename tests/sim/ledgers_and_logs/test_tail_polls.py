@@ -19,6 +19,7 @@ from kvstore.wal.tailing.polling import CHECK_S, PollChoice
 from kvstore.wal.tailing.tail import GIVEN_MAX, TailReader
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, RELEASE, Bench, P, run
 from tests.sim.ledgers_and_logs.logs import Writer, opened
+from tests.sim.ledgers_and_logs.model_bookies import DELAY_S
 from tests.wal.ledgers import e
 
 pytestmark = pytest.mark.sim
@@ -75,6 +76,47 @@ def test_a_near_bookie_that_gets_no_adds_delays_one_entry_and_no_more(
         await reader.close()
 
     run(case, bookies=quorum.ensemble)
+
+
+@pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(5, 3, 2)], ids=str)
+@pytest.mark.parametrize("listens", [False, True], ids=["asks", "listens"])
+def test_a_bookie_that_is_replaced_in_the_ensemble_is_not_waited_for(quorum: Quorum, listens: bool) -> None:
+    config = LogConfig(quorum=quorum, check_every_s=0.1)
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(config)))
+        metadata = writer.log.handle.writer.metadata
+        near = metadata.fragments[-1].ensemble[1]
+        bench.bookies.own = near if listens else None
+        reader = logs_beside(bench, near, config).reader(P, None)
+        assert max(await lags(bench, writer, reader, 5)) < PROMPT_S
+        bench.bookies.at[near].is_readonly = True  # it refuses the next add, and answers questions
+        assert max(await lags(bench, writer, reader, 15)) < PROMPT_S
+        assert near not in writer.log.handle.writer.metadata.fragments[-1].ensemble
+        await reader.close()
+
+    run(case, bookies=quorum.ensemble + 1)
+
+
+@pytest.mark.parametrize("gap_s", [1.0, 0.05, 0.003])
+def test_striping_shows_an_entry_no_more_than_a_round_trip_later(gap_s: float) -> None:
+    def lag_of(quorum: Quorum, own: BookieId) -> float:
+        found: list[float] = []
+
+        async def case(bench: Bench) -> None:
+            bench.bookies.own = own
+            config = LogConfig(quorum=quorum, check_every_s=0.1)
+            writer = Writer(await opened(bench.logs(config)))
+            reader = logs_beside(bench, own, config).reader(P, None)
+            found.extend(await lags(bench, writer, reader, 25, gap_s))
+            await reader.close()
+
+        run(case, bookies=5)
+        return max(found)
+
+    plain = max(lag_of(Quorum(3, 3, 2), own) for own in (B1, B2, B3))
+    striped = max(lag_of(Quorum(5, 3, 2), own) for own in (B1, B2, B3))
+    assert striped <= plain + 3 * DELAY_S
 
 
 def test_a_bookie_that_has_caught_up_is_polled_again() -> None:

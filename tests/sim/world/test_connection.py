@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,9 +19,11 @@ from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.meta.layout import Identity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.proto import version_two
+from kvstore.proto.bookkeeper import BadFrame
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from kvstore.wal import connection
+from kvstore.wal import batches, connection
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.ledgers import make_root
@@ -149,6 +153,74 @@ def test_a_sure_absence_is_an_answer_and_a_fence_refuses_adds() -> None:
         assert [type(answer) for answer in answers[1:]] == [LedgerFenced, LedgerFenced]
         wire.add(1, recovery=True)
         assert (await wire.added(4))[3] is None
+
+    run(case)
+
+
+def opened(packets: Sequence[bytes]) -> list[EntryId]:
+    return [DIGEST.open(LEDGER, None, packet).entry for packet in packets]
+
+
+# docs/protocol.md T12
+def test_a_batch_brings_what_a_bookie_has_of_a_row_of_entries() -> None:
+    async def case(wire: Wire) -> None:
+        for entry in (0, 1, 2, 5, 6):
+            wire.add(entry)
+        await wire.added(5)
+        read = partial(wire.bookies.read_batch, BOOKIE, LEDGER)
+        assert opened(await read(range(10), bytes_max=1 << 20)) == [0, 1, 2, 5, 6]
+        assert opened(await read(range(1, 6), bytes_max=1 << 20)) == [1, 2, 5]
+        assert opened(await read(range(10), bytes_max=1)) == [0]
+        assert await read(range(3, 10), bytes_max=1 << 20) == []
+        assert opened(await read(range(5, 10), bytes_max=1 << 20, fence_key=KEY, priority=100)) == [5, 6]
+        wire.add(7)
+        assert isinstance((await wire.added(6))[5], LedgerFenced)
+        answer = await wire.bookies.read(BOOKIE, LEDGER, EntryId(9))
+        assert answer.packet is None, "on the other connection all is as it was"
+
+    run(case)
+
+
+def test_a_bookie_that_knows_no_batches_is_asked_for_none_until_it_may_have_been_upgraded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def case(wire: Wire) -> None:
+        wire.add(0)
+        await wire.added(1)
+        sent: list[float] = []
+
+        def refuse(_: bytes) -> None:
+            sent.append(wire.env.clock.now())
+            raise BadFrame("operation 7 of version 2 is not known")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(version_two, "decode_request", refuse)
+            for _ in range(200):
+                with pytest.raises(BookieError):
+                    await wire.bookies.read_batch(BOOKIE, LEDGER, range(2), bytes_max=100)
+                assert (await wire.bookies.read(BOOKIE, LEDGER, EntryId(0))).packet is not None
+                await asyncio.sleep(0.5)
+        gaps = [after - before for before, after in pairwise(sent)]
+        assert gaps == sorted(gaps)
+        assert gaps[0] >= batches.REST_MIN_S
+        assert 3 <= len(sent) <= 8
+        await asyncio.sleep(batches.REST_MAX_S)
+        assert opened(await wire.bookies.read_batch(BOOKIE, LEDGER, range(2), bytes_max=100)) == [0]
+
+    run(case)
+
+
+def test_a_silent_bookie_costs_one_batch_a_quarter_of_a_second() -> None:
+    async def case(wire: Wire) -> None:
+        wire.add(0)
+        await wire.added(1)
+        assert opened(await wire.bookies.read_batch(BOOKIE, LEDGER, range(2), bytes_max=100)) == [0]
+        wire.world.node("b1").pause()
+        began = wire.env.clock.now()
+        for _ in range(20):
+            with pytest.raises(BookieError):
+                await wire.bookies.read_batch(BOOKIE, LEDGER, range(2), bytes_max=100)
+        assert wire.env.clock.now() - began < batches.TIMEOUT_S + 0.1
 
     run(case)
 

@@ -1,0 +1,79 @@
+"""Asks one bookie for several entries at once: by the batched read of version 2 of the bookies' protocol.
+
+Version 3 has no such call. Apache's bookies from 4.17 on answer it, as ours do, but on a connection that has spoken
+version 2 they understand nothing else: so it has a connection of its own, opened when it is first needed, and adds
+never wait behind large answers. A bookie that does not know the call closes the connection, or never answers; it is
+left alone for a while then, and its entries are read one by one (docs/protocol.md T12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from kvstore.env.ports import Clock
+from kvstore.errors import BookieError
+from kvstore.proto.bookkeeper import Answer, BadFrame, Status
+from kvstore.proto.version_two import BatchRead, encode_batch_read, packets_of
+from kvstore.types import BookieId
+from kvstore.wal.connection import Connection, settle
+
+TIMEOUT_S = 0.25
+"""Who waits has others to ask; in so long a batch of the usual size comes over the slowest network worth naming."""
+FORGOTTEN_S = 5.0
+"""So long an answer may come late before the connection looks whether it is dead."""
+REST_MIN_S = 1.0
+REST_MAX_S = 60.0
+"""So long a bookie is not asked for batches after it gave none, longer each time: it may have been upgraded since."""
+_NOT_HERE = (Status.NO_ENTRY, Status.NO_LEDGER, Status.IO_ERROR, Status.TOO_MANY_REQUESTS)
+"""Nothing comes of the first entry now, which is for a read of that one alone to judge."""
+
+
+class Batches:
+    """Of one bookie."""
+
+    def __init__(self, bookie: BookieId, connection: Connection, clock: Clock) -> None:
+        self._bookie = bookie
+        self._connection = connection
+        self._clock = clock
+        self._rest_s = 0.0
+        self._rests_until = 0.0
+
+    async def ask(self, asked: BatchRead) -> list[bytes]:
+        """The packets that come, perhaps none. Raises BookieError."""
+        if self._clock.now() < self._rests_until:
+            raise BookieError(f"{self._bookie}: it gave no batch a moment ago")
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._answer(asked)
+            if answer.status in _NOT_HERE:
+                return []
+            if answer.status != Status.OK or answer.body is None:
+                raise BookieError(f"{self._bookie}: answered {answer.status} to a batched read")
+            packets = packets_of(answer.body)
+        except (BookieError, BadFrame, TimeoutError) as error:
+            self._rest()
+            raise BookieError(f"{self._bookie}: no batch: {error or 'no answer in time'}") from None
+        self._rest_s = 0.0
+        return packets
+
+    async def _answer(self, asked: BatchRead) -> Answer:
+        """A caller that waits no longer leaves its question with the connection, which breaks off when it hears
+        nothing."""
+        answered: asyncio.Future[Answer | BookieError] = asyncio.get_running_loop().create_future()
+        done = partial(settle, answered)
+        self._connection.call(lambda txn: encode_batch_read(asked._replace(request=txn)), FORGOTTEN_S, done)
+        answer = await answered
+        if isinstance(answer, BookieError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Fail what is outstanding."""
+        self._connection.close()
+
+    def _rest(self) -> None:
+        now = self._clock.now()
+        if now >= self._rests_until:  # several that fail together are one failure
+            self._rest_s = min(max(2 * self._rest_s, REST_MIN_S), REST_MAX_S)
+            self._rests_until = now + self._rest_s

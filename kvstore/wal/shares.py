@@ -1,0 +1,42 @@
+"""Chooses which bookie is asked for which entries, where each is asked for many at once. Decides only
+(docs/protocol.md T12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from kvstore.types import BookieId, EntryId
+from kvstore.wal.reader import in_order
+
+
+class Share(NamedTuple):
+    """Entries that one bookie is asked for together."""
+
+    bookie: BookieId
+    entries: Sequence[EntryId]
+    """Rising; the bookie is to have each of them, and perhaps others between them."""
+
+
+def shares_of(
+    entries: Sequence[EntryId],
+    write_set: Callable[[EntryId], Sequence[BookieId]],
+    own: BookieId | None,
+    avoided: Collection[BookieId],
+) -> list[Share]:
+    """Of rising entries: each goes to one bookie of its write set, to as few bookies as the nearest can spare. Of an
+    entry that only `avoided` ones have there is no share."""
+    shares: list[Share] = []
+    left = list(entries)
+    nearest = own if own is not None and own not in avoided else None
+    while left:
+        if nearest is None:
+            nearest = in_order(write_set(left[0]), own, avoided)[0]
+        mine = [entry for entry in left if nearest in write_set(entry)]
+        if mine and nearest not in avoided:
+            shares.append(Share(nearest, mine))
+            left = [entry for entry in left if nearest not in write_set(entry)]
+        elif mine:
+            del left[0]
+        nearest = None
+    return shares

@@ -1,0 +1,145 @@
+"""What striping gives and costs: rates, and how soon the other replicas show a lone write.
+
+    python -m loadtest.bench.striping [--quorums 3/3/2,5/3/2] [--nodes 5] [--seconds 4] [--turns 2] [--out FILE]
+
+For each ensemble/write/ack a cluster of its own is started in a scratch folder, in turns, and ended. SETs and GETs are
+redis-benchmark's, by 50 connections to one node, of 100 bytes. "Shown" is the time from sending one SET to that node,
+when nothing else is written, until a GET by a READONLY connection to each of the other nodes gives its value: the
+median and the 99th percentile over all of them, the leader included where it is one of them. On one machine all nodes
+share its disk and processors: more bookies are no more disks here, and only the ratios between lines say something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median, quantiles
+from typing import Any
+
+from kvstore.cli.output import as_table
+from kvstore.devcluster.layout import ClusterFile
+from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.settings import Setting
+from kvstore.types import Quorum
+from loadtest.bench import peers
+from loadtest.bench.redis_lines import Line, run_line
+from loadtest.generator.options import path_word
+
+OFFSETS = range(44_000, 48_000, 100)
+LONE_SETS = 200
+SHOWN_S_MAX = 10.0
+LINES = {
+    "set_c50": Line("set", 50, prefix="key:", keys=100_000),
+    "get_c50": Line("get", 50, prefix="key:", keys=100_000),
+    "set_c50_p16": Line("set", 50, pipeline=16, prefix="key:", keys=100_000),
+}
+
+
+def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
+    """A row of the table, from a cluster of its own."""
+    names = ("ensemble", "write", "ack")
+    settings = tuple(Setting(f"log.quorum.{name}", getattr(quorum, name)) for name in names)
+    with peers.scratch() as folder:
+        cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
+        try:
+            file = peers.up_on_free_ports(cluster, OFFSETS, nodes=nodes, replicas=nodes, settings=settings)
+            row: dict[str, Any] = {"quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}"}
+            row |= _lone(file)
+            for name, line in LINES.items():
+                row[name] = _rate(line, file.nodes[0].resp, seconds)
+            return row
+        finally:
+            cluster.down()
+
+
+def _rate(line: Line, door: str, seconds: float) -> int:
+    probe = max(2_000, 20 * line.connections * line.pipeline)
+    return round(run_line(line, door, max(probe, int(run_line(line, door, probe).per_s * seconds))).per_s)
+
+
+class Door:
+    """A connection to one node's Redis door."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=SHOWN_S_MAX)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, line: str) -> bytes:
+        """The answer to one command: short enough to come in one piece."""
+        self._socket.sendall(line.encode() + b"\r\n")
+        return self._socket.recv(4096)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _lone(file: ClusterFile) -> dict[str, float]:
+    """Milliseconds of lone SETs until they are answered, and until every other node shows them."""
+    doors = [Door(node.resp) for node in file.nodes]
+    for door in doors[1:]:
+        door.ask("READONLY")
+    took: list[float] = []
+    shown: list[float] = []
+    for number in range(LONE_SETS):
+        began = time.perf_counter()
+        answer = doors[0].ask(f"SET lone {number}")
+        took.append(1000 * (time.perf_counter() - began))
+        if answer != b"+OK\r\n":
+            raise RuntimeError(f"want +OK to a SET, got {answer!r}")
+        wanted = b"$%d\r\n%d\r\n" % (len(str(number)), number)
+        shown += (1000 * each for each in _until_shown(doors[1:], wanted, began))
+    for door in doors:
+        door.close()
+    return {
+        "set_c1_ms": round(median(took), 2),
+        "shown_p50_ms": round(median(shown), 2),
+        "shown_p99_ms": round(quantiles(shown, n=100)[98], 2),
+        "shown_max_ms": round(max(shown), 1),
+    }
+
+
+def _until_shown(doors: Sequence[Door], wanted: bytes, began: float) -> Iterator[float]:
+    """Seconds since `began`, for each door, when a GET gives the answer `wanted`."""
+    waiting = list(doors)
+    while waiting:
+        for door in list(waiting):
+            is_shown, passed = door.ask("GET lone") == wanted, time.perf_counter() - began
+            if is_shown:
+                waiting.remove(door)
+                yield passed
+            elif passed > SHOWN_S_MAX:
+                raise RuntimeError(f"a replica does not show a write {SHOWN_S_MAX} s after it")
+
+
+def quorum_of(text: str) -> Quorum:
+    """Read `5/3/2`."""
+    ensemble, write, ack = map(int, text.split("/"))
+    return Quorum(ensemble, write, ack)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quorums", default="3/3/2,5/3/2")
+    parser.add_argument("--nodes", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--out", type=path_word, default=None)
+    words = parser.parse_args()
+    rows = []
+    for _ in range(words.turns):
+        for quorum in map(quorum_of, words.quorums.split(",")):
+            rows.append(measure(quorum, words.nodes, words.seconds))
+            print(rows[-1], file=sys.stderr, flush=True)
+    print(as_table(rows))
+    if words.out is not None:
+        words.out.parent.mkdir(parents=True, exist_ok=True)
+        words.out.write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()

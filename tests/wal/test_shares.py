@@ -1,0 +1,36 @@
+"""Which bookie is asked for which entries, for every quorum up to six bookies (docs/protocol.md T12)."""
+
+import pytest
+
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from kvstore.wal.shares import shares_of
+
+NAMES = tuple(BookieId(f"b{number}") for number in range(1, 7))
+QUORUMS = [Quorum(size, write, 1) for size in range(1, 7) for write in range(1, size + 1)]
+ENTRIES = [EntryId(entry) for entry in range(7, 40)]
+
+
+@pytest.mark.parametrize("quorum", QUORUMS, ids=str)
+def test_each_entry_is_asked_of_one_bookie_that_is_to_have_it(quorum: Quorum) -> None:
+    ensemble = NAMES[: quorum.ensemble]
+    metadata = LedgerMetadata(LedgerId(1), quorum, (Fragment(EntryId(0), ensemble),))
+    for own in (None, *ensemble):
+        for avoided in (set[BookieId](), {ensemble[0]}, set(ensemble[1:]), set(ensemble)):
+            shares = shares_of(ENTRIES, metadata.write_set, own, avoided)
+            asked = [entry for share in shares for entry in share.entries]
+            assert sorted(asked) == [e for e in ENTRIES if not avoided.issuperset(metadata.write_set(e))]
+            for share in shares:
+                assert share.bookie not in avoided
+                assert list(share.entries) == sorted(share.entries)
+                assert all(share.bookie in metadata.write_set(entry) for entry in share.entries)
+            assert len(shares) == len({share.bookie for share in shares})
+            if own is not None and own not in avoided:
+                mine = [entry for entry in ENTRIES if own in metadata.write_set(entry)]
+                assert [list(share.entries) for share in shares if share.bookie == own] == [mine]
+
+
+def test_few_are_asked() -> None:
+    whole = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), NAMES[:3]),))
+    assert len(shares_of(ENTRIES, whole.write_set, None, ())) == 1
+    striped = LedgerMetadata(LedgerId(1), Quorum(5, 3, 2), (Fragment(EntryId(0), NAMES[:5]),))
+    assert max(len(shares_of(ENTRIES[first:], striped.write_set, own, ())) for first in range(5) for own in NAMES) <= 3
