@@ -1,6 +1,6 @@
 """Counted runs with faults against a real cluster, each checked: nothing acknowledged lost, no stale read, short gaps.
 
-    python -m loadtest.drill [--quick] [--only TEXT] [--out reports/results.json]
+    python -m loadtest.drill [--quick] [--only TEXT] [--metadata zookeeper|etcd] [--out reports/results.json]
     python -m loadtest.drill --nemesis [--seed N] [--minutes M]      # accidents by seed: rounds.py
 
 It starts a three-node cluster of its own in a scratch folder, prints each figure beside what it must be, and writes all
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import as_table
+from kvstore.meta.address import Kind
 from loadtest.bench import peers
 from loadtest.drills import net, rounds, spans
 from loadtest.drills.faults import SCENARIOS
@@ -32,12 +33,12 @@ from loadtest.generator.options import path_word
 from tests.cluster.harness import running_cluster
 
 
-def run_drill(*, counts: Counts, only: str, out: Path) -> bool:
+def run_drill(*, counts: Counts, only: str, metadata: Kind, out: Path) -> bool:
     """Run it, print it, write it. False if a promise of safety is broken."""
     report, began, changes = Report(), time.time(), []
     with peers.scratch() as folder:
         try:
-            with running_cluster(folder) as cluster:
+            with running_cluster(folder, metadata=metadata) as cluster:
                 for name, scenario in SCENARIOS.items():
                     if only in name:
                         print(f"\n{name}", file=sys.stderr, flush=True)
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="only scenarios whose name holds this; of accidents, one of several, comma-separated"
     )
+    parser.add_argument("--metadata", type=Kind, default=Kind.ZOOKEEPER, help="zookeeper or etcd, for counted faults")
     parser.add_argument("--out", type=path_word, default=Path("reports/results.json"))
     parser.add_argument("--nemesis", action="store_true", help="accidents by seed instead of counted ones")
     parser.add_argument("--seed", type=int, default=1, help="of the accidents")
@@ -120,10 +122,13 @@ def main() -> None:
     if not any(part in name for part in wanted for name in known):  # nothing would be done, and nothing be broken
         parser.error(f"--only: want a part of {', '.join(known)}, got {arguments.only!r}")
     if arguments.nemesis:
+        if arguments.metadata is not Kind.ZOOKEEPER:
+            parser.error("--metadata: accidents by seed are made with ZooKeeper only")
         seed, minutes = arguments.seed, arguments.minutes
         sys.exit(0 if run_nemesis(seed=seed, minutes=minutes, only=arguments.only, out=arguments.out) else 1)
     counts = QUICK if arguments.quick else Counts()
-    sys.exit(0 if run_drill(counts=counts, only=arguments.only, out=arguments.out) else 1)
+    is_safe = run_drill(counts=counts, only=arguments.only, metadata=arguments.metadata, out=arguments.out)
+    sys.exit(0 if is_safe else 1)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,15 @@ def indexed(disk: Disk, directory: str, suffix: str = INDEX) -> list[int]:
 
 def read_checkpoint(disk: Disk, directory: str, file: int) -> Checkpoint | None:
     """A segment's checkpoint, if it is there and whole; with the segments that there were, if a list is there too.
-    Raises ValueError for a format that this build does not know, OSError."""
-    checkpoint = decode_checkpoint(_read(disk, checkpoint_path(directory, file)))
-    if checkpoint is not None and not checkpoint.files:
-        checkpoint.files = decode_list(_read(disk, list_path(directory, file)), checkpoint.file) or []
+    Raises ValueError that names the file for a format that this build does not know, OSError."""
+    path = checkpoint_path(directory, file)
+    try:
+        checkpoint = decode_checkpoint(_read(disk, path))
+        if checkpoint is not None and not checkpoint.files:
+            path = list_path(directory, file)
+            checkpoint.files = decode_list(_read(disk, path), checkpoint.file) or []
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return checkpoint
 
 

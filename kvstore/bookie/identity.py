@@ -69,8 +69,8 @@ class _Identification:
         for directory, cookie in cookies.items():
             if cookie != first:
                 raise ConfigError(
-                    f"{directory} belongs to bookie {cookie.bookie}, {self._directories[0]} to {first.bookie}, "
-                    f"or their cookies differ otherwise: {cookie} is not {first}"
+                    f"{directory}/{VERSION} belongs to bookie {cookie.bookie}, {self._directories[0]}/{VERSION} to "
+                    f"{first.bookie}, or they differ otherwise: {cookie} is not {first}"
                 )
         self._check(first)
         return await self._known(first)

@@ -110,6 +110,7 @@ class _Replay:
                 header = decode_file_header(_read_what_can_be(segment, 0, FILE_HEADER_SIZE))
         except ValueError as error:
             raise ConfigError(f"{self._journal_dir}, segment {file}: {error}") from None
+        segment.release()  # another object takes its place: nobody else would close the file
         if header is not None and header.file != file:
             header = None  # another segment's file under this name
         if checkpoint is not None and (checkpoint.file != file or (header and header.salt != checkpoint.salt)):

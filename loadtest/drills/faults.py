@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import Any
 
-from loadtest.drills.load import Load
+from loadtest.drills.load import Load, longest_gap
 from loadtest.drills.stage import Stage
 from loadtest.drills.stale import StaleReaders
 from tests.cluster.harness import Cluster
@@ -24,7 +24,7 @@ GAP_HANDED_BACK_MAX_S = 0.2
 GAP_OUTAGE_MAX_S = 2.0
 SERVING_MAX_S = 20.0
 SESSION_S = 6.0
-ZOOKEEPER_AWAY_S = 30.0
+METADATA_AWAY_S = 30.0
 REPAIRED_MAX_S = 120.0
 
 
@@ -92,18 +92,19 @@ async def stops(stage: Stage) -> None:
     await stage.under_load("SIGSTOP", work)
 
 
-async def zookeeper_killed(stage: Stage) -> None:
-    """ZooKeeper gone for 30 s by kill -9."""
-    await _zookeeper_away(stage, "kill -9", stage.cluster.kill_zookeeper, stage.cluster.start_zookeeper)
+async def metadata_killed(stage: Stage) -> None:
+    """The metadata store gone for 30 s by kill -9."""
+    await _metadata_away(stage, "kill -9", stage.cluster.kill_zookeeper, stage.cluster.start_zookeeper)
 
 
-async def zookeeper_stopped(stage: Stage) -> None:
-    """ZooKeeper gone for 30 s by SIGSTOP."""
-    await _zookeeper_away(stage, "SIGSTOP", stage.cluster.pause_zookeeper, stage.cluster.resume_zookeeper)
+async def metadata_stopped(stage: Stage) -> None:
+    """The metadata store gone for 30 s by SIGSTOP."""
+    await _metadata_away(stage, "SIGSTOP", stage.cluster.pause_zookeeper, stage.cluster.resume_zookeeper)
 
 
-async def _zookeeper_away(stage: Stage, way: str, leave: Callable[[], None], come_back: Callable[[], None]) -> None:
-    """Reads and writes go on, and no leader changes without need, also in the time after it is back."""
+async def _metadata_away(stage: Stage, way: str, leave: Callable[[], None], come_back: Callable[[], None]) -> None:
+    """Linearizable reads and writes go on, and no leader changes without need, also in the time after it is back."""
+    name = stage.cluster.file.store.kind.shown
 
     async def work(load: Load) -> None:
         for _ in range(stage.counts.outages):
@@ -111,22 +112,25 @@ async def _zookeeper_away(stage: Stage, way: str, leave: Callable[[], None], com
             before = await asyncio.to_thread(_epochs, stage.cluster)
             began = time.perf_counter()
             await asyncio.to_thread(leave)
-            await asyncio.sleep(ZOOKEEPER_AWAY_S)
+            await asyncio.sleep(METADATA_AWAY_S)
             until = time.perf_counter()
             for partition in load.partitions:
                 gap, _ = load.longest_gap(partition, began, until)
-                stage.report.add(f"ZooKeeper away by {way}: gap on {partition}", gap, most=GAP_OUTAGE_MAX_S, unit="s")
+                stage.report.add(f"{name} away by {way}: gap on {partition}", gap, most=GAP_OUTAGE_MAX_S, unit="s")
+                gap, _ = longest_gap(load.read[partition], began, until)
+                what = f"{name} away by {way}: gap of linearizable reads on {partition}"
+                stage.report.add(what, gap, most=GAP_OUTAGE_MAX_S, unit="s")
             await asyncio.to_thread(come_back)
             await asyncio.sleep(2 * SESSION_S + 3)
             after = await asyncio.to_thread(_epochs, stage.cluster)
             changed = [
                 f"{each}: {before[each]} to {after.get(each)}" for each in before if before[each] != after.get(each)
             ]
-            stage.report.add(f"ZooKeeper away by {way}: leaders that changed", len(changed), most=0)
+            stage.report.add(f"{name} away by {way}: leaders that changed", len(changed), most=0)
             for each in changed:
                 stage.say(each)
 
-    await stage.under_load(f"ZooKeeper away by {way}", work)
+    await stage.under_load(f"{name} away by {way}", work)
 
 
 def _epochs(cluster: Cluster) -> dict[str, tuple[str, int]]:
@@ -213,8 +217,8 @@ async def _command(stage: Stage, verb: str, *arguments: str) -> tuple[int, dict[
 SCENARIOS: dict[str, Callable[[Stage], Awaitable[None]]] = {
     "kill -9 of nodes": kills,
     "SIGSTOP of leaders": stops,
-    "ZooKeeper away by kill -9": zookeeper_killed,
-    "ZooKeeper away by SIGSTOP": zookeeper_stopped,
+    "metadata store away by kill -9": metadata_killed,
+    "metadata store away by SIGSTOP": metadata_stopped,
     "everything killed": crashes,
     "real input": real_input,
     "fsck": check_files,

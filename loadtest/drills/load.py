@@ -37,6 +37,8 @@ class Load:
         self.history = History(time.perf_counter)
         self.acknowledged: dict[str, list[float]] = {}
         """Partition → when it acknowledged a write, in order."""
+        self.read: dict[str, list[float]] = {}
+        """Partition → when it answered a linearizable read, in order."""
         self.errors: Counter[str] = Counter()
         self._random = Random(seed)
         self._run = b"%x" % time.time_ns()
@@ -55,7 +57,7 @@ class Load:
 
     def start(self) -> None:
         for partition, tag in sorted(self._tags.items()):
-            self.acknowledged[partition] = []
+            self.acknowledged[partition], self.read[partition] = [], []
             for key, caller in itertools.product(self._registers(tag), range(CALLERS)):
                 work = self._call_register(partition, key, f"{key.decode()}/{caller}")
                 self._tasks.append(asyncio.create_task(work))
@@ -97,10 +99,7 @@ class Load:
 
     def longest_gap(self, partition: str, since: float, until: float) -> tuple[float, float]:
         """The longest time without an acknowledged write within a window, in seconds, and when it began."""
-        times = self.acknowledged[partition]
-        inside = times[bisect_left(times, since) : bisect_left(times, until)]
-        edges = [since, *inside, until]
-        return max((later - earlier, earlier) for earlier, later in itertools.pairwise(edges))
+        return longest_gap(self.acknowledged[partition], since, until)
 
     def count(self, partition: str, since: float, until: float) -> int:
         """Writes acknowledged within a window."""
@@ -151,6 +150,7 @@ class Load:
         except StoreError as error:
             return self._failed(pending, error)
         pending.ok(item.value if item else None, version=item.version if item else None)
+        self.read[self.client.cluster.partition_of(key)].append(time.perf_counter())
         return True
 
     async def _put(self, key: bytes, process: str, partition: str) -> bool:
@@ -192,3 +192,10 @@ class Load:
             return False
         pending.fail()
         return True
+
+
+def longest_gap(times: list[float], since: float, until: float) -> tuple[float, float]:
+    """The longest time without any of `times`, which rise, within a window, in seconds, and when it began."""
+    inside = times[bisect_left(times, since) : bisect_left(times, until)]
+    edges = [since, *inside, until]
+    return max((later - earlier, earlier) for earlier, later in itertools.pairwise(edges))

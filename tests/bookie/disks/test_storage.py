@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import psutil
 import pytest
 
+from kvstore.bookie.journal.record import FileHeader, encode_file_header
+from kvstore.bookie.journal.segment import segment_name
+from kvstore.bookie.replay import replay
+from kvstore.env.disk import DirectoryDisk
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.support import (
@@ -358,6 +364,19 @@ def test_a_restart_reads_checkpoints_and_not_segments(world: SimWorld) -> None:
         assert await shelf.status(L, 59) is Status.OK
 
     run(world, read())
+
+
+def test_a_start_leaves_no_file_open_that_it_has_looked_into(tmp_path: Path) -> None:
+    """A disk has more segments than a process may have open files."""
+    disk = DirectoryDisk(tmp_path)
+    for directory in ("journal", "index"):
+        disk.mkdir(directory)
+    for file in range(1, 40):
+        header = encode_file_header(FileHeader(file, salt=file))
+        (tmp_path / f"journal/{segment_name(file)}").write_bytes(header + bytes(1000))
+    before = psutil.Process().num_fds()
+    replay(disk, "journal", "index")
+    assert psutil.Process().num_fds() == before
 
 
 def test_an_entry_larger_than_a_segment_gets_a_segment_that_is_large_enough(world: SimWorld) -> None:

@@ -34,6 +34,7 @@ class Knobs:
     autorecovery: AutorecoveryConfig = field(default_factory=lambda: NO_AUDITOR)
     segment_bytes: int = 64 << 10
     reclaim_s: float = 5.0
+    scrub_first_s: float = 600.0
     load: Load = field(default_factory=Load)
     faults: tuple[str, ...] = ()
     """Names in tests.sim.strikes.faults.FAULTS."""
@@ -55,6 +56,7 @@ class Knobs:
             sparse_share=0.5,
             rewrite_bytes_per_s=1 << 20,
             scrub_bytes_per_s=64 << 10,
+            scrub_first_s=self.scrub_first_s,
         )
 
 

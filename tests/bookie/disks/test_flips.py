@@ -1,0 +1,41 @@
+"""Whatever byte of a stopped bookie's files is flipped, it serves nothing wrong, denies nothing that it has
+acknowledged, and is whole again once its peers' copies were stored (docs/protocol.md, B6, B7, B14)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.bookie import replay
+from kvstore.bookie.journal import record, scan
+from kvstore.env.real import run
+from tests.bookie.flips import Broken, flip_many
+
+pytestmark = pytest.mark.slow
+COUNT = 60
+"""Each kind of bytes once or twice, in either directory."""
+
+
+def test_no_flipped_byte_makes_a_bookie_lie(tmp_path: Path) -> None:
+    results = run(flip_many(COUNT, 1, tmp_path))
+    assert results.total() == COUNT
+    outcomes = {what.rpartition(": ")[2] for what in results}
+    assert {"found, told as unreadable, and mended", "does not start, and names the file"} <= outcomes
+
+
+def test_a_bookie_that_checks_no_packet_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "is_body_good", lambda _head, _body: True)
+    with pytest.raises(Broken, match="served wrong"):
+        run(flip_many(COUNT, 1, tmp_path))
+
+
+def test_a_bookie_that_takes_damage_for_the_end_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_damage(*arguments: object, **known: object) -> scan.Scan:
+        found = scan.scan(*arguments, **known)  # type: ignore[arg-type]
+        found.damage = []
+        return found
+
+    monkeypatch.setattr(replay, "scan", without_damage)
+    with pytest.raises(Broken):
+        run(flip_many(10 * COUNT, 1, tmp_path))
