@@ -61,7 +61,7 @@ class Processes:
     """An async context manager. `programs` has Apache's, configured for this cluster."""
 
     def __init__(self, directory: Path, bookies: int = 4, *settings: str) -> None:
-        """`settings`: name=number, of kvstore.bookie.BookieConfig."""
+        """`settings`: as tests.interop.our_bookie takes them."""
         self.directory = directory
         self.bookies: list[OurBookie] = []
         self.zookeeper: ZooKeeperProcess
@@ -97,23 +97,23 @@ class Processes:
         for number, port in enumerate(ports, 1):
             await self.add_bookie(f"b{number}", port)
 
-    async def add_bookie(self, name: str, port: int) -> OurBookie:
-        """Start one more."""
+    async def add_bookie(self, name: str, port: int, *settings: str) -> OurBookie:
+        """Start one more, with settings of its own beside those of all."""
         where = [str(self.directory / name), name, f"127.0.0.1:{port}", self.zookeeper.address]
-        command = [sys.executable, "-m", "tests.interop.our_bookie", *where, *self._settings]
+        command = [sys.executable, "-m", "tests.interop.our_bookie", *where, *self._settings, *settings]
         bookie = OurBookie(command, self.directory / f"{name}.log")
         await bookie.start()
         self._stack.push_async_callback(bookie.kill)
         self.bookies.append(bookie)
         return bookie
 
-    async def add_their_bookie(self) -> BookieId:
-        """Start a bookie of Apache's."""
+    async def add_their_bookie(self, **settings: str) -> BookieId:
+        """Start a bookie of Apache's. `settings`: more lines of its configuration file."""
         client = RegistrationClient(self.store)
         before = set((await client.bookies()).writable)
         directory = self.directory / "theirs"
         directory.mkdir()
-        process = launch(directory, self.zookeeper.address)
+        process = launch(directory, self.zookeeper.address, **settings)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         new: set[BookieId] = set()
@@ -124,6 +124,10 @@ class Processes:
 
         await wait_until(is_there, timeout_s=java.TIMEOUT_S, what="Apache's bookie registers")
         return new.pop()
+
+    async def addresses(self) -> dict[BookieId, str]:
+        """Where the bookies that are registered listen."""
+        return (await RegistrationClient(self.store).bookies()).all
 
     def bookie(self, bookie: BookieId) -> OurBookie:
         """By its id."""

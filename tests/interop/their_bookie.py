@@ -100,8 +100,8 @@ async def ask(address: str, requests: list[tuple[str, bytes]]) -> list[tuple[str
     return told
 
 
-def launch(directory: Path, zookeeper: str) -> Popen[bytes]:
-    """Start a bookie of Apache's with its files in `directory`."""
+def launch(directory: Path, zookeeper: str, **more: str) -> Popen[bytes]:
+    """Start a bookie of Apache's with its files in `directory`. `more`: settings beside the usual ones."""
     settings = {
         "bookiePort": str(free_port()),
         "advertisedAddress": "127.0.0.1",
@@ -109,6 +109,7 @@ def launch(directory: Path, zookeeper: str) -> Popen[bytes]:
         "journalDirectories": str(directory / "journal"),
         "ledgerDirectories": str(directory / "ledgers"),
         "httpServerEnabled": "false",
+        **more,
     }
     return java.Programs(directory / "java", zookeeper, **settings).server(directory / "bookie.log")
 
