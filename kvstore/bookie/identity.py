@@ -214,7 +214,10 @@ class _Identification:
         """Raise ConfigError if anybody else has, or had, the id that was given."""
         bookie = cookie.bookie
         with suppress(NoSuchNode):
-            known, version = await self._cookies.read(bookie)
+            try:
+                known, version = await self._cookies.read(bookie)
+            except Corrupted as error:
+                raise self._taken(bookie, str(error)) from None
             if not is_begun or version or known != cookie:
                 raise self._taken(bookie, "it has a cookie in the metadata store")
         assert self._authority is not None, "an id that was given can only be judged by the metadata store"
