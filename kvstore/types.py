@@ -10,7 +10,7 @@ from typing import NamedTuple, NewType
 LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
-"""`<name>-<incarnation>`; what ensembles name."""
+"""`<name>-<incarnation>`, or what the operator gives; what ensembles name."""
 ServerId = NewType("ServerId", str)
 """The node's id, for example `n1`."""
 PartitionId = NewType("PartitionId", str)

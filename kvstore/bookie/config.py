@@ -9,6 +9,7 @@ from kvstore.errors import ConfigError
 
 MIB = 1 << 20
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}")
+ADDRESS_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,252}:[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class StorageConfig:
     scrub_first_s: float = 600.0
     """From the start of the bookie to the first round; between two rounds it is `scrub_rest_s`."""
     scrub_rest_s: float = 3_600.0
+    admit_raw_adds: bool = False
+    """Store what clients add to ledgers without metadata, and to closed ones without entries: for Apache's own
+    benchmark of a bookie, never in production (docs/protocol.md, B28)."""
 
     def __post_init__(self) -> None:
         if faults := [*self._wrong_directories(), *self._wrong_numbers()]:
@@ -71,6 +75,9 @@ class BookieConfig(StorageConfig):
 
     name: str
     """The part of the bookie id that stays over incarnations; for example the node's id."""
+    id: str = ""
+    """The bookie id as `host:port`, in place of `<name>-<incarnation>`, for clients and tools of Apache's that want
+    it so. It stays when the address changes (docs/protocol.md, B27)."""
     listen: str = "127.0.0.1:3181"
     """`host:port`; port 0 takes a free one."""
     advertise: str = ""
@@ -94,6 +101,7 @@ class BookieConfig(StorageConfig):
     def __post_init__(self) -> None:
         faults = [
             *self._wrong("name", _NAME.fullmatch(self.name) is not None, "letters, digits, dots and dashes"),
+            *self._wrong("id", not self.id or ADDRESS_ID.fullmatch(self.id) is not None, "host:port or nothing"),
             *self._wrong("listen", _is_address(self.listen), "host:port"),
             *self._wrong("advertise", not self.advertise or _is_address(self.advertise), "host:port or nothing"),
             *self._wrong_directories(),

@@ -5,6 +5,10 @@ as their contents: a bookie that has lost its disk comes back under another id, 
 its acceptance for that of the one that is lost. A cookie in every directory and in the metadata store says what belongs
 together.
 
+Where the operator gives the id, as Apache's older clients and tools want it (`host:port`), there is no incarnation in
+it. Then empty directories are formatted only while the metadata store knows no bookie of that id, neither by a cookie
+nor as a ledger's: what another has stored under the id, or one that is lost, is never denied by a new one.
+
 The version of the cookie's node counts the starts, and the directories remember the last one: directories that remember
 an older one were restored from a copy, and records may be missing.
 """
@@ -12,10 +16,13 @@ an older one were restored from a copy, and records may be missing.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
+from kvstore.bookie.admission import Authority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.opening import make_directory
+from kvstore.bookie.upkeep.limbo import may_name
 from kvstore.env.ports import Disk, Env
 from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
 from kvstore.meta.cookie_store import CookieStore
@@ -45,19 +52,25 @@ class Identity:
 
 
 # docs/protocol.md B8
-async def establish(env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str) -> Identity:
-    """Find out, or decide, who this bookie is. Raises ConfigError that names the directory at fault, MetadataError."""
-    return await _Identification(env, config, cookies, instance_id).run()
+async def establish(
+    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, *, authority: Authority | None = None
+) -> Identity:
+    """Find out, or decide, who this bookie is. `authority` is needed where the id is given. Raises ConfigError that
+    names the directory at fault, MetadataError."""
+    return await _Identification(env, config, cookies, instance_id, authority).run()
 
 
 class _Identification:
-    def __init__(self, env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str) -> None:
+    def __init__(
+        self, env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: Authority | None
+    ) -> None:
         self._env = env
         self._disk: Disk = env.disk
         self._config = config
         self._directories = (config.journal_dir, config.index_dir)
         self._cookies = cookies
         self._instance_id = instance_id
+        self._authority = authority
 
     async def run(self) -> Identity:
         contents = {each: self._list(each) for each in self._directories}
@@ -106,10 +119,16 @@ class _Identification:
             raise ConfigError(
                 f"{directory} belongs to the cluster {cookie.instance_id}, the metadata store to {self._instance_id}"
             )
-        if cookie.bookie.rpartition("-")[0] != self._config.name:
-            raise ConfigError(f"{directory} belongs to bookie {cookie.bookie}, this one is called {self._config.name}")
+        if not self._is_ours(cookie.bookie):
+            called = self._config.id or self._config.name
+            raise ConfigError(f"{directory} belongs to bookie {cookie.bookie}, this one is called {called}")
         if cookie != self._cookie(cookie.bookie):
             raise ConfigError(f"{directory} was formatted together with other directories than configured: {cookie}")
+
+    def _is_ours(self, bookie: BookieId) -> bool:
+        if self._config.id:
+            return bookie == self._config.id
+        return ":" not in bookie and bookie.rpartition("-")[0] == self._config.name
 
     def _cookie(self, bookie: BookieId) -> Cookie:
         return Cookie(
@@ -168,8 +187,10 @@ class _Identification:
             strange = content - {FORMATTING, VERSION, STARTS}
             if strange:
                 raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
-        bookie = BookieId(f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
+        bookie = BookieId(self._config.id or f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
         cookie = self._cookie(bookie)
+        if self._config.id:
+            await self._refuse_if_taken(cookie, is_begun=bool(unfinished))
         if unfinished:
             begun = self._read_cookie(f"{unfinished[0]}/{FORMATTING}")
             cookie = begun if begun == self._cookie(begun.bookie) else cookie
@@ -178,6 +199,8 @@ class _Identification:
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
         version = await self._cookies.write(cookie, None)
         self._note_start(f"{self._config.journal_dir}/{STARTS}", version, version)  # a copy of it is no later start
+        if self._config.id:
+            await self._take(cookie, version)
         for directory in self._directories:
             self._write(f"{directory}/{VERSION}", encode_cookie(cookie))
         for directory in self._directories:
@@ -185,6 +208,35 @@ class _Identification:
             self._disk.sync_dir(directory)
         log.warning("bookie=%s is new: its directories were empty", cookie.bookie)
         return Identity(cookie.bookie, True, ())
+
+    # docs/protocol.md B27
+    async def _refuse_if_taken(self, cookie: Cookie, *, is_begun: bool) -> None:
+        """Raise ConfigError if anybody else has, or had, the id that was given."""
+        bookie = cookie.bookie
+        with suppress(NoSuchNode):
+            try:
+                known, version = await self._cookies.read(bookie)
+            except Corrupted as error:
+                raise self._taken(bookie, str(error)) from None
+            if not is_begun or version or known != cookie:
+                raise self._taken(bookie, "it has a cookie in the metadata store")
+        assert self._authority is not None, "an id that was given can only be judged by the metadata store"
+        for ledger in await self._authority.ledgers():
+            if await may_name(self._authority, ledger, bookie):
+                raise self._taken(bookie, f"ledger {ledger} names it")
+
+    async def _take(self, cookie: Cookie, version: int) -> None:
+        """Of two who format under one id at the same time, only one gets it."""
+        if version:
+            raise self._taken(cookie.bookie, "it has a cookie in the metadata store")
+        self._note_start(f"{self._config.journal_dir}/{STARTS}", version, version + 1)
+        await self._claim(cookie, version)
+
+    def _taken(self, bookie: BookieId, reason: str) -> ConfigError:
+        return ConfigError(
+            f"{self._directories[0]} is empty, and {bookie} is not a new bookie: {reason}. If it is lost, end it by "
+            f"`kvstore bookie decommission {bookie}`; if its disk is only missing, mount that"
+        )
 
     def _read(self, path: str) -> bytes:
         file = self._disk.open(path)

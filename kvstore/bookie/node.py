@@ -20,6 +20,7 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import Identity, LayoutStore
 from kvstore.meta.registration import BookieRegistration
 from kvstore.meta.store import MetadataStore
+from kvstore.proto.start_tls import BookiesPrelude
 from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
@@ -51,15 +52,17 @@ class Bookie:
         """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is taken)."""
         config, env = self._config, self._env
         instance_id = await LayoutStore(self._store).instance_id()
-        identity = await establish(env, config, CookieStore(self._store), instance_id)
+        authority = MetadataAuthority(self._store, Identity(self._store, instance_id))
+        identity = await establish(env, config, CookieStore(self._store), instance_id, authority=authority)
         self.id = identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
-        authority = MetadataAuthority(self._store, Identity(self._store, instance_id))
         self.storage = storage = BookieStorage(env, config, self.id, authority)
         storage.statistics.new_incarnations = int(identity.is_new)
         await storage.start(identity.doubts)
+        if config.admit_raw_adds:
+            log.warning("bookie=%s admits raw adds: anybody can store on it, under ids that ledgers may get", self.id)
         self._service = BookieService(storage, config)
-        self._listener = await env.transport.listen(config.listen, self._service.handler)
+        self._listener = await env.transport.listen(config.listen, self._service.handler, prelude=self._prelude)
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)
         await self._registration.start(nursery, readonly=storage.is_readonly)
@@ -80,6 +83,10 @@ class Bookie:
         """The `host:port` that is bound."""
         assert self._listener is not None, "not started"
         return self._listener.address
+
+    def _prelude(self) -> BookiesPrelude:
+        assert self._service is not None
+        return BookiesPrelude(self._service.refused_plain)
 
     def _move(self, readonly: bool) -> None:
         if self._nursery is not None:

@@ -34,6 +34,7 @@ from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, Keys
 from kvstore.bookie.ledger import Listener
 from kvstore.bookie.opening import make_directory, tidy, write_again
+from kvstore.bookie.raw_adds import RawAdds
 from kvstore.bookie.reader import ReadDone, Reader
 from kvstore.bookie.refusals import Refusals
 from kvstore.bookie.replay import replay
@@ -54,6 +55,7 @@ class BookieStorage:
     journal: Journal
     facts: Facts
     adds: Adds
+    raw: RawAdds
     reader: Reader
 
     def __init__(self, env: Env, config: BookieConfig, bookie: BookieId, authority: Authority) -> None:
@@ -126,6 +128,17 @@ class BookieStorage:
             admission=self.admission,
             refusals=refusals,
             pending_bytes_max=config.pending_bytes_max,
+        )
+        self.raw = RawAdds(
+            self._env.clock,
+            is_on=config.admit_raw_adds,
+            inventory=inventory,
+            facts=self.facts,
+            adds=self.adds,
+            digests=self.digests,
+            admission=self.admission,
+            refusals=refusals,
+            ordinary=self.add,
         )
         self._explicit_lacs = ExplicitLacs(
             inventory, journal, facts=self.facts, keys=keys, admission=self.admission, refusals=refusals

@@ -1,5 +1,17 @@
 """The ports of the outside world and their real adapters."""
 
-from kvstore.env.ports import Clock, Disk, Env, File, Listener, Nursery, Stream, StreamHandler, Task, Transport
+from kvstore.env.ports import Clock, Disk, Env, File, Listener, Nursery, Prelude, Stream, StreamHandler, Task, Transport
 
-__all__ = ["Clock", "Disk", "Env", "File", "Listener", "Nursery", "Stream", "StreamHandler", "Task", "Transport"]
+__all__ = [
+    "Clock",
+    "Disk",
+    "Env",
+    "File",
+    "Listener",
+    "Nursery",
+    "Prelude",
+    "Stream",
+    "StreamHandler",
+    "Task",
+    "Transport",
+]

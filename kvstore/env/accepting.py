@@ -19,7 +19,8 @@ from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from typing import Any
 
 from kvstore.env.nursery import TaskNursery
-from kvstore.env.ports import StreamHandler, Task
+from kvstore.env.ports import Prelude, StreamHandler, Task
+from kvstore.env.preludes import hear_out
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +68,12 @@ class Acceptor:
         accepted: Accepted,
         *,
         is_vital: bool = False,
+        prelude: Callable[[], Prelude] | None = None,
     ) -> None:
         self._socket, self._factory, self._accepted, self._is_vital = sock, factory, accepted, is_vital
         self._loop = asyncio.get_running_loop()
-        self._options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": OPENING_S} if tls else {}
+        self._tls = tls
+        self._prelude = prelude
         self._nursery = TaskNursery("accept")
         self._opening: dict[socket.socket, tuple[Task, float]] = {}
         """Since when; the oldest is the first."""
@@ -144,13 +147,24 @@ class Acceptor:
     async def _hand_over(self, sock: socket.socket) -> None:
         """Give the connection a handler, after its handshake. If that fails nobody is told: nobody knew of it."""
         try:
-            await self._loop.connect_accepted_socket(self._factory, sock, **self._options)  # type: ignore[type-var]
-        except ConnectionAbortedError:
+            options = await self._until_handshake(sock) if self._tls else {}
+            await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
+        except (ConnectionAbortedError, TimeoutError):
             self._accepted.timed_out += 1
         except OSError as error:
             log.debug("a connection ended in its handshake: %s", error)
         finally:
             self._ended(sock)
+
+    async def _until_handshake(self, sock: socket.socket) -> dict[str, Any]:
+        """Wait until the connection is ready for its handshake; returns what that is done by. Both in OPENING_S."""
+        left_s = OPENING_S
+        if self._prelude is not None:
+            began = self._loop.time()
+            async with asyncio.timeout(OPENING_S):
+                await hear_out(sock, self._prelude)
+            left_s = max(OPENING_S - (self._loop.time() - began), 0.001)
+        return {"ssl": self._tls, "ssl_handshake_timeout": left_s}
 
 
 def files_for_connections(*, is_vital: bool = False) -> int:

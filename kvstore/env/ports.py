@@ -102,16 +102,46 @@ class Listener(Protocol):
         ...
 
 
+class Prelude(Protocol):
+    """Words in the clear on one connection before its TLS handshake, in frames: four bytes of length, then the
+    payload. Decides only."""
+
+    @property
+    def greeting(self) -> bytes:
+        """Bytes that are sent first."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the handshake comes next."""
+        ...
+
+    def hear(self, payload: bytes) -> bytes:
+        """Take one frame's payload; returns what to send. Raises OSError: the connection must close."""
+        ...
+
+
 class Transport(Protocol):
     """Byte streams between nodes. Addresses are `host:port`."""
 
-    async def listen(self, address: str, factory: Callable[[], StreamHandler], *, is_vital: bool = False) -> Listener:
+    async def listen(
+        self,
+        address: str,
+        factory: Callable[[], StreamHandler],
+        *,
+        is_vital: bool = False,
+        prelude: Callable[[], Prelude] | None = None,
+    ) -> Listener:
         """Accept connections; each gets a handler of its own. `is_vital`: also where descriptors are so short that
-        others are refused. Raises OSError if the address is taken."""
+        others are refused. `prelude`: where connections are TLS, what a client may say before. Raises OSError if the
+        address is taken."""
         ...
 
-    async def connect(self, address: str, handler: StreamHandler) -> Stream:
-        """Open a connection; `handler.connection_made` is called before this returns. Raises OSError."""
+    async def connect(
+        self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
+    ) -> Stream:
+        """Open a connection; `handler.connection_made` is called before this returns. `prelude`: where connections are
+        TLS, what is said before; who does not understand it is called again without. Raises OSError."""
         ...
 
     def statistics(self) -> Mapping[str, int]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstore.env.accepting import Accepted, Acceptor, bind
-from kvstore.env.ports import Listener, Stream, StreamHandler
+from kvstore.env.ports import Listener, Prelude, Stream, StreamHandler
+from kvstore.env.preludes import NotUnderstood, call
+
+log = logging.getLogger(__name__)
 
 
 class TcpListener:
@@ -32,12 +37,22 @@ class TcpTransport:
         self._serving, self._calling = serving, calling
         self._accepted = Accepted()
 
-    async def listen(self, address: str, factory: Callable[[], StreamHandler], *, is_vital: bool = False) -> Listener:
+    async def listen(
+        self,
+        address: str,
+        factory: Callable[[], StreamHandler],
+        *,
+        is_vital: bool = False,
+        prelude: Callable[[], Prelude] | None = None,
+    ) -> Listener:
         """Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         bound = sockets[0].getsockname()[1]
-        acceptors = [Acceptor(each, factory, self._serving, self._accepted, is_vital=is_vital) for each in sockets]
+        acceptors = [
+            Acceptor(each, factory, self._serving, self._accepted, is_vital=is_vital, prelude=prelude)
+            for each in sockets
+        ]
         for each in acceptors:
             each.start()
         return TcpListener(acceptors, join_address(host, bound))
@@ -52,19 +67,37 @@ class TcpTransport:
             "connections_refused_total": accepted.refused,
         }
 
-    async def connect(self, address: str, handler: StreamHandler) -> Stream:
+    async def connect(
+        self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
+    ) -> Stream:
         """Raises OSError. The caller sets the deadline. If this raises, a connection that was made is lost."""
         host, port = split_address(address)
         opening = _Opening(handler)
+        loop = asyncio.get_running_loop()
         try:
-            stream, _ = await asyncio.get_running_loop().create_connection(
-                lambda: opening, host, port, ssl=self._calling
-            )
+            sock = None if prelude is None else await self._talked(host, port, prelude())
+            if sock is None:
+                stream, _ = await loop.create_connection(lambda: opening, host, port, ssl=self._calling)
+            else:
+                stream, _ = await loop.create_connection(
+                    lambda: opening, sock=sock, ssl=self._calling, server_hostname=host
+                )
         except BaseException:
             opening.give_up()
             raise
         stream.set_protocol(handler)  # type: ignore[arg-type]
         return stream
+
+    async def _talked(self, host: str, port: int, prelude: Prelude) -> socket.socket | None:
+        """A connection after its prelude. None where connections are not TLS, or the other side did not understand it:
+        a bookie of ours from before there were preludes speaks TLS from the first byte on. TLS it is in any case."""
+        if self._calling is None:
+            return None
+        try:
+            return await call(host, port, prelude)
+        except NotUnderstood as error:
+            log.debug("%s:%d is called by TLS from the first byte: %s", host, port, error)
+            return None
 
 
 class _Opening(asyncio.Protocol):

@@ -197,6 +197,11 @@ def encode_bookie_info(txn: int, requested: int = TOTAL_CAPACITY | FREE_SPACE, c
     return _request(pb.Request(header=_header(txn, Operation.GET_BOOKIE_INFO), bookie_info=part), context)
 
 
+def encode_start_tls(txn: int) -> bytes:
+    """Ask for TLS on this connection: the bookie's answer is the last that is said in the clear."""
+    return _request(pb.Request(header=_header(txn, Operation.START_TLS), start_tls=pb.StartTlsRequest()), b"")
+
+
 def _header(txn: int, operation: int) -> pb.PacketHeader:
     return pb.PacketHeader(version=pb.VERSION_THREE, operation=_operation(operation), txn_id=txn)
 
@@ -290,6 +295,12 @@ def encode_auth_response(txn: int) -> bytes:
     """There is no authentication here; Apache's client goes on after this very answer."""
     part = pb.AuthMessage(plugin=AUTH_DISABLED, payload=b"")
     return _response(pb.Response(header=_header(txn, Operation.AUTH), status=pb.EOK, auth=part))
+
+
+def encode_start_tls_response(txn: int) -> bytes:
+    """Consent: what the client sends next is its handshake."""
+    header = _header(txn, Operation.START_TLS)
+    return _response(pb.Response(header=header, status=pb.EOK, start_tls=pb.StartTlsResponse()))
 
 
 def encode_status(txn: int, operation: int, status: int, ledger: int = 0, entry: int = 0) -> bytes:

@@ -318,6 +318,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
         advertised = config.told(config.bookie) if config.advertise else ""
         of_bookie = BookieConfig(
             name=config.id,
+            id=config.bookie_id,
             listen=config.bookie,
             advertise=advertised,
             zone=config.zone,

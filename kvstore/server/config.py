@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.bookie.config import StorageConfig
+from kvstore.bookie.config import ADDRESS_ID, StorageConfig
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.partition.config import PartitionConfig
@@ -88,6 +88,9 @@ class NodeConfig:
     zone: str = ""
     """Where the machine stands; replicas and copies go to distinct zones where there are any."""
     bookie: str = "127.0.0.1:3181"
+    bookie_id: str = ""
+    """The id of its bookie as `host:port`, where Apache's clients and tools want it so; empty: the node's id and an
+    incarnation. Of a bookie that has stored something it cannot be changed."""
     resp: str = "127.0.0.1:6401"
     grpc: str = "127.0.0.1:7401"
     http: str = "127.0.0.1:8401"
@@ -135,6 +138,8 @@ class NodeConfig:
         faults += self._faults_of_metadata()
         if self.tls.ca is not None and not self.tls.serves:
             faults.append("tls: want cert and key beside ca")
+        if self.bookie_id and not ADDRESS_ID.fullmatch(self.bookie_id):
+            faults.append(f"bookie_id: want host:port, got {self.bookie_id!r}")
         if self.advertise and not _HOST.fullmatch(self.advertise):
             faults.append(f"advertise: want a host without port, got {self.advertise!r}")
         for name, address in self.listeners().items():

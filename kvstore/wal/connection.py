@@ -22,6 +22,7 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto import version_two
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.frames import FrameReader
+from kvstore.proto.start_tls import ClientsPrelude
 from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
@@ -188,12 +189,15 @@ class Connection:
             if address is None:
                 raise BookieError("it is not registered")
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._transport.connect(address, _Link(self))
+                await self._transport.connect(address, _Link(self), prelude=self._prelude)
         except (OSError, TimeoutError, BookieError) as error:
             self._is_connecting = False
             self._lost(f"no connection: {error}")
         finally:
             self._is_connecting = False
+
+    def _prelude(self) -> ClientsPrelude:
+        return ClientsPrelude(self._next_txn())
 
     def opened(self, link: _Link, stream: Stream) -> None:
         """A connection is there."""

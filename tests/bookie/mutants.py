@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.bookie import admission, checkpoints, fencing, identity, inventory, keys, reader, replay, turns
+from kvstore.bookie import admission, checkpoints, fencing, identity, inventory, keys, raw_adds, reader, replay, turns
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.connections import questions as questions_module
@@ -24,6 +24,7 @@ from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep import reclaim
+from kvstore.env import accepting, transport
 from kvstore.proto.bookkeeper import Status
 
 VARIABLE = "BOOKIE_MUTANT"
@@ -427,6 +428,47 @@ def _keys_of_refused() -> None:
 @mutant("goes on as if the disk were not full")
 def _never_full() -> None:
     replace(journal.Journal, "is_full", lambda _original: property(lambda self: False))
+
+
+@mutant("serves what comes in the clear where connections are TLS")
+def _serves_in_the_clear() -> None:
+    def make(_original: Any) -> Any:
+        async def at_once(_self: Any, _sock: Any) -> dict[str, Any]:
+            return {}
+
+        return at_once
+
+    replace(accepting.Acceptor, "_until_handshake", make)
+
+
+@mutant("calls a bookie that has no TLS without it")
+def _falls_back() -> None:
+    def make(original: Any) -> Any:
+        async def connect(self: Any, address: str, handler: Any, *, prelude: Any = None) -> Any:
+            try:
+                return await original(self, address, handler, prelude=prelude)
+            except OSError:
+                self._calling = None
+                return await original(self, address, handler)
+
+        return connect
+
+    replace(transport.TcpTransport, "connect", make)
+
+
+@mutant("admits a raw add from a leader whose ledger is gone")
+def _raw_from_everybody() -> None:
+    service_module.BookieConnection.is_named = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+
+
+@mutant("takes raw adds to a ledger that has entries")
+def _raw_to_all() -> None:
+    replace(raw_adds, "is_nobodys", lambda _original: lambda _metadata: True)
+
+
+@mutant("drops what was stored raw at the next look")
+def _keeps_nothing_raw() -> None:
+    replace(raw_adds.RawAdds, "keeps", lambda _original: lambda _self, _ledger: False)
 
 
 def caught_by(name: str) -> str | None:

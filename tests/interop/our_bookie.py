@@ -1,5 +1,6 @@
-"""One of our bookies as a process: python -m tests.interop.our_bookie DIRECTORY NAME ADDRESS ZOOKEEPER [NAME=NUMBER…]
+"""One of our bookies as a process: python -m tests.interop.our_bookie DIRECTORY NAME ADDRESS ZOOKEEPER [NAME=VALUE…]
 
+Values are numbers, of the bookie's settings, its id, or files of its TLS: cert, key and ca, and verify_clients=1.
 It says its id when it serves, and ends when it is killed.
 """
 
@@ -12,14 +13,19 @@ from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env.real import real_env, run
+from kvstore.env.tls import Tls
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 
 
 async def serve(directory: str, name: str, address: str, zookeeper: str, *settings: str) -> None:
-    numbers: dict[str, Any] = {key: float(value) for key, _, value in (each.partition("=") for each in settings)}
+    said = {key: value for key, _, value in (each.partition("=") for each in settings)}
+    files = {key: Path(said.pop(key)) for key in ("cert", "key", "ca") if key in said}
+    tls = Tls(**files, verify_clients=bool(said.pop("verify_clients", ""))) if files else None
+    given = said.pop("id", "")
+    numbers: dict[str, Any] = {key: float(value) for key, value in said.items()}
     whole = {key: int(value) if value.is_integer() else value for key, value in numbers.items()}
-    config = BookieConfig(name=name, listen=address, reserve_bytes=0, **whole)
-    bookie = Bookie(real_env(Path(directory)), config, await ZooKeeperStore.connect(zookeeper))
+    config = BookieConfig(name=name, id=given, listen=address, reserve_bytes=0, **whole)
+    bookie = Bookie(real_env(Path(directory), tls=tls), config, await ZooKeeperStore.connect(zookeeper))
     await bookie.start()
     sys.stdout.write(f"{bookie.id}\n")
     sys.stdout.flush()

@@ -62,7 +62,7 @@ class Processes:
     """An async context manager. `programs` has Apache's, configured for this cluster."""
 
     def __init__(self, directory: Path, bookies: int = 4, *settings: str) -> None:
-        """`settings`: name=number, of kvstore.bookie.BookieConfig."""
+        """`settings`: as tests.interop.our_bookie takes them."""
         self.directory = directory
         self.bookies: list[OurBookie] = []
         self.theirs: dict[BookieId, Popen[bytes]] = {}
@@ -100,23 +100,23 @@ class Processes:
         for number, port in enumerate(ports, 1):
             await self.add_bookie(f"b{number}", port)
 
-    async def add_bookie(self, name: str, port: int) -> OurBookie:
-        """Start one more."""
+    async def add_bookie(self, name: str, port: int, *settings: str) -> OurBookie:
+        """Start one more, with settings of its own beside those of all."""
         where = [str(self.directory / name), name, f"127.0.0.1:{port}", self.zookeeper.address]
-        command = [sys.executable, "-m", "tests.interop.our_bookie", *where, *self._settings]
+        command = [sys.executable, "-m", "tests.interop.our_bookie", *where, *self._settings, *settings]
         bookie = OurBookie(command, self.directory / f"{name}.log")
         await bookie.start()
         self._stack.push_async_callback(bookie.kill)
         self.bookies.append(bookie)
         return bookie
 
-    async def add_their_bookie(self, *, quick: bool = True) -> BookieId:
+    async def add_their_bookie(self, *, quick: bool = True, **settings: str) -> BookieId:
         """Start a bookie of Apache's, as `launch` does."""
         client = RegistrationClient(self.store)
         before = set((await client.bookies()).writable)
         directory = self.directory / f"theirs{len(self.theirs) + 1}"
         directory.mkdir()
-        process = launch(directory, self.zookeeper.address, quick=quick)
+        process = launch(directory, self.zookeeper.address, quick=quick, **settings)
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         new: set[BookieId] = set()
@@ -129,6 +129,10 @@ class Processes:
         found = new.pop()
         self.theirs[found] = process
         return found
+
+    async def addresses(self) -> dict[BookieId, str]:
+        """Where the bookies that are registered listen."""
+        return (await RegistrationClient(self.store).bookies()).all
 
     def bookie(self, bookie: BookieId) -> OurBookie:
         """By its id."""

@@ -100,9 +100,9 @@ async def ask(address: str, requests: list[tuple[str, bytes]]) -> list[tuple[str
     return told
 
 
-def launch(directory: Path, zookeeper: str, *, quick: bool = True) -> Popen[bytes]:
+def launch(directory: Path, zookeeper: str, *, quick: bool = True, **more: str) -> Popen[bytes]:
     """Start a bookie of Apache's with its files in `directory`; `quick`: one that is there soon, and slower in the
-    end."""
+    end. `more`: settings beside the usual ones."""
     settings = {
         "bookiePort": str(free_port()),
         "advertisedAddress": "127.0.0.1",
@@ -110,6 +110,7 @@ def launch(directory: Path, zookeeper: str, *, quick: bool = True) -> Popen[byte
         "journalDirectories": str(directory / "journal"),
         "ledgerDirectories": str(directory / "ledgers"),
         "httpServerEnabled": "false",
+        **more,
     }
     return java.Programs(directory / "java", zookeeper, **settings).server(directory / "bookie.log", quick=quick)
 

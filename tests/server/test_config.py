@@ -56,6 +56,12 @@ def test_a_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> 
     assert toml.from_table({**GOOD, "resp": address, "insecure": True, "advertise": "n1"}, NodeConfig).resp == address
 
 
+def test_a_bookies_id_is_given_as_host_and_port_or_not_at_all() -> None:
+    assert toml.from_table({**GOOD, "bookie_id": "n1.example:3181"}, NodeConfig).bookie_id == "n1.example:3181"
+    with pytest.raises(ConfigError, match="bookie_id: want host:port, got 'n1'"):
+        toml.from_table({**GOOD, "bookie_id": "n1"}, NodeConfig)
+
+
 def test_others_are_told_a_host_that_they_can_connect_to() -> None:
     table = {**GOOD, "resp": "0.0.0.0:6401", "grpc": "[::]:7401", "http": "0.0.0.0:8401", "insecure": True}
     with pytest.raises(

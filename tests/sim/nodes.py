@@ -211,8 +211,8 @@ def small_journals(knobs: Knobs) -> Iterator[None]:
     """Let all nodes that are composed meanwhile have the bookie that the knobs say."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def small(*, name: str, listen: str, zone: str, **_: object) -> BookieConfig:
-            return replace(knobs.bookie(name, listen), zone=zone)
+        def small(*, name: str, id: str, listen: str, zone: str, **_: object) -> BookieConfig:
+            return replace(knobs.bookie(name, listen), id=id, zone=zone)
 
         patch.setattr(app, "BookieConfig", small)
         yield

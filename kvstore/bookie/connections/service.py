@@ -54,6 +54,11 @@ class BookieService:
         """The handler of a new connection."""
         return BookieConnection(self)
 
+    def refused_plain(self) -> None:
+        """Note that a client has asked for something without TLS, on a port that has it."""
+        self.storage.statistics.refused_plain += 1
+        self.log.say(logging.WARNING, "a client without TLS was refused; it has to begin with START_TLS")
+
     def close(self) -> None:
         """End all connections at once; what they wait for is answered to nobody."""
         for connection in list(self.connections):
@@ -81,6 +86,7 @@ class BookieConnection:
         self.is_closed = True
         self.has_asked = self.is_named = False
         """The client has said which bookie it means, and it is this one."""
+        self._takes_raw = service.storage.raw.is_on
         self._adds = 0
         self._add_bytes = 0
         self._is_serve_due = False
@@ -282,6 +288,9 @@ class BookieConnection:
         self._adds += 1
         self._add_bytes += size
         done = partial(self._added, txn, ledger, entry, size)
+        if self._takes_raw and not self.is_named and not is_recovery:
+            self._storage.raw.add(ledger, entry, body, key, done=done)
+            return
         self._storage.add(ledger, entry, body, key, recovery=is_recovery, done=done)
 
     def _added(self, txn: int, ledger: int, entry: int, size: int, status: Status) -> None:

@@ -40,7 +40,7 @@ async def _survey(storage: BookieStorage, authority: Authority) -> None:
     inventory = storage.inventory
     for ledger in await authority.ledgers():
         is_unknown = ledger not in inventory.ledgers and ledger not in inventory.tombstones
-        if is_unknown and await _may_name(authority, LedgerId(ledger), storage):
+        if is_unknown and await may_name(authority, LedgerId(ledger), storage.bookie):
             inventory.known(ledger)
     for _, found in sorted(inventory.ledgers.items()):
         storage.facts.set_limbo(found, True)
@@ -50,14 +50,14 @@ async def _survey(storage: BookieStorage, authority: Authority) -> None:
     log.warning("%d ledgers may lack records", len(inventory.ledgers))
 
 
-async def _may_name(authority: Authority, ledger: LedgerId, storage: BookieStorage) -> bool:
-    """Whether the ledger's metadata names this bookie. One that cannot be read may: so it is doubted (B7)."""
+async def may_name(authority: Authority, ledger: LedgerId, bookie: BookieId) -> bool:
+    """Whether the ledger's metadata names the bookie. One that cannot be read may: so it is doubted (B7)."""
     try:
         metadata = await authority.metadata(ledger)
     except UndecodableNode as error:
         log.warning("ledger=%d may name this bookie: %s", ledger, error)
         return True
-    return metadata is not None and names(metadata, storage.bookie)
+    return metadata is not None and names(metadata, bookie)
 
 
 async def watch(storage: BookieStorage, authority: Authority) -> None:

@@ -68,6 +68,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "Adds refused since the ledger is fenced: a former leader.",
     ),
     "bookie_refused_key": ("bookie_refused_key_total", "Requests refused since their key is not the ledger's."),
+    "bookie_refused_plain": (
+        "bookie_refused_plain_total",
+        "Requests refused since they came without TLS, where the node has it.",
+    ),
     "bookie_refused_digest": (
         "bookie_refused_digest_total",
         "Adds and explicit last-add-confirmed refused since their digest was wrong: damaged in memory or on the wire.",

@@ -15,7 +15,7 @@ from contextvars import copy_context
 from errno import EADDRINUSE, EADDRNOTAVAIL
 from random import Random
 
-from kvstore.env import Listener, Stream, StreamHandler
+from kvstore.env import Listener, Prelude, Stream, StreamHandler
 from tests.sim.judges.probes import declare, probe
 from tests.sim.trace import Trace
 from tests.sim.world.loop import Process, SimLoop
@@ -58,11 +58,20 @@ class SimTransport:
         self._network = network
         self._process = process
 
-    async def listen(self, address: str, factory: Callable[[], StreamHandler], *, is_vital: bool = False) -> Listener:
+    async def listen(
+        self,
+        address: str,
+        factory: Callable[[], StreamHandler],
+        *,
+        is_vital: bool = False,
+        prelude: Callable[[], Prelude] | None = None,
+    ) -> Listener:
         self._process.check_alive()
         return self._network.listen(address, self._process, factory)
 
-    async def connect(self, address: str, handler: StreamHandler) -> Stream:
+    async def connect(
+        self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
+    ) -> Stream:
         self._process.check_alive()
         ready: asyncio.Future[None] = self._network.loop.create_future()
         stream = self._network.dial(address, self._process, handler, ready)

@@ -1,0 +1,105 @@
+"""Moves what is said in the clear on a connection before its TLS handshake. Not a byte more than that is taken from the
+socket: what comes behind it, whoever has sent it, is read by the handshake, which fails unless it is one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from struct import Struct
+
+from kvstore.env.ports import Prelude
+
+HANDSHAKE = b"\x16"
+"""The first byte of a TLS handshake. A frame that begins with it would have more than 350 MB."""
+FRAME_MAX = 64 << 10
+"""Of what is said before; it must fit in memory for every connection that is opening."""
+_LENGTH = Struct(">I")
+
+
+class NotUnderstood(ConnectionError):
+    """The other side has ended the connection, or sent what is no frame, before it said anything."""
+
+
+async def hear_out(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
+    """Make what was accepted ready for the handshake, with which it may begin as well. Raises OSError; the socket is
+    closed then, and when this is cancelled."""
+    try:
+        if not await _begins_with_handshake(sock):
+            await _talk(sock, prelude())
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def call(host: str, port: int, prelude: Prelude) -> socket.socket:
+    """A connection that is ready for the handshake. Raises NotUnderstood, OSError."""
+    sock = await _connect(host, port)
+    try:
+        await _talk(sock, prelude)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _talk(sock: socket.socket, prelude: Prelude) -> None:
+    loop = asyncio.get_running_loop()
+    if prelude.greeting:
+        await loop.sock_sendall(sock, prelude.greeting)
+    while not prelude.is_over:
+        (size,) = _LENGTH.unpack(await _exactly(sock, _LENGTH.size))
+        if size > FRAME_MAX:
+            raise NotUnderstood(f"want a frame of at most {FRAME_MAX} bytes before TLS, got one of {size}")
+        if answer := prelude.hear(await _exactly(sock, size)):
+            await loop.sock_sendall(sock, answer)
+
+
+async def _exactly(sock: socket.socket, size: int) -> bytes:
+    loop, found = asyncio.get_running_loop(), bytearray()
+    while len(found) < size:
+        try:
+            data = await loop.sock_recv(sock, size - len(found))
+        except ConnectionError as error:
+            raise NotUnderstood(f"the connection ended before TLS: {error}") from error
+        if not data:
+            raise NotUnderstood("the connection ended before TLS")
+        found += data
+    return bytes(found)
+
+
+async def _begins_with_handshake(sock: socket.socket) -> bool:
+    """Wait for the first byte, and leave it where it is."""
+    while True:
+        try:
+            return sock.recv(1, socket.MSG_PEEK) == HANDSHAKE
+        except (BlockingIOError, InterruptedError):
+            await _readable(sock)
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    failed: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(sock, address)
+            return sock
+        except OSError as error:
+            failed = error
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    raise failed

@@ -1,0 +1,344 @@
+"""A bookie whose connections are TLS, over real sockets: Apache's clients begin with START_TLS, bookies of ours from
+before it with TLS, and our own client knows both (docs/protocol.md, B26)."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.bookie.connections.service import BookieService
+from kvstore.env import accepting
+from kvstore.env.ports import Env
+from kvstore.env.real import real_env
+from kvstore.env.tls import Tls
+from kvstore.env.transport import TcpTransport, split_address
+from kvstore.errors import StoreError
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto.bookkeeper import Answer, Operation, Status
+from kvstore.proto.start_tls import BookiesPrelude
+from kvstore.types import EntryId, LedgerId
+from kvstore.wal.bookies import Bookies
+from tests.bookie.support import KEY, ME, Shelf, packet, tiny
+from tests.certificates import Files
+from tests.env.runners import on_asyncio, on_uvloop
+
+DEADLINE_S = 60
+ITS_TXN = 2
+"""Of our client's START_TLS, behind the add for which it connects."""
+L, FIRST = LedgerId(7), EntryId(0)
+Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+on_both = pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
+START_TLS = wire.encode_start_tls(1)
+ADD = wire.encode_add(5, L, 0, KEY, packet(L, 0))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files.issue(tmp_path_factory.mktemp("tls"))
+
+
+class Served:
+    """A bookie on this machine's disk and network."""
+
+    def __init__(self, env: Env, shelf: Shelf, address: str) -> None:
+        self.env, self.shelf, self.address = env, shelf, address
+
+    @property
+    def statistics(self) -> Any:
+        return self.shelf.storage.statistics
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is stored, and the connection is none of the bookie's yet."""
+        return not self.shelf.storage.inventory.ledgers and (self.statistics.connections, self.statistics.adds) == (
+            0,
+            0,
+        )
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = split_address(self.address)
+        return await asyncio.open_connection(host, port)
+
+    async def hangs_up(self, *data: bytes) -> bytes:
+        """All that the bookie says to who sends this, until it closes the connection."""
+        reader, writer = await self.connect()
+        writer.write(b"".join(data))
+        said = bytearray()
+        with suppress(ConnectionError):
+            while more := await reader.read(1 << 16):
+                said += more
+        writer.close()
+        return bytes(said)
+
+
+@asynccontextmanager
+async def served(directory: Path, tls: Tls | None, *, is_old: bool = False) -> AsyncIterator[Served]:
+    """`is_old`: as our bookies were before START_TLS."""
+    env = real_env(directory, tls=tls)
+    shelf = await Shelf(env, tiny(segment_bytes=1 << 20)).start()
+    service = BookieService(shelf.storage, tiny())
+    prelude = None if is_old else lambda: BookiesPrelude(service.refused_plain)
+    listener = await env.transport.listen("127.0.0.1:0", service.handler, prelude=prelude)
+    try:
+        yield Served(env, shelf, listener.address)
+    finally:
+        listener.close()
+        service.close()
+        shelf.storage.stop()
+        await env.nursery.close()
+
+
+async def answer_to(reader: asyncio.StreamReader) -> Answer:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    return wire.decode_response(await reader.readexactly(size))
+
+
+async def upgraded(one: Served, tls: Tls) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As Apache's client does it."""
+    reader, writer = await one.connect()
+    writer.write(START_TLS)
+    answer = await answer_to(reader)
+    assert (answer.operation, answer.txn, answer.status) == (Operation.START_TLS, 1, Status.OK)
+    await writer.start_tls(tls.client_context(), server_hostname="127.0.0.1")
+    return reader, writer
+
+
+async def asked(one: Served, tls: Tls) -> Answer:
+    """In TLS 1.3 a client hears only behind its handshake that its certificate is refused."""
+    reader, writer = await upgraded(one, tls)
+    try:
+        writer.write(wire.encode_read(6, L, 0))
+        return await answer_to(reader)
+    finally:
+        writer.close()
+
+
+def within(work: Callable[[], Awaitable[None]]) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await work()
+
+    return bounded
+
+
+@on_both
+def test_who_begins_with_start_tls_is_served_inside_tls(run: Run, files: Files, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie) as one:
+            reader, writer = await upgraded(one, files.client)
+            writer.write(ADD)
+            assert (await answer_to(reader)).status == Status.OK
+            writer.write(wire.encode_read(6, L, 0))
+            assert (await answer_to(reader)).body == packet(L, 0)
+            writer.write(wire.encode_start_tls(7))
+            assert (await answer_to(reader)).status == Status.BAD_REQUEST, "it is TLS already"
+            writer.close()
+
+    run(within(scenario))
+
+
+@on_both
+def test_who_begins_with_tls_is_served_as_well(run: Run, files: Files, tmp_path: Path) -> None:
+    """A node of the version before, in a rolling upgrade."""
+
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie) as one:
+            host, port = split_address(one.address)
+            reader, writer = await asyncio.open_connection(host, port, ssl=files.client.client_context())
+            writer.write(ADD)
+            assert (await answer_to(reader)).status == Status.OK
+            writer.close()
+
+    run(within(scenario))
+
+
+@on_both
+def test_what_is_asked_in_the_clear_is_refused_and_nothing_is_stored(run: Run, files: Files, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie) as one:
+            reader, writer = await one.connect()
+            for request in (ADD, wire.encode_read(5, L, 0, fence_key=KEY), wire.encode_bookie_info(5)):
+                writer.write(request)
+                assert (await answer_to(reader)).status == Status.UNAUTHORIZED
+            assert (one.is_empty, one.statistics.refused_plain) == (True, 3)
+            writer.close()
+
+    run(within(scenario))
+
+
+@on_both
+def test_what_is_injected_behind_start_tls_is_never_a_request(run: Run, files: Files, tmp_path: Path) -> None:
+    """Were the bookie to keep what it has read too far, it would take it for the first words inside TLS."""
+
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie) as one:
+            said = await one.hangs_up(START_TLS, ADD)
+            assert said.startswith(wire.encode_start_tls_response(1))
+            assert one.is_empty
+            reader, writer = await one.connect()
+            writer.write(START_TLS + ADD)
+            assert (await answer_to(reader)).status == Status.OK
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await writer.start_tls(files.client.client_context(), server_hostname="127.0.0.1")
+            assert one.is_empty
+            reader, writer = await upgraded(one, files.client)
+            writer.write(wire.encode_read(6, L, 0))
+            assert (await answer_to(reader)).status == Status.NO_LEDGER
+            writer.close()
+
+    run(within(scenario))
+
+
+@on_both
+def test_who_is_silent_or_sends_no_frame_is_let_go(
+    run: Run, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepting, "OPENING_S", 0.5)
+
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie) as one:
+            for data in (b"", b"GET / HTTP/1.1\r\n\r\n", ADD[:30], (1 << 20).to_bytes(4, "big"), START_TLS):
+                said = await one.hangs_up(data)
+                assert said in (b"", wire.encode_start_tls_response(1))
+            assert one.is_empty
+            assert one.env.transport.statistics()["connections_opening"] == 0
+
+    run(within(scenario))
+
+
+@on_both
+def test_where_clients_are_verified_a_certificate_lets_in_and_nothing_else_does(
+    run: Run, files: Files, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, replace(files.bookie, verify_clients=True)) as one:
+            reader, writer = await upgraded(one, files.client)
+            writer.write(ADD)
+            assert (await answer_to(reader)).status == Status.OK
+            writer.close()
+            for wrong in (Tls(ca=files.client.ca), files.stranger):
+                with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                    await asked(one, wrong)
+            assert one.statistics.adds == 1
+
+    run(within(scenario))
+
+
+# Our own client
+
+
+class Caller:
+    """Our client of bookies, which has TLS."""
+
+    def __init__(self, one: Env, address: str, tls: Tls | None) -> None:
+        calling = None if tls is None else tls.client_context()
+        env = replace(one, transport=TcpTransport(calling=calling))
+        self._bookies = Bookies(env, lambda _: address)
+
+    async def add(self) -> StoreError | None:
+        answered: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+        self._bookies.add(ME, L, FIRST, packet(L, 0), KEY, False, answered.set_result)
+        return await answered
+
+    async def read(self) -> bytes | None:
+        return (await self._bookies.read(ME, L, FIRST)).packet
+
+    def close(self) -> None:
+        self._bookies.close()
+
+
+@on_both
+@pytest.mark.parametrize("is_old", [False, True], ids=["a bookie of today", "a bookie of before"])
+def test_our_client_reaches_a_bookie_with_tls(run: Run, is_old: bool, files: Files, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie, is_old=is_old) as one:
+            caller = Caller(one.env, one.address, files.client)
+            assert await caller.add() is None
+            assert await caller.read() == packet(L, 0)
+            assert one.statistics.connections == 1
+            caller.close()
+
+    run(within(scenario))
+
+
+@on_both
+def test_our_client_without_tls_is_refused(run: Run, files: Files, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie) as one:
+            caller = Caller(one.env, one.address, None)
+            assert await caller.add() is not None
+            assert one.is_empty
+            caller.close()
+
+    run(within(scenario))
+
+
+class Pretender:
+    """Listens in a bookie's place and answers in the clear; notes what it is sent."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = answers
+        self.heard: list[bytes] = []
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        for answer in self._answers:
+            self.heard.append(await reader.read(1 << 16))
+            writer.write(answer)
+        with suppress(ConnectionError):
+            while more := await reader.read(1 << 16):
+                self.heard.append(more)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self.hear, "127.0.0.1", 0)
+        try:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for each in self._writers:
+                each.close()
+
+
+def stored(txn: int) -> bytes:
+    return wire.encode_add_response(txn, Status.OK, L, 0)
+
+
+@on_both
+@pytest.mark.parametrize(
+    "answer",
+    [
+        partial(wire.encode_status, operation=Operation.START_TLS, status=Status.BAD_REQUEST),
+        partial(wire.encode_status, operation=Operation.START_TLS, status=Status.UNAUTHORIZED),
+        lambda txn: wire.encode_start_tls_response(txn) + b"".join(map(stored, range(1, 20))),
+        stored,
+    ],
+    ids=["has no TLS", "refuses", "goes on in the clear", "says that all is stored"],
+)
+def test_our_client_with_tls_says_nothing_in_the_clear_and_believes_nothing(
+    run: Run, answer: Callable[[int], bytes], files: Files, tmp_path: Path
+) -> None:
+    """Neither a bookie without TLS nor whoever stands between can talk it into going on without."""
+
+    async def scenario() -> None:
+        env = real_env(tmp_path)
+        pretender = Pretender(answer(ITS_TXN))
+        async with pretender.listening() as address:
+            caller = Caller(env, address, files.client)
+            assert await caller.add() is not None
+            assert packet(L, 0) not in b"".join(pretender.heard)
+            assert pretender.heard[0] == wire.encode_start_tls(ITS_TXN)
+            assert all(each.startswith(b"\x16") or not each for each in pretender.heard[1:]), "a TLS handshake at most"
+            caller.close()
+        await env.nursery.close()
+
+    run(within(scenario))

@@ -1,0 +1,24 @@
+"""Raw adds as of Apache's benchmark of a bookie, at one of ours that admits them or not. Skipped without jars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.interop import java
+from tests.interop.processes import Processes
+
+pytestmark = pytest.mark.interop
+ENTRIES = 2000
+
+
+@pytest.mark.parametrize(("settings", "stored"), [((), 0), (("admit_raw_adds=1",), ENTRIES)])
+async def test_raw_adds_are_stored_where_the_operator_admits_them(
+    settings: tuple[str, ...], stored: int, tmp_path: Path
+) -> None:
+    java.compile_sessions()
+    async with Processes(tmp_path, 1, *settings) as cluster:
+        (address,) = (await cluster.addresses()).values()
+        output = await cluster.programs.run("Raw", f"{cluster.zookeeper.address}/ledgers", address, str(ENTRIES))
+        assert output.lines("stored ") == [f"stored {stored} of {ENTRIES}"] * 2, output.text[-3000:]
