@@ -56,4 +56,5 @@ def test_what_is_founded_in_etcd_takes_writes_and_is_checked_by_commands_that_ar
     assert len(json.loads(kvstore("bookie", "list", "--json", *by_server))) == 3
     kvstore("fsck", "--metadata", address)
     status = json.loads(kvstore("status", "--json", "--data-dir", str(cluster.local.data_dir)))
-    assert status["zookeeper"] == {"address": address, "running": True, "pid": cluster.file.zookeeper_pid}
+    pid = cluster.file.zookeeper_pid
+    assert status["zookeeper"] == {"address": address, "own": True, "running": True, "pid": pid}
