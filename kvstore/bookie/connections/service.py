@@ -70,8 +70,8 @@ class BookieConnection:
 
     def __init__(self, service: BookieService) -> None:
         self._service = service
-        self._storage = service.storage
-        self._statistics = service.storage.statistics
+        self._storage = storage = service.storage
+        self._statistics, self._door, self._gate = storage.statistics, storage.door, storage.gate
         self._config = service.config
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(wire.PAYLOAD_MAX)
@@ -171,11 +171,11 @@ class BookieConnection:
         """Whether the next request waits at the door; what comes behind it does too, and so keeps its place."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
             return True  # goes on in _added
-        if self._storage.adds.is_busy:
-            self._storage.door.wait(self._serve)
+        if self._door.is_shut:
+            self._door.wait(self._serve)
             return True
-        if self._storage.admission.is_busy and self._may_ask(payload):
-            self._storage.gate.wait(self._serve)
+        if self._gate.is_shut and self._may_ask(payload):
+            self._gate.wait(self._serve)
             return True
         return False
 
