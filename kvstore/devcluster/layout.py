@@ -172,7 +172,7 @@ def _moved(found: ClusterFile, offset: int) -> ClusterFile:
 
 
 def addresses(cluster: ClusterFile, node: NodePlace) -> Iterator[Setting]:
-    """What the node's file says of the record's addresses."""
+    """Yield the record's addresses as the node's file says them."""
     for name in PORTS:
         yield Setting(name, getattr(node, name))
     yield Setting("zookeeper" if cluster.store.kind is Kind.ZOOKEEPER else "metadata.uri", cluster.zookeeper)
