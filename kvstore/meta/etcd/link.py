@@ -48,7 +48,7 @@ _ERRORS: dict[grpc.StatusCode, type[MetadataError]] = {
     grpc.StatusCode.CANCELLED: MetadataUnknown,
     grpc.StatusCode.UNKNOWN: MetadataUnknown,
     grpc.StatusCode.INTERNAL: MetadataUnknown,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests: nothing was done
+    grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests; a write may be done
 }
 
 
@@ -92,7 +92,8 @@ class Link:
         return await self._call(lambda: self._kv.Txn(request))
 
     async def write(self, request: TxnRequest) -> TxnResponse:
-        """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back."""
+        """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back.
+        MetadataUnavailable may be raised for one that is done."""
         sent = asyncio.get_running_loop().create_task(self.txn(request), name="metadata write")
         try:
             return await asyncio.shield(sent)

@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from kvstore.env.tls import Tls
-from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
+from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.etcd import values
 from kvstore.meta.etcd.keys import Keys
@@ -196,7 +196,12 @@ class EtcdStore:
             raise MetadataUnavailable(f"{changes[0].path}: could not read first: {error}") from error
         found = [each.response_range for each in answer.responses]
         now_ms = int(time.time() * 1000)
-        done = await link.write(plan.commit(found, session=link.session, guard=link.guard, now_ms=now_ms))
+        wanted = plan.commit(found, session=link.session, guard=link.guard, now_ms=now_ms)
+        try:
+            done = await link.write(wanted)
+        except MetadataUnavailable as error:
+            await self._check_not_done(link, wanted, error)
+            raise
         if done.succeeded:
             return plan.outcome
         own = done.responses[0].response_range.kvs
@@ -204,6 +209,16 @@ class EtcdStore:
             link.give_up()
             raise MetadataUnavailable(f"{changes[0].path}: session {link.session:x} has ended, or goes on elsewhere")
         raise Outdated(changes[0].path)
+
+    async def _check_not_done(self, link: Link, wanted: TxnRequest, refusal: MetadataUnavailable) -> None:
+        """Raise MetadataUnknown unless all that a transaction was to change is as it was. An etcd that runs out of room
+        says so of transactions that it has made, too: it looks for room once before and once after."""
+        try:
+            if (await link.txn(TxnRequest(compare=wanted.compare))).succeeded:
+                return
+        except (MetadataError, Outdated):
+            pass
+        raise MetadataUnknown(f"{refusal}, and it may be done") from refusal
 
     async def _create_numbered(self, link: Link, create: Create) -> str:
         births = self._keys.births(paths.parent(create.path))
