@@ -37,6 +37,8 @@ class ModelBookie:
     batch_max: int = 1000
     batches: int = 0
     """How many it has given."""
+    batched: int = 0
+    """How many packets in them."""
     reads: int = 0
 
     def raise_lac(self, ledger: LedgerId, lac: int) -> None:
@@ -182,7 +184,13 @@ class ModelBookies:
             model.fenced.add(ledger)
         model.batches += 1
         held = [EntryId(each) for each in entries if (ledger, each) in model.entries]
-        return [model.entries[ledger, each] for each in held][: model.batch_max] if held[:1] == [entries[0]] else []
+        given: list[bytes] = []
+        for each in held[: model.batch_max] if held[:1] == [entries[0]] else []:
+            if given and sum(map(len, given)) + len(model.entries[ledger, each]) > bytes_max:
+                break
+            given.append(model.entries[ledger, each])
+        model.batched += len(given)
+        return given
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         return (await self._reach(bookie)).lacs.get(ledger, NO_ENTRY)
