@@ -12,6 +12,7 @@ from kvstore.meta.registration import Bookies
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.wal.batches import TIMEOUT_S
 from kvstore.wal.ports import Listener, ReadAnswer
 
 DELAY_S = 0.0005
@@ -32,6 +33,8 @@ class ModelBookie:
     """Does what it is asked and never answers."""
     holds_adds: bool = False
     """Adds do not even arrive until `release_adds`, and what is told of a LAC never does."""
+    stalls_s: float = 0.0
+    """So long it waits for its disk before it says that it cannot answer."""
     is_old: bool = False
     """It knows no batched reads."""
     batch_max: int = 1000
@@ -177,6 +180,9 @@ class ModelBookies:
         fence_key: bytes | None = None,
         priority: int = 0,
     ) -> Sequence[bytes]:
+        if self.at[bookie].stalls_s:
+            await asyncio.sleep(TIMEOUT_S)
+            raise BookieError(f"{bookie} does not answer in time")
         model = await self._reach(bookie)
         if model.is_old:
             raise BookieError(f"{bookie} gives no batches")
@@ -253,8 +259,8 @@ class ModelBookies:
         return HeldEntries.of_runs((entry, 1) for entry in model.of(ledger))
 
     async def _reach(self, bookie: BookieId) -> ModelBookie:
-        await asyncio.sleep(DELAY_S)
         model = self.at[bookie]
-        if model.is_down or model.is_silent:
+        await asyncio.sleep(model.stalls_s or DELAY_S)
+        if model.is_down or model.is_silent or model.stalls_s:
             raise BookieError(f"{bookie} is down or silent")
         return model
