@@ -50,6 +50,8 @@ _ERRORS: dict[grpc.StatusCode, type[MetadataError]] = {
     grpc.StatusCode.INTERNAL: MetadataUnknown,
     grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests; a write may be done
 }
+_ETCDS_OWN = "etcdserver:"
+"""So begins what etcd itself gives as a reason."""
 
 
 class Outdated(Exception):
@@ -166,6 +168,8 @@ class Link:
             if code in (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND):
                 raise Outdated(details) from None
             kind = _ERRORS.get(code, MetadataError)
+            if kind is MetadataUnavailable and not str(error.details()).startswith(_ETCDS_OWN):
+                kind = MetadataUnknown  # said by HTTP/2, or by something in between: what was sent may arrive still
             if kind is MetadataUnknown:
                 self.give_up()
             raise kind(details) from error
