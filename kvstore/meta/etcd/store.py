@@ -2,8 +2,8 @@
 for how writes are made.
 
 All reads are linearizable. A write reads what it touches, and commits on condition that it has not changed; where it
-has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up. Unknown is
-also what became of a write that an etcd without room refuses, unless what it was to change is seen as it was. A call
+has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up. A write
+that an etcd without room refuses is of unknown outcome too, unless what it was to change is seen as it was. A call
 whose caller is cancelled may have its effect, but none behind the back of a later one: later calls wait until it is
 known.
 """
