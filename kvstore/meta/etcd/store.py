@@ -23,7 +23,7 @@ from kvstore.meta import paths
 from kvstore.meta.etcd import values
 from kvstore.meta.etcd.keys import Keys
 from kvstore.meta.etcd.link import Link, Outdated
-from kvstore.meta.etcd.listing import children
+from kvstore.meta.etcd.listing import Listing
 from kvstore.meta.etcd.plan import Plan, first_or_none, unchanged
 from kvstore.meta.etcd.session import Session
 from kvstore.meta.etcd.watches import Watches
@@ -111,7 +111,10 @@ class EtcdStore:
 
     async def children(self, path: str) -> list[str]:
         paths.check(path)
-        return sorted(await self._call(path, lambda link: children(link, self._keys, path)))
+        listing = Listing(self._keys, path)
+        while not listing.is_complete:
+            await self._call(path, listing.read_page)
+        return sorted(listing.names)
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         paths.check(path)
