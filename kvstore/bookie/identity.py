@@ -187,13 +187,11 @@ class _Identification:
             strange = content - {FORMATTING, VERSION, STARTS}
             if strange:
                 raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
-        bookie = BookieId(self._config.id or f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
-        cookie = self._cookie(bookie)
+        begun = self._begun(unfinished)
+        new = BookieId(self._config.id or f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
+        cookie = begun or self._cookie(new)
         if self._config.id:
-            await self._refuse_if_taken(cookie, is_begun=bool(unfinished))
-        if unfinished:
-            begun = self._read_cookie(f"{unfinished[0]}/{FORMATTING}")
-            cookie = begun if begun == self._cookie(begun.bookie) else cookie
+            await self._refuse_if_taken(cookie, is_begun=begun is not None)
         for directory in self._directories:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
@@ -208,6 +206,13 @@ class _Identification:
             self._disk.sync_dir(directory)
         log.warning("bookie=%s is new: its directories were empty", cookie.bookie)
         return Identity(cookie.bookie, True, ())
+
+    def _begun(self, unfinished: list[str]) -> Cookie | None:
+        """The cookie that a format which was cut off would have given, if that is still what is wanted."""
+        if not unfinished:
+            return None
+        cookie = self._read_cookie(f"{unfinished[0]}/{FORMATTING}")
+        return cookie if self._is_ours(cookie.bookie) and cookie == self._cookie(cookie.bookie) else None
 
     # docs/protocol.md B27
     async def _refuse_if_taken(self, cookie: Cookie, *, is_begun: bool) -> None:
@@ -226,11 +231,16 @@ class _Identification:
                 raise self._taken(bookie, f"ledger {ledger} names it")
 
     async def _take(self, cookie: Cookie, version: int) -> None:
-        """Of two who format under one id at the same time, only one gets it."""
+        """Of two who format under one id at the same time, only one gets it: whose write the store has confirmed. Their
+        cookies are the same, so who has no answer to its write cannot find out whether it was the one. Raises
+        MetadataUnknown then."""
         if version:
             raise self._taken(cookie.bookie, "it has a cookie in the metadata store")
         self._note_start(f"{self._config.journal_dir}/{STARTS}", version, version + 1)
-        await self._claim(cookie, version)
+        try:
+            await self._cookies.write(cookie, version)
+        except VersionConflict:
+            raise self._taken(cookie.bookie, "another process has just become it") from None
 
     def _taken(self, bookie: BookieId, reason: str) -> ConfigError:
         return ConfigError(
