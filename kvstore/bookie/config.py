@@ -34,8 +34,8 @@ class StorageConfig:
     """From the start of the bookie to the first round; between two rounds it is `scrub_rest_s`."""
     scrub_rest_s: float = 3_600.0
     admit_raw_adds: bool = False
-    """Store what clients add to ledgers without metadata, and to closed ones without entries: for Apache's own
-    benchmark of a bookie, never in production (docs/protocol.md, B28)."""
+    """Store what clients add, whatever key and digest it has, to ledgers that are closed without entries: for Apache's
+    own benchmark of a bookie, never in production (docs/protocol.md, B28)."""
 
     def __post_init__(self) -> None:
         if faults := [*self._wrong_directories(), *self._wrong_numbers()]:

@@ -68,9 +68,19 @@ def _raw_from_everybody() -> None:
 
 @mutant("takes raw adds to a ledger that has entries")
 def _raw_to_all() -> None:
-    replace(raw_adds, "is_nobodys", lambda _original: lambda _metadata: True)
+    replace(raw_adds, "is_nobodys", lambda _original: lambda *_: True)
 
 
-@mutant("drops what was stored raw at the next look")
-def _keeps_nothing_raw() -> None:
-    replace(raw_adds.RawAdds, "keeps", lambda _original: lambda _self, _ledger: False)
+@mutant("takes raw adds where no ledger is")
+def _raw_to_none() -> None:
+    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, key: metadata is None or original(metadata, key))
+
+
+@mutant("takes an add raw that its ledger's writer has sent")
+def _raw_from_the_writer() -> None:
+    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, _key: original(metadata, b""))
+
+
+@mutant("believes for ever that a ledger takes raw adds")
+def _believes_for_ever() -> None:
+    replace(raw_adds, "BELIEVED_S", lambda _original: 1e9)
