@@ -84,3 +84,8 @@ def _raw_from_the_writer() -> None:
 @mutant("believes for ever that a ledger takes raw adds")
 def _believes_for_ever() -> None:
     replace(raw_adds, "BELIEVED_S", lambda _original: 1e9)
+
+
+@mutant("lets connections in after it has closed")
+def _lets_in_late() -> None:
+    service_module.BookieService.is_closed = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
