@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.bookie.admission import Authority
-from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.upkeep.limbo import may_name
 from kvstore.env.ports import Disk, Env
@@ -58,6 +58,33 @@ async def establish(
     """Find out, or decide, who this bookie is. `authority` is needed where the id is given. Raises ConfigError that
     names the directory at fault, MetadataError."""
     return await _Identification(env, config, cookies, instance_id, authority).run()
+
+
+async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
+    """Raise ConfigError if the directories are those of a bookie that others still count on, on a node that is to have
+    none: its entries would be missing, and after the next such node no quorum would have them."""
+    path = f"{config.journal_dir}/{VERSION}"
+    if not env.disk.exists(path):
+        return
+    try:
+        bookie = decode_cookie(_read(env.disk, path), what=path).bookie
+        await cookies.read(bookie)
+    except NoSuchNode:
+        return  # decommissioned
+    except Corrupted as error:
+        raise ConfigError(f"{error}: want a node with a bookie, or {config.journal_dir} emptied") from None
+    raise ConfigError(
+        f"{config.journal_dir} holds what bookie {bookie} stores, but this node is to have no bookie (roles, or "
+        f"bookies of [log]): want it to have one, or `kvstore bookie decommission {bookie}` first"
+    )
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
 
 
 class _Identification:
@@ -108,7 +135,7 @@ class _Identification:
 
     def _read_cookie(self, path: str) -> Cookie:
         try:
-            return decode_cookie(self._read(path), what=path)
+            return decode_cookie(_read(self._disk, path), what=path)
         except Corrupted as error:
             raise ConfigError(str(error)) from None
 
@@ -154,7 +181,7 @@ class _Identification:
 
     async def _count_start(self, cookie: Cookie, version: int) -> tuple[str, ...]:
         path = f"{self._config.journal_dir}/{STARTS}"
-        words = self._read(path).decode(errors="replace").split() if self._disk.exists(path) else []
+        words = _read(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
         remembered = [int(word) for word in words if word.isdigit()]
         doubts: tuple[str, ...] = ()
         if version not in remembered:
@@ -247,13 +274,6 @@ class _Identification:
             f"{self._directories[0]} is empty, and {bookie} is not a new bookie: {reason}. If it is lost, end it by "
             f"`kvstore bookie decommission {bookie}`; if its disk is only missing, mount that"
         )
-
-    def _read(self, path: str) -> bytes:
-        file = self._disk.open(path)
-        try:
-            return file.read(0, file.size())
-        finally:
-            file.close()
 
     def _note_start(self, path: str, last: int, this: int) -> None:
         """In place, so that it needs no room: a full disk keeps no bookie from starting. One that is half written is
