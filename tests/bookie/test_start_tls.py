@@ -312,6 +312,25 @@ def test_our_client_without_tls_is_refused(run: Run, files: Files, tmp_path: Pat
     run(within(scenario))
 
 
+@on_both
+@pytest.mark.parametrize("which", ["stranger", "client", "expired"])
+def test_our_client_gives_nothing_to_a_bookie_whose_certificate_is_not_its(
+    run: Run, which: str, files: Files, tmp_path: Path
+) -> None:
+    """By another authority, of another host, out of date. Whoever stands between can hang up on START_TLS, or answer
+    it; the certificate is asked for both ways."""
+
+    async def scenario() -> None:
+        for is_old in (False, True):
+            async with served(tmp_path / str(is_old), getattr(files, which), is_old=is_old) as one:
+                caller = Caller(one.env, one.address, files.client)
+                assert "certificate" in str(await caller.add())
+                assert one.is_empty
+                caller.close()
+
+    run(within(scenario))
+
+
 class Pretender:
     """Listens in a bookie's place and answers in the clear; notes what it is sent."""
 
