@@ -49,6 +49,7 @@ class BookieService:
         """Of the entries of a ledger: one with many holes takes long."""
         self.polls = 0
         """Long polls that wait, of all connections."""
+        self.is_closed = False
 
     def handler(self) -> BookieConnection:
         """The handler of a new connection."""
@@ -60,7 +61,9 @@ class BookieService:
         self.log.say(logging.WARNING, "a client without TLS was refused; it has to begin with START_TLS")
 
     def close(self) -> None:
-        """End all connections at once; what they wait for is answered to nobody."""
+        """End all connections at once, and those that are in their handshake when it is over; what they wait for is
+        answered to nobody."""
+        self.is_closed = True
         for connection in list(self.connections):
             connection.abort()
 
@@ -97,6 +100,8 @@ class BookieConnection:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        if self._service.is_closed:
+            return self.abort()
         connections = self._service.connections
         if len(connections) >= self._config.connections_max:
             silent = silent_one(connections)
