@@ -23,8 +23,8 @@ from random import Random
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.entry_index import OFFSET_MASK, file_of
 from kvstore.bookie.identity import STARTS
+from kvstore.bookie.index.entry_index import OFFSET_MASK, file_of
 from kvstore.bookie.journal.record import (
     CLEARED,
     FILE_HEADER_SIZE,
