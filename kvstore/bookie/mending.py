@@ -95,7 +95,7 @@ def entries_in(segment: Segment) -> dict[int, EntryIndex]:
 def _fits(part: LedgerPart, entries: EntryIndex) -> bool:
     if not part.extents:
         return not entries.count
-    return entries.count > 0 and lay_out(entries.columns().entries, part.extents[0].start) == part.extents
+    return entries.count > 0 and lay_out(entries.ids(), part.extents[0].start) == part.extents
 
 
 def _made_again(checkpoint: Checkpoint, found: dict[int, EntryIndex]) -> bytes:

@@ -28,6 +28,8 @@ GAP_MIN = 4096
 segment costs their readers a look into it."""
 EXTENTS_FREE, ENTRIES_EACH = 2, 64
 """So many extents may a ledger have, and one more for so many entries: extents are kept in memory."""
+_STRIDE = 256
+"""Ids that are looked at together."""
 _HEAD = Struct(">II")
 """crc of what follows, seeded; entries."""
 _ENTRY_BYTES = 16
@@ -73,7 +75,7 @@ def block_number(first: int, fences: Sequence[int], entry: int) -> int:
     return bisect_right(fences, entry) - 1 if fences else (entry - first) // BLOCK_ENTRIES
 
 
-def lay_out(entries: array[int], start: int) -> list[Extent]:
+def lay_out(entries: Sequence[int], start: int) -> list[Extent]:
     """Extents for entries that rise, from `start` in the file on."""
     if not entries:
         return []
@@ -81,22 +83,25 @@ def lay_out(entries: array[int], start: int) -> list[Extent]:
     extents = []
     for begin, end in pairwise(cuts):
         first, last, count = entries[begin], entries[end - 1], end - begin
-        fences = entries[begin:end:BLOCK_ENTRIES] if has_fences(first, last, count) else array("Q")
+        fences = array("Q", entries[begin:end:BLOCK_ENTRIES] if has_fences(first, last, count) else ())
         extents.append(Extent(first, last, count, start, fences))
         start = extents[-1].end
     return extents
 
 
-def _cuts(entries: array[int]) -> Iterator[int]:
+def _cuts(entries: Sequence[int]) -> Iterator[int]:
     """Where in `entries` another extent begins."""
     if entries[-1] - entries[0] + 1 == len(entries):
         return
-    extents, before = 1, entries[0]
-    for at, entry in enumerate(entries):
-        if entry - before > GAP_MIN and extents < EXTENTS_FREE + at // ENTRIES_EACH:
-            extents += 1
-            yield at
-        before = entry
+    extents = 1
+    for begin in range(0, len(entries) - 1, _STRIDE):
+        end = min(begin + _STRIDE, len(entries) - 1)
+        if entries[end] - entries[begin] <= GAP_MIN:
+            continue  # none of the gaps between them is larger
+        for at in range(begin + 1, end + 1):
+            if entries[at] - entries[at - 1] > GAP_MIN and extents < EXTENTS_FREE + at // ENTRIES_EACH:
+                extents += 1
+                yield at
 
 
 def seed_of(salt: int, at: int) -> int:
@@ -106,20 +111,17 @@ def seed_of(salt: int, at: int) -> int:
 
 def encode_extents(columns: Columns, extents: list[Extent], salt: int) -> bytes:
     """The blocks of `extents`, which are all of `columns`."""
-    parts, done = [], 0
+    parts, done = list[bytes](), 0
+    ids, offsets, sizes = map(big, columns)
     for extent in extents:
         for number in range(blocks_of(extent.entries)):
             at, count = block_span(extent.start, extent.entries, number)
-            parts.append(_block([each[done : done + count] for each in columns], seed_of(salt, at)))
-            done += count
+            end = done + count
+            data = ids[8 * done : 8 * end] + offsets[4 * done : 4 * end] + sizes[4 * done : 4 * end]
+            parts += (_HEAD.pack(crc32c(data, seed_of(salt, at) ^ count), count), data)
+            done = end
     assert done == len(columns.entries), f"{done} entries are in extents, of {len(columns.entries)}"
     return b"".join(parts)
-
-
-def _block(columns: list[array[int]], seed: int) -> bytes:
-    data = b"".join(map(big, columns))
-    count = len(columns[0])
-    return _HEAD.pack(crc32c(data, seed ^ count), count) + data
 
 
 def decode_block(data: bytes, salt: int, at: int, count: int) -> Columns | None:

@@ -90,7 +90,7 @@ class Checkpoint:
         at = HEADER_SIZE
         for part in self.ledgers:
             if part.entries is not None:
-                part.extents = lay_out(part.entries.columns().entries, at)
+                part.extents = lay_out(part.entries.ids(), at)
                 at = part.extents[-1].end if part.extents else at
         self.format = FORMAT
 

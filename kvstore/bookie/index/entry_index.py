@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import NamedTuple, Protocol
 
@@ -190,6 +190,13 @@ class EntryIndex:
     def bytes(self) -> int:
         """The sum of the entries' sizes."""
         return sum(self.sizes) + sum(size for _, size in self.others.values())
+
+    def ids(self) -> Sequence[int]:
+        """The entries in memory, rising."""
+        within = range(self.first, self.first + len(self.places))
+        if self.others:
+            return self.columns().entries
+        return array("Q", compress(within, self.places)) if self.holes else within
 
     def columns(self) -> Columns:
         """What is in memory, all of which is of one segment."""
