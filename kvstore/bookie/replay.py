@@ -232,10 +232,14 @@ class _Replay:
             else:
                 self._inventory.apply(segment, record.head, record.body)
         checkpoint = self._inventory.close(segment, result.last_group)
-        # Damage is doubted at each start until a group on the disk says what is in limbo.
-        is_certain = not is_anchor and not result.damage
-        if not is_certain or not self._index_files.write_now(checkpoint, with_list=False):
+        if is_anchor or self._hides_damage(result) or not self._index_files.write_now(checkpoint, with_list=False):
             self._result.checkpoints.append(checkpoint)
+
+    @staticmethod
+    def _hides_damage(result: Scan) -> bool:
+        """Whether a checkpoint of the segment would let the next start pass over what is lost of it, so that it must
+        wait until a group on the disk says what is in limbo (docs/protocol.md, B7)."""
+        return bool(result.damage)
 
     def _note(self, segment: Segment, result: Scan) -> None:
         self._result.next_group = max(self._result.next_group, result.last_group + 1)

@@ -135,6 +135,8 @@ def test_what_stays_in_memory_of_an_entry_is_a_fraction_of_a_byte(world: SimWorl
         rows = [sealed._firsts, sealed._lasts, sealed._high, sealed._counts, sealed._files, sealed._starts]
         assert sum(8 * len(row) for row in rows) + 8 * fences < 0.1 * 40_000
         assert (fences > 0) == (step > 1)
+        for entry in range(0, 40_000 * step, 97):
+            assert await shelf.status(L, entry) is (Status.NO_ENTRY if entry % step else Status.OK)
 
     run(world, scenario())
 
@@ -316,6 +318,23 @@ def test_a_deleted_ledgers_entries_are_not_served_to_one_of_the_same_id(world: S
     for power in (True, False):
         crash(world, power=power)
         run(world, again())
+
+
+def test_what_was_dropped_before_its_segment_was_full_is_in_no_index_that_is_made_again(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await Shelf(world.env("b1"), CONFIG).start()
+        await filled(shelf, 3, L)
+        Reclaimer(shelf.env, CONFIG, shelf.storage, shelf.meta).drop(L)
+        assert await shelf.add(L, 100, recovery=True) is Status.OK
+        await filled(shelf, 40, 8)
+        assert shelf.storage.inventory.ledgers[L].index.get(100)[0] >> 40 == 1, "all in one segment"
+        damaged_block(world.node("b1").disk, path_of(1), ledger=8)
+        await check(shelf, 40, 8)
+        assert statistics(shelf)[1] == 1
+        assert await shelf.entries(L) == (Status.OK, [(100, 1)])
+        assert [await shelf.status(L, entry) for entry in (0, 2, 99)] == [Status.NO_ENTRY] * 3
+
+    run(world, scenario())
 
 
 def test_a_segment_that_is_reclaimed_takes_its_index_file_along(world: SimWorld) -> None:
