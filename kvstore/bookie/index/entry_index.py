@@ -199,7 +199,7 @@ class EntryIndex:
         return array("Q", compress(within, self.places)) if self.holes else within
 
     def columns(self) -> Columns:
-        """What is in memory, all of which is of one segment."""
+        """The entries in memory, all of which are in one segment."""
         if not self.others and not self.holes:
             return Columns(array("Q", range(self.first, self.first + len(self.places))), _low(self.places), self.sizes)
         if not self.others:

@@ -6,93 +6,33 @@ from __future__ import annotations
 from dataclasses import replace
 from errno import EIO
 from random import Random
-from struct import pack
 
 import pytest
-from crc32c import crc32c
 
-from kvstore.bookie.index.blocks import BLOCK_ENTRIES, block_span, blocks_of
-from kvstore.bookie.index.checkpoint import HEADER_SIZE, table_span
-from kvstore.bookie.index.checkpoints import checkpoint_path, read_checkpoint
-from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.index.blocks import BLOCK_ENTRIES
+from kvstore.bookie.index.checkpoints import read_checkpoint
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.env import Env
 from kvstore.proto.bookkeeper import Status
+from tests.bookie.disks.index_support import (
+    CONFIG,
+    LARGE,
+    L,
+    all_whole,
+    check,
+    damaged_block,
+    filled,
+    in_memory,
+    index_files,
+    path_of,
+    payload_of,
+    statistics,
+)
 from tests.bookie.support import Metadata, Shelf, crash, metadata, packet, run, segments, tiny
 from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import SimWorld
-from tests.sim.world.oplog import OpLog, crash_images
 from tests.sim.world.pause import pause
-
-L = 7
-CONFIG = tiny()
-LARGE = tiny(segment_bytes=1 << 18)
-"""A segment has several blocks of entries."""
-
-
-def path_of(file: int) -> str:
-    return checkpoint_path(CONFIG.index_dir, file)
-
-
-def index_files(disk: SimDisk) -> list[str]:
-    return [f"{CONFIG.index_dir}/{name}" for name in disk.list(CONFIG.index_dir) if name.endswith(".index")]
-
-
-def payload_of(ledger: int, entry: int) -> bytes:
-    return bytes([ledger, entry % 251]) * (60 + entry * 37 % 120)
-
-
-async def filled(shelf: Shelf, count: int, *ledgers: int, first: int = 0) -> None:
-    """Store so many entries of each ledger, and wait until nothing is under way."""
-    for entry in range(first, first + count):
-        for ledger in ledgers:
-            shelf.submit(ledger, entry, payload_of(ledger, entry), recovery=True)
-        if entry % 7 == 0:
-            await shelf.storage.synced()
-    await shelf.storage.synced()
-    await pause(1)
-
-
-async def check(shelf: Shelf, count: int, *ledgers: int) -> None:
-    for ledger in ledgers:
-        for entry in range(count):
-            assert await shelf.payload(ledger, entry) == payload_of(ledger, entry)
-        assert await shelf.status(ledger, count) is Status.NO_ENTRY
-        assert await shelf.entries(ledger) == (Status.OK, [(0, count)])
-
-
-def in_memory(shelf: Shelf) -> int:
-    """Entries whose places are in memory."""
-    return sum(ledger.index.count for ledger in shelf.storage.inventory.ledgers.values())
-
-
-def statistics(shelf: Shelf) -> tuple[int, int]:
-    found = shelf.storage.refresh_statistics()
-    return found.index_segments_in_memory, found.index_files_rebuilt
-
-
-def damaged_block(disk: SimDisk, path: str, *, ledger: int = L) -> None:
-    """Flip a bit in the first block of a ledger."""
-    checkpoint = read_checkpoint(disk, CONFIG.index_dir, int(path[-14:-6]))
-    assert checkpoint is not None
-    (part,) = (part for part in checkpoint.ledgers if part.ledger == ledger)
-    disk.flip_bit(path, 8 * (part.extents[0].start + 20))
-
-
-def all_whole(inventory: Inventory) -> bool:
-    """Whether every block that lookups may meet is on the disk as it was written."""
-    for segment in inventory.segments.values():
-        for ledger, _ in inventory.sealed_in(segment):
-            checkpoint = inventory.index_files.checkpoint(segment.file)
-            if checkpoint is None:
-                return False
-            for extent in next(part.extents for part in checkpoint.ledgers if part.ledger == ledger):
-                spans = [block_span(extent.start, extent.entries, each) for each in range(blocks_of(extent.entries))]
-                if not all(inventory.index_files.block(segment.file, *span) for span in spans):
-                    return False
-    return True
-
 
 # What is in memory
 
@@ -464,108 +404,3 @@ def test_an_index_of_another_segment_is_not_believed(world: SimWorld) -> None:
     disk.names.now.files[two].cache.resize(len(data))
     disk.overwrite(two, 0, data)
     run(world, again())
-
-
-# Former formats
-
-
-def as_format_2(disk: SimDisk, file: int) -> None:
-    """Put the checkpoint of a segment into the format that builds before this one wrote."""
-    checkpoint = read_checkpoint(disk, CONFIG.index_dir, file)
-    assert checkpoint is not None
-    parts = [
-        pack(
-            ">IQQQBIIIII", file, checkpoint.salt, checkpoint.end, checkpoint.last_group, checkpoint.is_limbo, 0,
-            len(checkpoint.dropped), len(checkpoint.tombstones), len(checkpoint.ledgers), 0,
-        ),
-        *(pack(">Q", each) for each in (*checkpoint.dropped, *checkpoint.tombstones)),
-    ]  # fmt: skip
-    whole = bytes(disk.names.now.files[path_of(file)].cache.data)
-    for part in checkpoint.ledgers:
-        moved = []
-        for extent in part.extents:
-            for number in range(blocks_of(extent.entries)):
-                at, count = block_span(extent.start, extent.entries, number)
-                ids, offsets, sizes = at + 8, at + 8 + 8 * count, at + 8 + 12 * count
-                for row in range(count):
-                    offset = whole[offsets + 4 * row :][:4]
-                    place = pack(">Q", file << 40 | int.from_bytes(offset, "big"))
-                    moved.append(whole[ids + 8 * row :][:8] + place + whole[sizes + 4 * row :][:4])
-        key, lac = part.key, part.explicit_lac
-        parts += (
-            pack(">qBqHH", part.ledger, part.flags, part.lac, len(key), len(lac)),
-            pack(">qIIq", 0, 0, len(moved), part.live_bytes), key, lac, *moved,
-        )  # fmt: skip
-    rest = b"".join(parts)
-    data = b"kvs-indx" + pack(">II", 2, crc32c(rest)) + rest
-    disk.names.now.files[path_of(file)].cache.resize(len(data))
-    disk.overwrite(path_of(file), 0, data)
-
-
-def test_directories_of_a_former_build_are_taken_over_at_the_start(world: SimWorld) -> None:
-    async def scenario() -> dict[int, int]:
-        shelf = await Shelf(world.env("b1"), CONFIG).start()
-        await filled(shelf, 60, L, 8)
-        for entry in range(0, 60, 3):
-            assert await shelf.add(L, entry, payload_of(L, entry), recovery=True) is Status.OK
-        await shelf.status(8, fence=True)
-        await filled(shelf, 1, 9)
-        return {file: each.live_bytes for file, each in shelf.storage.inventory.segments.items() if each.live}
-
-    live = run(world, scenario())
-    crash(world, power=False)
-    disk = world.node("b1").disk
-    for path in index_files(disk):
-        as_format_2(disk, int(path[-14:-6]))
-    oplog = OpLog(disk)
-
-    async def again() -> None:
-        shelf = await Shelf(world.env("b1"), CONFIG).start()
-        await check(shelf, 60, L, 8)
-        assert await shelf.add(8, 60) is Status.FENCED
-        assert {file: shelf.storage.inventory.segments[file].live_bytes for file in live} == live
-        await pause(1)
-        assert in_memory(shelf) < 20
-        assert statistics(shelf) == (0, 0)
-        assert all_whole(shelf.storage.inventory)
-        for path in index_files(disk):
-            assert table_span(bytes(disk.names.now.files[path].cache.data)[:HEADER_SIZE]) is not None
-
-    run(world, again())
-    for number, image in enumerate(crash_images(oplog, 40, Random(1))):
-        world.node(f"image{number}").disk = image.disk
-
-        async def read(node: str = f"image{number}") -> None:
-            shelf = await Shelf(world.env(node), CONFIG).start()
-            await check(shelf, 60, L, 8)
-            assert await shelf.add(8, 60) is Status.FENCED
-
-        run(world, read(), f"image{number}")
-
-
-def test_a_start_without_any_index_holds_one_segments_entries_at_a_time(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await Shelf(world.env("b1"), CONFIG).start()
-        await filled(shelf, 120, L)
-
-    run(world, scenario())
-    crash(world, power=False)
-    disk = world.node("b1").disk
-    for path in index_files(disk):
-        disk.remove(path)
-    held = []
-    original = Inventory.close
-
-    def close(self: Inventory, *arguments: object) -> object:
-        held.append(self.index_files.in_memory)
-        return original(self, *arguments)  # type: ignore[arg-type]
-
-    async def again() -> None:
-        shelf = await Shelf(world.env("b1"), CONFIG).start()
-        assert len(held) > 8
-        assert max(held) == 0, "each was on the disk before the next one was read"
-        await check(shelf, 120, L)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Inventory, "close", close)
-        run(world, again())
