@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench budget hops loadtest snapshot-demo proto lock format interop
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench budget hops loadtest snapshot-demo proto lock audit format interop
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or needs_etcd or cluster or spark or interop)
@@ -70,6 +70,9 @@ proto: setup ## regenerate the protobuf modules
 
 lock: ## resolve the dependencies anew
 	@scripts/lock.sh
+
+audit: ## known faults of the pinned dependencies, and a bill of materials in build/sbom.json; asks PyPI
+	@scripts/audit.sh
 
 format: setup ## format, and mend what the linter can mend
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
@@ -22,6 +23,8 @@ class Files:
     client: Tls
     stranger: Tls
     """Of an authority that nobody else trusts."""
+    expired: Tls
+    """A bookie's of yesterday."""
 
     @classmethod
     def issue(cls, directory: Path) -> Files:
@@ -31,12 +34,13 @@ class Files:
             _issued(directory / "bookie", ours, ca, "127.0.0.1", "localhost"),
             _issued(directory / "client", ours, ca, "application.example"),
             _issued(directory / "stranger", other, ca, "127.0.0.1"),
+            _issued(directory / "expired", ours, ca, "127.0.0.1", not_after=datetime.now(UTC) - timedelta(days=1)),
         )
 
 
-def _issued(place: Path, authority: trustme.CA, ca: Path, *hosts: str) -> Tls:
+def _issued(place: Path, authority: trustme.CA, ca: Path, *hosts: str, not_after: datetime | None = None) -> Tls:
     cert, key = place.with_suffix(".pem"), place.with_suffix(".key")
-    issued = authority.issue_cert(*hosts, organization_unit_name=f"0:{ROLE}")
+    issued = authority.issue_cert(*hosts, organization_unit_name=f"0:{ROLE}", not_after=not_after)
     issued.cert_chain_pems[0].write_to_path(str(cert))
     private = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
     form = serialization.PrivateFormat.PKCS8  # the only one that Netty reads

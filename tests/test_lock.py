@@ -8,6 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.source import tracked_texts
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = {
@@ -45,3 +47,20 @@ def test_the_lock_satisfies_every_requirement(lock: str) -> None:
 def test_every_pin_has_hashes_and_no_host(lock: str) -> None:
     assert [block for block in blocks(lock) if "--hash=sha256:" not in block] == []
     assert "://" not in (ROOT / lock).read_text()
+
+
+def test_the_project_says_what_it_is_called_and_how_it_is_licensed() -> None:
+    """On PyPI `kvstore` is somebody else's: nobody may be told to install that."""
+    project = PROJECT["project"]
+    assert project["name"] == "kvstore-log"
+    assert project["license"] == "Apache-2.0"
+    assert (ROOT / "LICENSE").read_text().lstrip().startswith("Apache License")
+    misleading = re.compile(r"pip install [^\n`]*\bkvstore(?![-_]log|/)|\bkvstore\[")
+    texts = {path: text for path, text in tracked_texts().items() if path != "tests/test_lock.py"}
+    assert [path for path, text in texts.items() if misleading.search(text)] == []
+
+
+def test_the_change_log_begins_with_this_version() -> None:
+    found = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert found
+    assert found[1] == PROJECT["project"]["version"]

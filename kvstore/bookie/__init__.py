@@ -1,8 +1,9 @@
 """Bookies: who store the entries of ledgers, durably, for whoever holds a ledger's key."""
 
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.identity import refuse_to_strand
 from kvstore.bookie.node import Bookie
 from kvstore.bookie.statistics import Statistics
 from kvstore.bookie.storage import BookieStorage
 
-__all__ = ["Bookie", "BookieConfig", "BookieStorage", "Statistics"]
+__all__ = ["Bookie", "BookieConfig", "BookieStorage", "Statistics", "refuse_to_strand"]

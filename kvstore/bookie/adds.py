@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.bookie.admission import Admission
+from kvstore.bookie.backpressure import Door
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.inventory import Inventory
@@ -47,8 +48,10 @@ class Adds:
         keys: Keys,
         admission: Admission,
         refusals: Refusals,
+        door: Door,
         pending_bytes_max: int,
     ) -> None:
+        """`door`: where clients elsewhere wait while more than `pending_bytes_max` bytes wait for a sync."""
         self._inventory = inventory
         self._ledgers = inventory.ledgers
         self._journal = journal
@@ -58,15 +61,10 @@ class Adds:
         self._keys = keys
         self._admission = admission
         self._refusals = refusals
+        self._door = door
         self._pending_bytes_max = pending_bytes_max
         self.pending_bytes = 0
         """Of packets that wait for a sync."""
-
-    @property
-    def is_busy(self) -> bool:
-        """So much waits for a sync that clients elsewhere should wait at the door. A full disk is no reason: its adds
-        are refused at once."""
-        return self.pending_bytes > self._pending_bytes_max and not self._journal.is_full
 
     def take(self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done) -> None:
         """Store a packet if it is admitted, and call `done` with OK when it is on the disk; else with the refusal."""
@@ -135,7 +133,7 @@ class Adds:
         group = journal.open_group
         group.adds.append((ledger, entry, offset, body, lac, done))
         ledger.last_group = group.number
-        self.pending_bytes += len(body)
+        self._await_sync(len(body))
 
     def store_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
         """Store a packet that is here once more. Raises JournalFull."""
@@ -144,7 +142,13 @@ class Adds:
         lac = HEADER.unpack_from(body)[2]
         group.adds.append((ledger, entry, offset, body, lac, _nobody))
         ledger.last_group = group.number
-        self.pending_bytes += len(body)
+        self._await_sync(len(body))
+
+    # docs/protocol.md B12
+    def _await_sync(self, size: int) -> None:
+        self.pending_bytes += size
+        if self.pending_bytes > self._pending_bytes_max and not self._journal.is_full:  # else adds are refused at once
+            self._door.shut()
 
     def _has(self, ledger: Ledger, entry: int, body: bytes) -> bool:
         place, size = ledger.index.get(entry)
@@ -173,3 +177,5 @@ class Adds:
                 log.exception("ledger=%d entry=%d whoever sent it failed", add[0].id, add[1])
         for ledger, lac in raised.items():
             ledger.raise_lac(lac)
+        if self._door.is_shut and self.pending_bytes <= self._pending_bytes_max:
+            self._door.open()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from kvstore.bookie.backpressure import Door
 from kvstore.bookie.fencing import Verdict, judge_by_metadata, judge_key_by_metadata, may_deny
 from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
@@ -50,23 +51,21 @@ class Admission:
         bookie: BookieId,
         nursery: Nursery,
         statistics: Statistics,
-        *,
-        on_answered: Callable[[], None] = lambda: None,
+        gate: Door,
     ) -> None:
+        """`gate`: where connections wait while the next question might be refused."""
         self._authority = authority
         self._bookie = bookie
         self._nursery = nursery
         self._statistics = statistics
         self._waiting: dict[int, list[Callable[[LedgerMetadata | Exception | None], None]]] = {}
-        self._on_answered = on_answered
+        self._gate = gate
         self._count = 0
         self._bytes = 0
         self._log = SparingLog(log)
         self._asking = asyncio.Semaphore(AT_ONCE_MAX)
 
-    @property
-    def is_busy(self) -> bool:
-        """The next one might be refused."""
+    def _is_busy(self) -> bool:
         return self._count >= WAITING_MAX or self._bytes + PACKET_MAX > WAITING_BYTES_MAX
 
     def ask(self, ledger: int, key: bytes, size: int, judged: Callable[[Verdict, Verdict], None]) -> bool:
@@ -109,6 +108,8 @@ class Admission:
 
     def _ask(self, ledger: int, on_answer: Callable[[LedgerMetadata | Exception | None], None]) -> None:
         self._count += 1
+        if self._is_busy():
+            self._gate.shut()
         waiting = self._waiting.setdefault(ledger, [])
         waiting.append(on_answer)
         if len(waiting) == 1:
@@ -127,4 +128,5 @@ class Admission:
         self._count -= len(waiting)
         for on_answer in waiting:
             on_answer(answer)
-        self._on_answered()
+        if self._gate.is_shut and not self._is_busy():
+            self._gate.open()

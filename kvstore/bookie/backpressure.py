@@ -6,19 +6,24 @@ from collections.abc import Callable
 
 
 class Door:
-    """Lets in who waits, first come, first served, for as long as the bookie is not busy."""
+    """Lets in who waits, first come, first served, until it is shut again."""
 
-    def __init__(self, is_busy: Callable[[], bool]) -> None:
-        self._is_busy = is_busy
+    def __init__(self) -> None:
+        self.is_shut = False
         self.waiting: dict[Callable[[], None], None] = {}
 
+    def shut(self) -> None:
+        """The bookie has enough to do."""
+        self.is_shut = True
+
     def wait(self, again: Callable[[], None]) -> None:
-        """Call `again`, once, when the bookie is not busy any more."""
+        """Call `again`, once, when the door is open."""
         self.waiting[again] = None
 
-    def let_in(self) -> None:
-        """Something has ended: call who waits, until the bookie is busy again."""
-        while self.waiting and not self._is_busy():
+    def open(self) -> None:
+        """The bookie has less to do: call who waits. Any of them may shut the door."""
+        self.is_shut = False
+        while self.waiting and not self.is_shut:
             again = next(iter(self.waiting))
             del self.waiting[again]
             again()

@@ -9,7 +9,7 @@ from kvstore.errors import ConfigError
 
 MIB = 1 << 20
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}")
-ADDRESS_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,252}:[0-9]{1,5}")
+_HOST = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,252}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class StorageConfig:
     """From the start of the bookie to the first round; between two rounds it is `scrub_rest_s`."""
     scrub_rest_s: float = 3_600.0
     admit_raw_adds: bool = False
-    """Store what clients add to ledgers without metadata, and to closed ones without entries: for Apache's own
-    benchmark of a bookie, never in production (docs/protocol.md, B28)."""
+    """Store what clients add, whatever key and digest it has, to ledgers that are closed without entries: for Apache's
+    own benchmark of a bookie, never in production (docs/protocol.md, B28)."""
 
     def __post_init__(self) -> None:
         if faults := [*self._wrong_directories(), *self._wrong_numbers()]:
@@ -101,7 +101,7 @@ class BookieConfig(StorageConfig):
     def __post_init__(self) -> None:
         faults = [
             *self._wrong("name", _NAME.fullmatch(self.name) is not None, "letters, digits, dots and dashes"),
-            *self._wrong("id", not self.id or ADDRESS_ID.fullmatch(self.id) is not None, "host:port or nothing"),
+            *self._wrong("id", not self.id or is_address_id(self.id), "host:port or nothing"),
             *self._wrong("listen", _is_address(self.listen), "host:port"),
             *self._wrong("advertise", not self.advertise or _is_address(self.advertise), "host:port or nothing"),
             *self._wrong_directories(),
@@ -111,6 +111,12 @@ class BookieConfig(StorageConfig):
             faults += self._wrong(field, getattr(self, field) > 0, "more than 0")
         if faults:
             raise ConfigError(f"{self._name}: " + "; ".join(faults))
+
+
+def is_address_id(text: str) -> bool:
+    """Whether a bookie id is one that Apache's older clients can take for the bookie's address."""
+    host, _, port = text.partition(":")
+    return _HOST.fullmatch(host) is not None and port.isdecimal() and port.isascii() and 0 < int(port) < 1 << 16
 
 
 def _is_directory(path: str) -> bool:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.bookie.admission import Authority
-from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.upkeep.limbo import may_name
 from kvstore.env.ports import Disk, Env
@@ -58,6 +58,33 @@ async def establish(
     """Find out, or decide, who this bookie is. `authority` is needed where the id is given. Raises ConfigError that
     names the directory at fault, MetadataError."""
     return await _Identification(env, config, cookies, instance_id, authority).run()
+
+
+async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
+    """Raise ConfigError if the directories are those of a bookie that others still count on, on a node that is to have
+    none: its entries would be missing, and after the next such node no quorum would have them."""
+    path = f"{config.journal_dir}/{VERSION}"
+    if not env.disk.exists(path):
+        return
+    try:
+        bookie = decode_cookie(_read(env.disk, path), what=path).bookie
+        await cookies.read(bookie)
+    except NoSuchNode:
+        return  # decommissioned
+    except Corrupted as error:
+        raise ConfigError(f"{error}: want a node with a bookie, or {config.journal_dir} emptied") from None
+    raise ConfigError(
+        f"{config.journal_dir} holds what bookie {bookie} stores, but this node is to have no bookie (roles, or "
+        f"bookies of [log]): want it to have one, or `kvstore bookie decommission {bookie}` first"
+    )
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
 
 
 class _Identification:
@@ -108,7 +135,7 @@ class _Identification:
 
     def _read_cookie(self, path: str) -> Cookie:
         try:
-            return decode_cookie(self._read(path), what=path)
+            return decode_cookie(_read(self._disk, path), what=path)
         except Corrupted as error:
             raise ConfigError(str(error)) from None
 
@@ -154,7 +181,7 @@ class _Identification:
 
     async def _count_start(self, cookie: Cookie, version: int) -> tuple[str, ...]:
         path = f"{self._config.journal_dir}/{STARTS}"
-        words = self._read(path).decode(errors="replace").split() if self._disk.exists(path) else []
+        words = _read(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
         remembered = [int(word) for word in words if word.isdigit()]
         doubts: tuple[str, ...] = ()
         if version not in remembered:
@@ -187,13 +214,11 @@ class _Identification:
             strange = content - {FORMATTING, VERSION, STARTS}
             if strange:
                 raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
-        bookie = BookieId(self._config.id or f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
-        cookie = self._cookie(bookie)
+        begun = self._begun(unfinished)
+        new = BookieId(self._config.id or f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
+        cookie = begun or self._cookie(new)
         if self._config.id:
-            await self._refuse_if_taken(cookie, is_begun=bool(unfinished))
-        if unfinished:
-            begun = self._read_cookie(f"{unfinished[0]}/{FORMATTING}")
-            cookie = begun if begun == self._cookie(begun.bookie) else cookie
+            await self._refuse_if_taken(cookie, is_begun=begun is not None)
         for directory in self._directories:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
@@ -208,6 +233,13 @@ class _Identification:
             self._disk.sync_dir(directory)
         log.warning("bookie=%s is new: its directories were empty", cookie.bookie)
         return Identity(cookie.bookie, True, ())
+
+    def _begun(self, unfinished: list[str]) -> Cookie | None:
+        """The cookie that a format which was cut off would have given, if that is still what is wanted."""
+        if not unfinished:
+            return None
+        cookie = self._read_cookie(f"{unfinished[0]}/{FORMATTING}")
+        return cookie if self._is_ours(cookie.bookie) and cookie == self._cookie(cookie.bookie) else None
 
     # docs/protocol.md B27
     async def _refuse_if_taken(self, cookie: Cookie, *, is_begun: bool) -> None:
@@ -226,24 +258,22 @@ class _Identification:
                 raise self._taken(bookie, f"ledger {ledger} names it")
 
     async def _take(self, cookie: Cookie, version: int) -> None:
-        """Of two who format under one id at the same time, only one gets it."""
+        """Of two who format under one id at the same time, only one gets it: whose write the store has confirmed. Their
+        cookies are the same, so who has no answer to its write cannot find out whether it was the one. Raises
+        MetadataUnknown then."""
         if version:
             raise self._taken(cookie.bookie, "it has a cookie in the metadata store")
         self._note_start(f"{self._config.journal_dir}/{STARTS}", version, version + 1)
-        await self._claim(cookie, version)
+        try:
+            await self._cookies.write(cookie, version)
+        except VersionConflict:
+            raise self._taken(cookie.bookie, "another process has just become it") from None
 
     def _taken(self, bookie: BookieId, reason: str) -> ConfigError:
         return ConfigError(
             f"{self._directories[0]} is empty, and {bookie} is not a new bookie: {reason}. If it is lost, end it by "
             f"`kvstore bookie decommission {bookie}`; if its disk is only missing, mount that"
         )
-
-    def _read(self, path: str) -> bytes:
-        file = self._disk.open(path)
-        try:
-            return file.read(0, file.size())
-        finally:
-            file.close()
 
     def _note_start(self, path: str, last: int, this: int) -> None:
         """In place, so that it needs no room: a full disk keeps no bookie from starting. One that is half written is

@@ -60,7 +60,7 @@ class Bookie:
         storage.statistics.new_incarnations = int(identity.is_new)
         await storage.start(identity.doubts)
         if config.admit_raw_adds:
-            log.warning("bookie=%s admits raw adds: anybody can store on it, under ids that ledgers may get", self.id)
+            log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
         self._service = BookieService(storage, config)
         self._listener = await env.transport.listen(config.listen, self._service.handler, prelude=self._prelude)
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)

@@ -1,5 +1,6 @@
-"""Admits adds for which no ledger's metadata stand, where the operator allows it: those of Apache's own benchmark of a
-bookie, and of others who speak to bookies without a ledger of their own (docs/protocol.md, B28)."""
+"""Admits adds that are not of a ledger's writer, where the operator allows it: those of Apache's own benchmark of a
+bookie, which has a ledger made, closes it, and then adds to it with a key of zeros and without digests
+(docs/protocol.md, B28)."""
 
 from __future__ import annotations
 
@@ -19,14 +20,16 @@ from kvstore.bookie.refusals import Refusals
 from kvstore.bookie.sparing import SparingLog
 from kvstore.env.ports import Clock
 from kvstore.proto.bookkeeper import PACKET_MAX, Status
-from kvstore.proto.digest import HEADER
+from kvstore.proto.digest import HEADER, master_key
 from kvstore.types import NO_ENTRY, LedgerMetadata, LedgerState
 
 log = logging.getLogger(__name__)
 
 Done = Callable[[Status], Any]
-KEPT_S = 900.0
-"""How long the entries of a ledger without metadata stay after the last add to it, and after a start of the bookie."""
+BELIEVED_S = 5.0
+"""How long it is believed what the metadata store has said of a ledger."""
+BELIEVED_MAX = 1024
+"""Ledgers of which it is."""
 
 
 class OrdinaryAdd(Protocol):
@@ -35,9 +38,12 @@ class OrdinaryAdd(Protocol):
     def __call__(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None: ...
 
 
-def is_nobodys(metadata: LedgerMetadata | None) -> bool:
-    """Whether no entry of the ledger was ever confirmed, nor can be: there is none, or it is closed without any."""
-    return metadata is None or (metadata.state is LedgerState.CLOSED and metadata.last_entry == NO_ENTRY)
+def is_nobodys(metadata: LedgerMetadata | None, key: bytes) -> bool:
+    """Whether no entry of the ledger was ever confirmed, nor can be, and who shows this key is not its writer. An id
+    without a ledger may get one, whose readers show no key and would find here what is not of it."""
+    if metadata is None or master_key(metadata.password) == key:
+        return False
+    return metadata.state is LedgerState.CLOSED and metadata.last_entry == NO_ENTRY
 
 
 class RawAdds:
@@ -57,20 +63,19 @@ class RawAdds:
         ordinary: OrdinaryAdd,
     ) -> None:
         self.is_on = is_on
-        self._clock, self._started_at = clock, clock.now()
+        self._clock = clock
         self._inventory, self._facts, self._adds = inventory, facts, adds
         self._digests, self._admission, self._refusals = digests, admission, refusals
         self._ordinary = ordinary
-        self._heard_at: dict[int, float] = {}
-        """Of each ledger that was admitted raw since the start: when its last add came. Those that are gone are left
-        out when `keeps` is asked about them."""
+        self._told_at: dict[int, float] = {}
+        """When the metadata store has said that a ledger is nobody's."""
         self._log = SparingLog(log)
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, done: Done) -> None:
-        """Store the packet of an ordinary add. If it is raw neither its key nor its digest is known to anybody."""
+        """Store the packet of an ordinary add. If it is raw nobody knows its digest."""
         if not self._may_be_raw(ledger, entry, body, key):
             self._ordinary(ledger, entry, body, key, recovery=False, done=done)
-        elif ledger in self._heard_at and ledger in self._inventory.ledgers:
+        elif ledger in self._inventory.ledgers and self._is_believed(ledger):
             self._take(ledger, entry, body, key, done)
         elif not self._admission.ask_metadata(
             ledger, len(body), lambda answer: self._answered(ledger, entry, body, key, answer, done)
@@ -87,35 +92,33 @@ class RawAdds:
             return True
         if found.key and (found.key != key or found.is_fenced):
             return False
-        return ledger in self._heard_at or not (
-            found.is_admitted and (proves_itself(body) or self._digests.knows(ledger, key))
-        )
+        return not (found.is_admitted and (proves_itself(body) or self._digests.knows(ledger, key)))
+
+    def _is_believed(self, ledger: int) -> bool:
+        told_at = self._told_at.get(ledger)
+        return told_at is not None and self._clock.now() - told_at < BELIEVED_S
 
     def _answered(
         self, ledger: int, entry: int, body: bytes, key: bytes, answer: LedgerMetadata | Exception | None, done: Done
     ) -> None:
-        is_raw = not isinstance(answer, Exception) and is_nobodys(answer) and self._may_be_raw(ledger, entry, body, key)
-        if not is_raw:
+        is_raw = not isinstance(answer, Exception) and is_nobodys(answer, key)
+        if not (is_raw and self._may_be_raw(ledger, entry, body, key)):
             self._ordinary(ledger, entry, body, key, recovery=False, done=done)
             return
-        if ledger not in self._heard_at:
-            self._log.say(logging.WARNING, "ledger=%d has no metadata of its own; raw adds to it are admitted", ledger)
         try:
             self._facts.first_contact(ledger, key, flags=ADMITTED, size=len(body))
         except JournalFull:
             done(self._refusals.no_room())
             return
+        if not self._is_believed(ledger):
+            self._believe(ledger)
         self._take(ledger, entry, body, key, done)
 
-    def _take(self, ledger: int, entry: int, body: bytes, key: bytes, done: Done) -> None:
-        self._heard_at[ledger] = self._clock.now()
-        self._adds.take(ledger, entry, body, key, False, HEADER.unpack_from(body)[2], done)
+    def _believe(self, ledger: int) -> None:
+        self._log.say(logging.WARNING, "ledger=%d is closed and empty; raw adds to it are admitted", ledger)
+        if len(self._told_at) >= BELIEVED_MAX:
+            self._told_at.clear()
+        self._told_at[ledger] = self._clock.now()
 
-    def keeps(self, ledger: int) -> bool:
-        """Whether the ledger stays though it has no metadata."""
-        if not self.is_on:
-            return False
-        if self._clock.now() - max(self._started_at, self._heard_at.get(ledger, 0.0)) < KEPT_S:
-            return True
-        self._heard_at.pop(ledger, None)
-        return False
+    def _take(self, ledger: int, entry: int, body: bytes, key: bytes, done: Done) -> None:
+        self._adds.take(ledger, entry, body, key, False, NO_ENTRY, done)

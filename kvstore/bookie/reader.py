@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 ReadDone = Callable[[Status, int, bytes | None, int], Any]
 """Status, entry, packet, highest LAC known here."""
+TURN_S = 0.01
+"""The entries of a batch are read in one turn of the event loop, for so long at most: from a disk that has to seek for
+each, adds and the leases of the node's leaders would wait much longer."""
 
 
 def _nothing() -> None:
@@ -75,8 +78,9 @@ class Reader:
     ) -> list[bytes]:
         """`body`, which `entry` has, and what follows it here, within `limits` in entries and bytes, 4 more for each.
         An entry that cannot be read ends it: whoever asks for that one first is told why. So does one that is not
-        here, unless `passes_over`; then the limit in entries counts ids."""
+        here, unless `passes_over`; then the limit in entries counts ids. A slow disk makes it short."""
         ids_max, left = limits
+        ends_at = self._loop.time() + TURN_S
         bodies, found = [body], self._ledgers.get(ledger)
         if entry == LAST_ENTRY or found is None:
             return bodies  # nothing follows the last one
@@ -85,6 +89,8 @@ class Reader:
             place, size = found.index.get(following)
             if not place and passes_over:
                 continue
+            if self._loop.time() >= ends_at:
+                break
             left -= 4 + size
             packet = self.body(ledger, following, place, size) if place and left >= 0 else None
             if packet is None:

@@ -29,7 +29,6 @@ from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal.group import Group
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.journal.segment import Segment
@@ -64,11 +63,11 @@ class BookieStorage:
         self.statistics = Statistics()
         self.inventory = Inventory(IndexFiles(env.disk, config.index_dir))
         self.bookie = bookie
-        self.door = Door(lambda: self.adds.is_busy)
+        self.door = Door()
         """For all from elsewhere, while too much waits for a sync."""
-        self.gate = Door(lambda: self.admission.is_busy)
+        self.gate = Door()
         """For what `may_ask`, while too much waits for the metadata."""
-        self.admission = Admission(authority, bookie, env.nursery, self.statistics, on_answered=self.gate.let_in)
+        self.admission = Admission(authority, bookie, env.nursery, self.statistics, self.gate)
         self.digests = Digests(self.admission, self.statistics)
         self._env = env
         self._config = config
@@ -113,7 +112,6 @@ class BookieStorage:
             inventory.segments,
             inventory.open_files,
             statistics,
-            on_synced=self._synced,
             on_full=self._full,
             on_rolled=self._rolled,
         )
@@ -130,8 +128,10 @@ class BookieStorage:
             keys=keys,
             admission=self.admission,
             refusals=refusals,
+            door=self.door,
             pending_bytes_max=config.pending_bytes_max,
         )
+        journal.on_synced = self.adds.synced
         self.raw = RawAdds(
             self._env.clock,
             is_on=config.admit_raw_adds,
@@ -162,11 +162,6 @@ class BookieStorage:
         """Ordinary adds are refused: the disk is full but for the reserve."""
         return self.journal.is_full
 
-    def _synced(self, group: Group) -> None:
-        self.adds.synced(group)
-        if self.door.waiting:
-            self.door.let_in()
-
     def _rolled(self, segment: Segment) -> None:
         segment.release()
         checkpoint = self.inventory.close(segment, self.journal.synced_group)
@@ -184,7 +179,7 @@ class BookieStorage:
             self.statistics.readonly = is_full
             log.warning("bookie=%s is %s", self.bookie, "read-only: the disk is full" if is_full else "writable again")
             self._on_readonly(is_full)
-            self.door.let_in()
+            self.door.open()
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, as far as this bookie could use them, and bytes that are free."""

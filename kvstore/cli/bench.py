@@ -42,7 +42,7 @@ def run_load(
     json: Json = False,
 ) -> None:
     """Run one load with the Python client, or through a Redis door. With --rate latency counts from when an operation
-    should have begun; service times are from when it did begin."""
+    should have begun; service times are from when it did begin. Ctrl-C ends it early, and shows what was done."""
     from kvstore.cli import loads
     from kvstore.cli.bench_resp import RespCallers
     from kvstore.client import AsyncClient
@@ -75,6 +75,9 @@ def run_load(
 
     found = run(main)
     _print(found.document(), json=json)
+    if found.is_interrupted:
+        print(f"kvstore: interrupted after {found.took_s:.1f} s of {seconds:g}", file=sys.stderr)
+        raise typer.Exit(130)
     if rate and found.rate < 0.99 * rate:
         print(f"kvstore: {found.rate:.0f}/s instead of {rate:g}/s: the store or this machine is full", file=sys.stderr)
 

@@ -64,6 +64,8 @@ class Outcome:
 
     load: Load
     took_s: float = 0.0
+    is_interrupted: bool = False
+    """It was told to end before its time; what was done until then is counted."""
     latencies: dict[str, Any] = field(default_factory=dict)
     """Operation → histogram in microseconds, from when each should have begun."""
     services: dict[str, Any] = field(default_factory=dict)
@@ -108,6 +110,7 @@ class Outcome:
             "operations": self.operations,
             "per_s": round(self.rate),
             "seconds": round(self.took_s, 3),
+            "interrupted": self.is_interrupted,
             "errors": dict(self.errors),
             "latencies": self.rows(),
         }
@@ -117,7 +120,7 @@ Call = Callable[[bytes], Awaitable[object]]
 
 
 async def run_load(client: AsyncClient, load: Load) -> Outcome:
-    """Run a load to its end."""
+    """Run a load to its end, or until the task is cancelled: the outcome says so."""
     return await run_calls(load, calls_of(client, load))
 
 
@@ -159,8 +162,11 @@ class Generator:
         counted_from = begin + load.warmup_s
         end = counted_from + load.seconds
         caller = self._open if load.rate else self._closed
-        await asyncio.gather(*(caller(each, begin, counted_from, end) for each in range(load.in_flight)))
-        self._outcome.took_s = time.perf_counter() - counted_from
+        try:
+            await asyncio.gather(*(caller(each, begin, counted_from, end) for each in range(load.in_flight)))
+        except asyncio.CancelledError:  # Ctrl-C ends the load, not what there is to tell of it
+            self._outcome.is_interrupted = True
+        self._outcome.took_s = max(0.0, time.perf_counter() - counted_from)
         return self._outcome
 
     async def _closed(self, caller: int, begin: float, counted_from: float, end: float) -> None:

@@ -48,7 +48,9 @@ def up(
     partitions: Annotated[int | None, typer.Option(help="How many partitions. Default 3.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Replicas of each partition. Default 3.")] = None,
     data_dir: DataDir = Path("data"),
-    port_offset: Annotated[int | None, typer.Option(help="Added to every port.")] = None,
+    port_offset: Annotated[
+        int | None, typer.Option(help="Added to every port; another one moves a cluster that is down.")
+    ] = None,
     zookeeper: Annotated[
         str | None, typer.Option(callback=checked_address, help="Use this ZooKeeper: HOST:PORT/CHROOT.")
     ] = None,

@@ -67,7 +67,7 @@ def build() -> typer.Typer:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(importlib.metadata.version("kvstore"))
+        print(importlib.metadata.version("kvstore-log"))
         raise typer.Exit
 
 

@@ -51,7 +51,7 @@ def need_spark(*modules: str) -> None:
     """Raises ConfigError if what the work needs is not installed."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"{name} is not installed: install kvstore[spark]")
+            raise ConfigError(f"{name} is not installed: install kvstore-log[spark]")
 
 
 def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tuple[ClientConfig, str]:

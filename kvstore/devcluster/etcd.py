@@ -100,7 +100,7 @@ def find_etcd() -> Path:
     found = shutil.which("etcd") or (str(beside) if beside.exists() else None)
     if found is None:
         raise ConfigError(
-            "no etcd on the PATH: install it (Debian: etcd-server), or kvstore[local], or use one by --metadata"
+            "no etcd on the PATH: install it (Debian: etcd-server), or kvstore-log[local], or use one by --metadata"
         )
     said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
     version = re.search(r"etcd Version: (\d+)\.(\d+)", said.stdout)

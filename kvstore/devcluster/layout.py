@@ -122,10 +122,11 @@ class Wish:
 
 
 def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
-    """The cluster to run: as it was recorded, or a new one. Raises ConfigError, naming what is refused."""
+    """The cluster to run: as it was recorded, perhaps on other ports, or a new one. Raises ConfigError, naming what is
+    refused."""
     if found is not None:
         _refuse_changes(wish, found)
-        return found
+        return found if wish.port_offset in (None, found.port_offset) else _moved(found, wish.port_offset)
     count = 3 if wish.nodes is None else wish.nodes
     offset = wish.port_offset or 0
     _check_offset(offset)
@@ -159,6 +160,22 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
         unsafe=wish.unsafe,
         secret_file=str(wish.data_dir / SECRET_NAME),
     )
+
+
+def _moved(found: ClusterFile, offset: int) -> ClusterFile:
+    """The same cluster on other ports."""
+    _check_offset(offset)
+    places = [_node(number, offset, Path(node.data_dir).parent) for number, node in enumerate(found.nodes, 1)]
+    nodes = tuple(replace(place, pid=node.pid) for place, node in zip(places, found.nodes, strict=True))
+    address = _own_store(found.store.kind, offset) if found.own_zookeeper else found.zookeeper
+    return replace(found, nodes=nodes, zookeeper=address, port_offset=offset)
+
+
+def addresses(cluster: ClusterFile, node: NodePlace) -> Iterator[Setting]:
+    """Yield the record's addresses as the node's file says them."""
+    for name in PORTS:
+        yield Setting(name, getattr(node, name))
+    yield Setting("zookeeper" if cluster.store.kind is Kind.ZOOKEEPER else "metadata.uri", cluster.zookeeper)
 
 
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
@@ -227,7 +244,6 @@ def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
         "nodes": len(found.nodes),
         "partitions": found.partitions,
         "replicas": found.replicas,
-        "port_offset": found.port_offset,
         "zookeeper": found.zookeeper,
         "metadata": found.store.kind,
         "bookies": found.bookies,

@@ -85,7 +85,13 @@ class LocalCluster:
         with self._record.lock(self._progress):
             found = self._record.load_or_none()
             cluster = self._with_those_that_run(layout.plan(replace(wish, data_dir=self.data_dir), found))
-            files = self._files_with(wish.settings, cluster)
+            is_moved = found is not None and found.port_offset != cluster.port_offset
+            if is_moved and self.is_running():
+                raise ConfigError(
+                    f"--port-offset {cluster.port_offset}: the cluster in {self.data_dir} runs on other ports; "
+                    "`kvstore down` first"
+                )
+            files = self._files_with(wish.settings, cluster, is_moved=is_moved)
             self._refuse_taken_ports(cluster)
             cluster = self._with_secret(cluster, is_new=found is None)
             _write(files)
@@ -145,17 +151,18 @@ class LocalCluster:
         self._record.save(cluster.with_pid(name, pid))
         return pid
 
-    def _files_with(self, settings: Sequence[Setting], cluster: ClusterFile) -> dict[Path, str]:
-        """The nodes' files that these settings change, and what is to be in them. Raises ConfigError."""
+    def _files_with(self, settings: Sequence[Setting], cluster: ClusterFile, *, is_moved: bool) -> dict[Path, str]:
+        """The nodes' files that these settings, or other ports, change, and what is to be in them. Raises
+        ConfigError."""
         found = {}
-        for node in cluster.nodes if settings else ():
-            path = Path(node.config)
+        for node in cluster.nodes if settings or is_moved else ():
+            path, own = Path(node.config), layout.addresses(cluster, node) if is_moved else ()
             text = (
                 path.read_text(encoding="utf-8")
                 if path.exists()
                 else toml.to_toml(layout.node_config(cluster, node, self.data_dir))
             )
-            wanted = with_settings(text, settings, what=str(path))
+            wanted = with_settings(text, (*own, *settings), what=str(path))
             if wanted != text or not path.exists():
                 found[path] = wanted
                 if self._runs(node):

@@ -174,7 +174,7 @@ def jars_folder() -> Path:
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ConfigError(
-            "ZooKeeper's jars come with pyspark: install kvstore[local], or use a ZooKeeper by --zookeeper"
+            "ZooKeeper's jars come with pyspark: install kvstore-log[local], or use a ZooKeeper by --zookeeper"
         )
     return Path(found.origin).parent / "jars"
 

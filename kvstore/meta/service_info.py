@@ -14,6 +14,7 @@ from kvstore.types import BookieId
 _ENDPOINT = "bookie"
 _PROTOCOL = "bookie-rpc"
 """The protocol that clients look for among a registration's endpoints."""
+_PORTS = 1 << 16
 _ZONE = "zone"
 """The property that names the zone. Apache's clients pass over it."""
 _BOOKIE_ID = re.compile(r"[a-zA-Z0-9:-_.\-]+")
@@ -37,14 +38,16 @@ def encode_service_info(address: str, zone: str = "") -> bytes:
 
 
 def decode_service_info(bookie: BookieId, data: bytes) -> str | None:
-    """The bookie's `host:port`; None if it names none. An empty registration means that the id itself is the address.
+    """The bookie's `host:port`; None if it names none that there can be. An empty registration means that the id itself
+    is the address.
 
     Raises Corrupted if the bytes are not a registration.
     """
     if not data:
-        return str(bookie) if _LEGACY_ADDRESS.fullmatch(bookie) else None
+        is_address = _LEGACY_ADDRESS.fullmatch(bookie) and 0 < int(bookie.rpartition(":")[2]) < _PORTS
+        return str(bookie) if is_address else None
     for endpoint in _parsed(bookie, data).endpoints:
-        if endpoint.protocol == _PROTOCOL:
+        if endpoint.protocol == _PROTOCOL and endpoint.host and 0 < endpoint.port < _PORTS:
             return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"
     return None
 

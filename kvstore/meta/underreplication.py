@@ -184,10 +184,16 @@ class Underreplication:
         session = await until_known(lambda: self._take(path, data))
         if session is None:
             return None
-        mark = await self.get(ledger)
-        if mark is not None:
-            return MarkLock(self._store, mark, session)
-        await self._remove_empty(ledger)
+        try:
+            mark = await until_known(lambda: self.get(ledger))
+            if mark is not None:
+                return MarkLock(self._store, mark, session)
+            await self._remove_empty(ledger)
+        except MetadataError:
+            # Its caller does not know of it: until the session ends nobody else could have the ledger.
+            with suppress(MetadataError):
+                await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
+            raise
         await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
         return None
 

@@ -19,11 +19,12 @@ from typing import Any
 from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.damage import DamageReports
 from kvstore.autorecovery.worker import Worker
-from kvstore.bookie import Bookie, BookieConfig
+from kvstore.bookie import Bookie, BookieConfig, refuse_to_strand
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
 from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore, SessionState
@@ -328,6 +329,8 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
         bookie = Bookie(env, of_bookie, store)
         node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
+    else:
+        await refuse_to_strand(env, config.storage, CookieStore(store))
     view = BookieView(store)
     await view.start(env.nursery)
     bookies = Bookies(env, view.address, own=own)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.bookie.config import ADDRESS_ID, StorageConfig
+from kvstore.bookie.config import StorageConfig, is_address_id
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.partition.config import PartitionConfig
@@ -138,7 +138,7 @@ class NodeConfig:
         faults += self._faults_of_metadata()
         if self.tls.ca is not None and not self.tls.serves:
             faults.append("tls: want cert and key beside ca")
-        if self.bookie_id and not ADDRESS_ID.fullmatch(self.bookie_id):
+        if self.bookie_id and not is_address_id(self.bookie_id):
             faults.append(f"bookie_id: want host:port, got {self.bookie_id!r}")
         if self.advertise and not _HOST.fullmatch(self.advertise):
             faults.append(f"advertise: want a host without port, got {self.advertise!r}")

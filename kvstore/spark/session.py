@@ -42,7 +42,7 @@ def open_session(
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
     except ImportError:
-        raise ConfigError("Spark is not installed: install kvstore[spark]") from None
+        raise ConfigError("Spark is not installed: install kvstore-log[spark]") from None
     os.environ |= environment(os.environ)
     chosen = {"spark.app.name": name, "spark.master": master, **SETTINGS, **(settings or {})}
     conf = SparkConf().setAll(list(chosen.items()))

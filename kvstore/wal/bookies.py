@@ -17,6 +17,7 @@ from kvstore.proto.digest import EntryDigest
 from kvstore.proto.shortcuts import TXN_END
 from kvstore.proto.version_two import BatchRead
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.wal.batches import TIMEOUT_S as BATCH_TIMEOUT_S
 from kvstore.wal.batches import Batches
 from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
 from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
@@ -233,7 +234,11 @@ class _Local:
         return answered.result() if answered.done() else await self._in_time(answered, READ_TIMEOUT_S)
 
     async def read_batch(self, asked: BatchRead) -> list[bytes]:
-        answer = await self.read(LedgerId(asked.ledger), EntryId(asked.entry), asked.fence_key, 0)
+        try:
+            async with asyncio.timeout(BATCH_TIMEOUT_S):
+                answer = await self.read(LedgerId(asked.ledger), EntryId(asked.entry), asked.fence_key, 0)
+        except TimeoutError:
+            raise BookieError(f"{self._bookie}: no batch in time") from None
         if answer.status != Status.OK or answer.body is None:
             return []
         return self.storage.read_on(asked.ledger, asked.entry, answer.body, asked.limits, passes_over=True)

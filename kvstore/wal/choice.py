@@ -81,6 +81,11 @@ class BookieChoice:
             return frozenset()
         return self.writable - self._quarantined(URGENT_QUARANTINE_S if is_urgent else QUARANTINE_S)
 
+    @property
+    def room(self) -> int:
+        """How large a new ensemble of spare bookies could be: one that is registered twice has one place in it."""
+        return _machines(self.spares())
+
     def failed(self, bookie: BookieId) -> None:
         """Keep away from `bookie` for a while."""
         self._failed_at[bookie] = self._clock.now()

@@ -192,7 +192,7 @@ class Connection:
                 await self._transport.connect(address, _Link(self), prelude=self._prelude)
         except (OSError, TimeoutError, BookieError) as error:
             self._is_connecting = False
-            self._lost(f"no connection: {error}")
+            self._lost(f"no connection: {str(error) or f'none within {CONNECT_TIMEOUT_S} s'}")
         finally:
             self._is_connecting = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -55,11 +55,19 @@ class EntryReader:
             return error
 
     # docs/protocol.md T12
-    async def read_batch(self, entries: Sequence[EntryId], bytes_max: int = BATCH_BYTES) -> dict[EntryId, Packet]:
+    async def read_batch(
+        self, entries: Sequence[EntryId], bytes_max: int = BATCH_BYTES, lacking: Collection[BookieId] = ()
+    ) -> dict[EntryId, Packet]:
         """Those of several confirmed entries, rising, that bookies give many at once; about so many bytes. Nothing is
-        said of the others: they are to be read alone."""
-        avoided = self.troubled.union(bookie for bookie, last in self._gave_none.items() if entries[0] <= last)
-        shares = shares_of(entries, self.metadata.write_set, self.own, avoided)
+        said of the others: they are to be read alone. Bookies that are known to be `lacking` them are not asked."""
+        gave_none = [bookie for bookie, last in self._gave_none.items() if entries[0] <= last]
+        shares = shares_of(
+            entries,
+            self.metadata.write_set,
+            self.own,
+            self.troubled.union(gave_none, lacking),
+            gap_max=self.metadata.quorum.ensemble,
+        )
         size = bytes_max // max(len(shares), 1)
         if len(shares) == 1:
             return await self._share(shares[0], size)

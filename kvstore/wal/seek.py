@@ -13,6 +13,7 @@ from typing import NamedTuple
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, NoSuchLedger
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerState, PartitionId, Position
+from kvstore.wal.coverage import is_covered
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
@@ -132,22 +133,22 @@ class Seeker:
                 high = middle - 1
         return Position(begun.reader.metadata.ledger, EntryId(low)), found
 
+    # docs/protocol.md L7
     async def _confirmed(self, reader: EntryReader) -> EntryId:
         """The last entry that may be read; NO_ENTRY if there is none."""
         metadata = reader.metadata
         if metadata.state is LedgerState.CLOSED:
             return metadata.last_entry
-        fragment, quorum = metadata.fragments[-1], metadata.quorum
-        wanted = quorum.ensemble - quorum.ack + 1  # so many have one among them that had the last entry in time
-        heard: list[EntryId] = []
+        fragment = metadata.fragments[-1]
+        places = sorted(range(len(fragment.ensemble)), key=lambda at: fragment.ensemble[at] != self._ports.choice.own)
+        heard: dict[int, EntryId] = {}
         failure: BookieError | None = None
-        for bookie in sorted(fragment.ensemble, key=lambda bookie: bookie != self._ports.choice.own):
-            if len(heard) == wanted:
-                break
+        for place in places:
             try:
-                heard.append(await self._ports.bookies.read_lac(bookie, metadata.ledger, reader.digest))
+                bookie = fragment.ensemble[place]
+                heard[place] = await self._ports.bookies.read_lac(bookie, metadata.ledger, reader.digest)
             except BookieError as error:
                 failure = error
-        if len(heard) < wanted:
-            raise BookieError(f"ledger {metadata.ledger}: too few bookies tell where it ends: {failure}")
-        return max(*heard, EntryId(fragment.first - 1))
+            if is_covered(heard, metadata.quorum):  # so one among them had the last entry in time
+                return max(*heard.values(), EntryId(fragment.first - 1))
+        raise BookieError(f"ledger {metadata.ledger}: too few bookies tell where it ends: {failure}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from kvstore.types import BookieId, EntryId
@@ -23,9 +24,12 @@ def shares_of(
     write_set: Callable[[EntryId], Sequence[BookieId]],
     own: BookieId | None,
     avoided: Collection[BookieId],
+    *,
+    gap_max: int,
 ) -> list[Share]:
     """Of rising entries: each goes to one bookie of its write set, to as few bookies as the nearest can spare. Of an
-    entry that only `avoided` ones have there is no share."""
+    entry that only `avoided` ones have there is no share; nor of those behind a gap of more than `gap_max`, since a
+    bookie gives what is in the gap too, nor of an entry that would be alone in one."""
     shares: list[Share] = []
     left = list(entries)
     nearest = own if own is not None and own not in avoided else None
@@ -34,9 +38,15 @@ def shares_of(
             nearest = in_order(write_set(left[0]), own, avoided)[0]
         mine = [entry for entry in left if nearest in write_set(entry)]
         if mine and nearest not in avoided:
-            shares.append(Share(nearest, mine))
+            shares.append(Share(nearest, _close_together(mine, gap_max)))
             left = [entry for entry in left if nearest not in write_set(entry)]
         elif mine:
             del left[0]
         nearest = None
-    return shares
+    return [share for share in shares if len(share.entries) > 1]
+
+
+def _close_together(entries: Sequence[EntryId], gap_max: int) -> Sequence[EntryId]:
+    """The first entries, up to the first gap that is too wide."""
+    ends = (at for at, (each, following) in enumerate(pairwise(entries), 1) if following - each > gap_max)
+    return entries[: next(ends, len(entries))]

@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from kvstore.bookie import admission, fencing, identity, inventory, keys, raw_adds, reader, replay, turns
+from kvstore.bookie import admission, fencing, identity, inventory, keys, reader, replay, turns
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.connections import questions as questions_module
@@ -25,37 +23,17 @@ from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep import reclaim
-from kvstore.env import accepting, transport
 from kvstore.proto.bookkeeper import Status
-from tests.bookie import index_mutants
+from tests.bookie.breakages import index_files as of_index_files  # noqa: F401 - it registers more of them
+from tests.bookie.breakages import strangers  # noqa: F401 - so does this
+from tests.bookie.breakages.registry import MUTANTS, mutant, patched, replace
 
 VARIABLE = "BOOKIE_MUTANT"
-MUTANTS: dict[str, Callable[[], None]] = {**index_mutants.MUTANTS}
-
-
-def mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    def register(patch: Callable[[], None]) -> Callable[[], None]:
-        MUTANTS[name] = patch
-        return patch
-
-    return register
 
 
 def pytest_configure() -> None:
     """As a plugin: break what the environment names."""
     MUTANTS[os.environ[VARIABLE]]()
-
-
-@contextmanager
-def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    yield
-    setattr(owner, name, original)
-
-
-def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    setattr(owner, name, make(getattr(owner, name)))
 
 
 @mutant("acks before the sync")
@@ -310,9 +288,9 @@ def _any_directory() -> None:
 @mutant("keeps its id when all directories are empty")
 def _same_incarnation() -> None:
     def make(original: Any) -> Any:
-        async def establish(env: Any, config: Any, registration: Any, instance_id: str) -> Any:
+        async def establish(env: Any, *how: Any, **given: Any) -> Any:
             env.random.seed(1)
-            return await original(env, config, registration, instance_id)
+            return await original(env, *how, **given)
 
         return establish
 
@@ -430,47 +408,6 @@ def _keys_of_refused() -> None:
 @mutant("goes on as if the disk were not full")
 def _never_full() -> None:
     replace(journal.Journal, "is_full", lambda _original: property(lambda self: False))
-
-
-@mutant("serves what comes in the clear where connections are TLS")
-def _serves_in_the_clear() -> None:
-    def make(_original: Any) -> Any:
-        async def at_once(_self: Any, _sock: Any) -> dict[str, Any]:
-            return {}
-
-        return at_once
-
-    replace(accepting.Acceptor, "_until_handshake", make)
-
-
-@mutant("calls a bookie that has no TLS without it")
-def _falls_back() -> None:
-    def make(original: Any) -> Any:
-        async def connect(self: Any, address: str, handler: Any, *, prelude: Any = None) -> Any:
-            try:
-                return await original(self, address, handler, prelude=prelude)
-            except OSError:
-                self._calling = None
-                return await original(self, address, handler)
-
-        return connect
-
-    replace(transport.TcpTransport, "connect", make)
-
-
-@mutant("admits a raw add from a leader whose ledger is gone")
-def _raw_from_everybody() -> None:
-    service_module.BookieConnection.is_named = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
-
-
-@mutant("takes raw adds to a ledger that has entries")
-def _raw_to_all() -> None:
-    replace(raw_adds, "is_nobodys", lambda _original: lambda _metadata: True)
-
-
-@mutant("drops what was stored raw at the next look")
-def _keeps_nothing_raw() -> None:
-    replace(raw_adds.RawAdds, "keeps", lambda _original: lambda _self, _ledger: False)
 
 
 def caught_by(name: str) -> str | None:

@@ -124,24 +124,29 @@ def test_who_waits_when_the_disk_becomes_full_is_told_so(world: SimWorld) -> Non
 
 
 def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
-    room, called = [0], []
-    door = Door(lambda: not room[0])
+    room, called = 0, []
+    door = Door()
+    door.shut()
 
     def come(name: str) -> None:
-        room[0] -= 1
+        nonlocal room
+        room -= 1
         called.append(name)
+        if not room:
+            door.shut()
 
     a, b, c = (lambda name=name: come(name) for name in "abc")
     for each in (a, b, a, c):
         door.wait(each)
-    door.let_in()
     assert called == []
-    room[0] = 2
-    door.let_in()
+    room = 2
+    door.open()
     assert called == ["a", "b"]
-    room[0] = 5
-    door.let_in()
+    assert door.is_shut
+    room = 5
+    door.open()
     assert called == ["a", "b", "c"]
+    assert not door.is_shut
 
 
 def test_what_needs_the_metadata_store_keeps_nothing_waiting_that_does_not(world: SimWorld) -> None:

@@ -13,7 +13,8 @@ from kvstore.autorecovery.mending import is_incarnation
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.identity import Identity, establish
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
+from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import Identity as ClusterIdentity
@@ -37,8 +38,10 @@ def tree() -> MemoryTree:
     return MemoryTree()
 
 
-async def established(world: SimWorld, tree: MemoryTree, node: str, given: str) -> Identity:
-    store = MemoryStore(tree)
+async def established(
+    world: SimWorld, tree: MemoryTree, node: str, given: str, store: MemoryStore | None = None
+) -> Identity:
+    store = store or MemoryStore(tree)
     await LayoutStore(store).ensure(CLUSTER)
     authority = MetadataAuthority(store, ClusterIdentity(store, CLUSTER))
     return await establish(world.env(node), tiny(id=given), CookieStore(store), CLUSTER, authority=authority)
@@ -134,6 +137,54 @@ def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie_or_in_a_refusal(wo
             assert "is not a new bookie" in str(error)  # noqa: PT017 - either outcome is right
 
 
+def begin(world: SimWorld, tree: MemoryTree, given: str, node: str = "b1") -> None:
+    """A format that is cut off before its cookie is in the metadata store."""
+
+    class Away(MemoryStore):
+        async def create(self, path: str, data: bytes = b"", **how: bool) -> str:
+            if path.startswith(f"{paths.COOKIES}/"):
+                raise MetadataUnavailable("the power goes")
+            return await super().create(path, data, **how)
+
+    with pytest.raises(MetadataUnavailable):
+        run(world, established(world, tree, node, given, Away(tree)), node)
+    crash(world, node)
+    assert world.node(node).disk.list("bookie/journal") == ["FORMATTING"]
+
+
+@pytest.mark.parametrize(("first", "then"), [("", GIVEN), (GIVEN, ""), ("n2.example:3181", GIVEN)])
+def test_a_format_that_was_begun_under_another_id_is_begun_anew(
+    world: SimWorld, tree: MemoryTree, first: str, then: str
+) -> None:
+    """Whether the id is taken is asked about the one that it is given now; the other one is nobody's."""
+    begin(world, tree, first)
+    found = start(world, tree, given=then).bookie
+    assert found == then if then else found.startswith("b1-")
+    assert start(world, tree, given=then) == Identity(found, False, ())
+
+
+def test_of_two_one_gets_it_though_the_others_word_was_lost_on_its_way(world: SimWorld, tree: MemoryTree) -> None:
+    """Both cookies are the same, byte for byte. Who cannot tell whose write has succeeded has not got it."""
+
+    class Lossy(MemoryStore):
+        async def set(self, path: str, data: bytes, version: int) -> int:
+            if tree.get(path)[1].version == version:
+                await other_claims()
+                raise MetadataUnknown("the connection broke before the write was sent")
+            return await super().set(path, data, version)
+
+    async def other_claims() -> None:
+        cookies = CookieStore(MemoryStore(tree))
+        cookie, version = await cookies.read(GIVEN)
+        await cookies.write(cookie, version)
+
+    with pytest.raises(MetadataUnknown):
+        run(world, established(world, tree, "b1", GIVEN, Lossy(tree)), "b1")
+    crash(world, "b1")
+    with pytest.raises(ConfigError, match=f"{GIVEN} is not a new bookie"):
+        start(world, tree)
+
+
 def test_another_id_than_it_was_formatted_with_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     for other in ("n2.example:3181", ""):
@@ -145,7 +196,7 @@ def test_another_id_than_it_was_formatted_with_is_refused(world: SimWorld, tree:
 
 
 def test_an_id_is_host_and_port() -> None:
-    for wrong in ("n1", "n1:", ":3181", "a/b:3181", "n1:port"):
+    for wrong in ("n1", "n1:", ":3181", "a/b:3181", "n1:port", "n1:0", "n1:65536", "n1:99999"):
         with pytest.raises(ConfigError, match=r"id is .*host:port"):
             tiny(id=wrong)
 

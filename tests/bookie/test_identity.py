@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.bookie.identity import Identity, establish
+from kvstore.bookie.identity import Identity, establish, refuse_to_strand
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
+from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie
 from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import Delete, SetData
 from tests.bookie.support import crash, run, tiny
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import SimWorld
@@ -264,3 +266,21 @@ def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld
     run(world, decommission())
     with pytest.raises(ConfigError, match="does not know"):
         start(world, tree)
+
+
+def test_a_node_without_a_bookie_starts_only_where_nobody_counts_on_one(world: SimWorld, tree: MemoryTree) -> None:
+    cookies = CookieStore(MemoryStore(tree))
+
+    def look() -> None:
+        run(world, refuse_to_strand(world.env("b1"), tiny(), cookies), "b1")
+
+    look()
+    bookie = start(world, tree).bookie
+    with pytest.raises(ConfigError, match=f"holds what bookie {bookie} stores.*decommission {bookie}"):
+        look()
+    path = paths.cookie(bookie)
+    tree.apply(1, [SetData(path, b"?", -1)])
+    with pytest.raises(ConfigError, match=path):
+        look()
+    tree.apply(1, [Delete(path, -1)])
+    look()

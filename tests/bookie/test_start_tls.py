@@ -29,6 +29,7 @@ from kvstore.wal.bookies import Bookies
 from tests.bookie.support import KEY, ME, Shelf, packet, tiny
 from tests.certificates import Files
 from tests.env.runners import on_asyncio, on_uvloop
+from tests.waiting import wait_until
 
 DEADLINE_S = 60
 ITS_TXN = 2
@@ -48,8 +49,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 class Served:
     """A bookie on this machine's disk and network."""
 
-    def __init__(self, env: Env, shelf: Shelf, address: str) -> None:
-        self.env, self.shelf, self.address = env, shelf, address
+    def __init__(self, env: Env, shelf: Shelf, service: BookieService, address: str) -> None:
+        self.env, self.shelf, self.service, self.address = env, shelf, service, address
 
     @property
     def statistics(self) -> Any:
@@ -62,6 +63,10 @@ class Served:
             0,
             0,
         )
+
+    async def is_opening(self) -> bool:
+        """Whether a connection is before its handshake."""
+        return self.env.transport.statistics()["connections_opening"] == 1
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = split_address(self.address)
@@ -88,7 +93,7 @@ async def served(directory: Path, tls: Tls | None, *, is_old: bool = False) -> A
     prelude = None if is_old else lambda: BookiesPrelude(service.refused_plain)
     listener = await env.transport.listen("127.0.0.1:0", service.handler, prelude=prelude)
     try:
-        yield Served(env, shelf, listener.address)
+        yield Served(env, shelf, service, listener.address)
     finally:
         listener.close()
         service.close()
@@ -215,6 +220,32 @@ def test_who_is_silent_or_sends_no_frame_is_let_go(
 
 
 @on_both
+@pytest.mark.parametrize("is_old", [False, True], ids=["after START_TLS", "from the first byte"])
+def test_who_is_let_in_after_the_bookie_has_closed_is_answered_nothing(
+    run: Run, is_old: bool, files: Files, tmp_path: Path
+) -> None:
+    """The process may have started the bookie again by then: the storage that was closed denies what the new one has
+    stored since."""
+
+    async def scenario() -> None:
+        async with served(tmp_path, files.bookie) as one:
+            reader, writer = await one.connect()
+            if not is_old:
+                writer.write(START_TLS)
+                await answer_to(reader)
+            await wait_until(one.is_opening)
+            one.service.close()
+            with suppress(ConnectionError):
+                await writer.start_tls(files.client.client_context(), server_hostname="127.0.0.1")
+                writer.write(wire.encode_read(6, L, 0))
+                assert await reader.read(1) == b""
+            assert one.statistics.reads == one.statistics.connections == 0
+            writer.close()
+
+    run(within(scenario))
+
+
+@on_both
 def test_where_clients_are_verified_a_certificate_lets_in_and_nothing_else_does(
     run: Run, files: Files, tmp_path: Path
 ) -> None:
@@ -277,6 +308,25 @@ def test_our_client_without_tls_is_refused(run: Run, files: Files, tmp_path: Pat
             assert await caller.add() is not None
             assert one.is_empty
             caller.close()
+
+    run(within(scenario))
+
+
+@on_both
+@pytest.mark.parametrize("which", ["stranger", "client", "expired"])
+def test_our_client_gives_nothing_to_a_bookie_whose_certificate_is_not_its(
+    run: Run, which: str, files: Files, tmp_path: Path
+) -> None:
+    """By another authority, of another host, out of date. Whoever stands between can hang up on START_TLS, or answer
+    it; the certificate is asked for both ways."""
+
+    async def scenario() -> None:
+        for is_old in (False, True):
+            async with served(tmp_path / str(is_old), getattr(files, which), is_old=is_old) as one:
+                caller = Caller(one.env, one.address, files.client)
+                assert "certificate" in str(await caller.add())
+                assert one.is_empty
+                caller.close()
 
     run(within(scenario))
 

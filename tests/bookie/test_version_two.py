@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+from kvstore.bookie.reader import TURN_S
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.version_two import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchRead, encode_batch_read
 from kvstore.types import BookieId
@@ -33,6 +36,17 @@ def read(entry: int, *, flags: int = 0, key: bytes = b"", ledger: int = L) -> by
 
 def batch(entry: int, entries: int, size: int, *, ledger: int = L) -> bytes:
     return frame(BATCH, 0, number(ledger) + number(entry) + number(99) + number(entries, 4) + number(size))
+
+
+class SlowDisk:
+    """An event loop's clock, on which each read takes so long."""
+
+    def __init__(self, seek_s: float) -> None:
+        self.seek_s = seek_s
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
 
 
 async def ask(peer: Peer, request: bytes) -> tuple[int, bytes]:
@@ -149,6 +163,30 @@ def test_a_batch_never_exceeds_a_frame_nor_its_share_of_time(world: SimWorld) ->
         await peer.answers(BATCH_ENTRIES_MAX + 10 - 3)
         _, rest = await ask(peer, batch(4, 1 << 30, 1 << 40))
         assert len(packets(rest)) == BATCH_ENTRIES_MAX
+
+    serve(world, scenario)
+
+
+def test_a_batch_from_a_slow_disk_is_short_so_that_adds_are_not_kept_waiting(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        for entry in range(100):
+            peer.send(add(entry))
+        await peer.answers(100)
+        reader, slow = served.shelf.storage.reader, SlowDisk(seek_s=0.004)
+        body = reader.body
+
+        def read_slowly(*place: int) -> bytes | None:
+            slow.now += slow.seek_s
+            return body(*place)
+
+        reader._loop = cast(Any, slow)
+        reader.body = read_slowly  # type: ignore[method-assign]
+        _, rest = await ask(peer, batch(0, 100, 1 << 20))
+        assert packets(rest) == [packet(L, entry) for entry in range(len(packets(rest)))]
+        assert 2 <= len(packets(rest)) <= 5
+        assert slow.now <= 0.004 + TURN_S + 0.004
+        slow.seek_s = 1.0
+        assert packets((await ask(peer, batch(7, 100, 1 << 20)))[1])[0] == packet(L, 7)
 
     serve(world, scenario)
 

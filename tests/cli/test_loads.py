@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -12,6 +15,7 @@ from kvstore.cli.main import build
 from kvstore.errors import InvalidRequest, Overloaded
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
+from tests.waiting import wait_until, wait_until_blocking
 
 
 class Calls:
@@ -92,6 +96,20 @@ async def test_failures_are_counted_by_name_and_not_as_operations(calls: Calls) 
     assert found.errors["Overloaded"] == sum(calls.seen.values())
 
 
+async def test_a_load_that_is_cancelled_tells_what_was_done(calls: Calls) -> None:
+    load = asyncio.create_task(Generator(Load(seconds=60, warmup_s=0, in_flight=2), calls.all()).run())
+
+    async def is_begun() -> bool:
+        return sum(calls.seen.values()) > 10
+
+    await wait_until(is_begun, what="some operations")
+    load.cancel()
+    found = await load
+    assert found.is_interrupted
+    assert 8 < found.operations <= sum(calls.seen.values())
+    assert 0 < found.took_s < 60
+
+
 @pytest.mark.parametrize("text", ["", "get", "get=x", "get=0", "fly=3", "get=1,,put=1"])
 def test_a_wrong_mix_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
@@ -110,6 +128,22 @@ def test_the_command_runs_a_load_and_prints_percentiles() -> None:
         )
     document = json.loads(result.stdout)
     assert document["operations"] > 0
+    assert document["interrupted"] is False
     assert document["errors"] == {}
     assert {row["operation"] for row in document["latencies"]} == {"get", "put"}
     assert all(row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in document["latencies"])
+
+
+def test_a_load_that_is_interrupted_prints_its_figures_and_says_so() -> None:
+    cluster = ModelCluster()
+    with serving_in_a_thread(cluster) as servers:
+        arguments = ["--seconds", "60", "--warmup", "0", "--in-flight", "2", "--json"]
+        command = [sys.executable, "-m", "kvstore", "bench", "run", "--server", servers.url.removeprefix("kv://")]
+        with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            wait_until_blocking(lambda: any(each.applied for each in cluster.partitions.values()), what="a write")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["operations"] > 0
+    assert json.loads(out)["interrupted"] is True
+    assert b"kvstore: interrupted after" in err

@@ -308,13 +308,13 @@ def test_spark_is_asked_for_only_when_it_is_needed(
     run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(*modules: str) -> None:
-        raise ConfigError(f"{modules[0]} is not installed: install kvstore[spark]")
+        raise ConfigError(f"{modules[0]} is not installed: install kvstore-log[spark]")
 
     monkeypatch.setattr("kvstore.cli.snapshot_tools.need_spark", absent)
     assert run("list", store.root)[0] == 0
     assert run("prune", store.root, "--keep", 1)[0] == 0
     code, _, err = run("verify", store.root)
-    assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install kvstore[spark]\n")
+    assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install kvstore-log[spark]\n")
 
 
 def test_where_no_snapshot_can_be_made_nobody_is_asked_for_one(run: Run, tmp_path: Path) -> None:

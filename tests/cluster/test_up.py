@@ -194,6 +194,24 @@ def test_down_leaves_no_process_and_up_brings_the_data_back(cluster: Cluster) ->
     assert cluster.redis("n3").mget([f"down-{i}" for i in range(100)]) == [b"%d" % i for i in range(100)]
 
 
+def test_a_cluster_that_is_down_comes_back_on_other_ports(cluster: Cluster) -> None:
+    cluster.redis("n1").set("moved", "here")
+    before = cluster.file
+    other = "50"
+    answer = kvstore(cluster, "up", "--detach", "--port-offset", other)
+    assert answer.returncode == 1
+    assert "runs on other ports; `kvstore down` first" in answer.stderr
+    assert cluster.file == before
+    assert kvstore(cluster, "down").returncode == 0
+    answer = kvstore(cluster, "up", "--detach", "--port-offset", other)
+    assert answer.returncode == 0, answer.stderr
+    assert {node.resp for node in before.nodes}.isdisjoint(node.resp for node in cluster.file.nodes)
+    assert cluster.redis("n3").get("moved") == b"here"
+    assert kvstore(cluster, "down").returncode == 0
+    assert kvstore(cluster, "up", "--detach", "--port-offset", str(before.port_offset)).returncode == 0
+    assert cluster.redis("n2").get("moved") == b"here"
+
+
 def _command_line(process: psutil.Process) -> str:
     try:
         return "" if process.pid == os.getpid() else " ".join(process.cmdline())

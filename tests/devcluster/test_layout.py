@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.devcluster.layout import ClusterFile, Wish, listeners, node_config, plan, store_listeners
+from kvstore.devcluster.layout import ClusterFile, Wish, addresses, listeners, node_config, plan, store_listeners
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Kind
 from kvstore.server.config import Role
@@ -90,8 +90,20 @@ def test_a_cluster_that_was_made_is_kept_as_it_is() -> None:
     made = plan(Wish(data_dir=DATA, port_offset=7), None)
     assert plan(Wish(data_dir=DATA), made) == made
     assert plan(Wish(data_dir=DATA, nodes=3, port_offset=7), made) == made
-    with pytest.raises(ConfigError, match="--port-offset 8: the cluster in /data was made with 7"):
-        plan(Wish(data_dir=DATA, port_offset=8), made)
+
+
+def test_a_cluster_that_was_made_can_get_other_ports_and_nothing_else_changes() -> None:
+    made = plan(Wish(data_dir=DATA, port_offset=7), None)
+    assert plan(Wish(data_dir=DATA, port_offset=20_000), made) == plan(Wish(data_dir=DATA, port_offset=20_000), None)
+    elsewhere = plan(Wish(data_dir=DATA, zookeeper="zk:2181/kvstore"), None)
+    assert plan(Wish(data_dir=DATA, port_offset=20_000), elsewhere).zookeeper == "zk:2181/kvstore"
+    with pytest.raises(ConfigError, match="--port-offset: want"):
+        plan(Wish(data_dir=DATA, port_offset=500), made)
+    moved = plan(Wish(data_dir=DATA, port_offset=8), made)
+    for node in moved.nodes:
+        said = {setting.name: setting.value for setting in addresses(moved, node)}
+        config = node_config(moved, node, DATA)
+        assert said == {name: getattr(config, name) for name in said}
 
 
 def test_the_cluster_file_survives_its_document() -> None:

@@ -75,11 +75,11 @@ def test_a_setting_that_a_node_would_refuse_is_refused_with_its_file(setting: st
 def test_nothing_is_written_when_one_nodes_file_would_be_wrong(tmp_path: Path) -> None:
     local = LocalCluster(tmp_path)
     cluster = plan(Wish(data_dir=tmp_path), None)
-    files = local._files_with([parse("zone=r1")], cluster)
+    files = local._files_with([parse("zone=r1")], cluster, is_moved=False)
     _write(files)
     assert [read(Path(node.config).read_text()).zone for node in cluster.nodes] == ["r1"] * 3
-    assert local._files_with([parse("zone=r1")], cluster) == {}, "they say so already"
+    assert local._files_with([parse("zone=r1")], cluster, is_moved=False) == {}, "they say so already"
     Path(cluster.nodes[2].config).write_text("id = 5\n")
     with pytest.raises(ConfigError, match="n3"):
-        local._files_with([parse("zone=r2")], cluster)
+        local._files_with([parse("zone=r2")], cluster, is_moved=False)
     assert read(Path(cluster.nodes[0].config).read_text()).zone == "r1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from kvstore.env import Stream, Transport
 from kvstore.env.transport import TcpTransport, join_address, split_address
+from kvstore.proto.start_tls import ClientsPrelude
 from tests.env.runners import on_asyncio, on_uvloop
 from tests.sim.world.env import SimWorld
 from tests.sim.world.network import NetworkConfig
@@ -202,6 +204,21 @@ def test_where_nobody_listens_the_connection_is_refused(perform: Perform) -> Non
             await place.client.connect(place.nobody, Recorder())
 
     perform(scenario)
+
+
+@pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
+@pytest.mark.parametrize("address", [":3181", "n1:70000", f"{'a' * 64}:3181", "n1..example:3181", "n1\0:3181"])
+def test_an_address_that_is_none_is_an_error_of_the_connection(run: Callable[[Any], None], address: str) -> None:
+    """Bookies that are not ours register what they like. Another error would end the task that connects, and with it
+    every node that hears of such a bookie."""
+
+    async def scenario() -> None:
+        for calling in (None, ssl.create_default_context()):
+            for prelude in (None, lambda: ClientsPrelude(1)):
+                with pytest.raises(OSError, match=r"no connection to|not known"):
+                    await TcpTransport(calling=calling).connect(address, Recorder(), prelude=prelude)
+
+    run(scenario)
 
 
 def test_a_closed_listener_lets_its_connections_live(perform: Perform) -> None:

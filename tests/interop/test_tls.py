@@ -19,6 +19,7 @@ from kvstore.wal.bookies import Bookies
 from tests.certificates import ROLE, Files
 from tests.interop import java
 from tests.interop.processes import Processes
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.interop
 L = LedgerId(7)
@@ -110,6 +111,11 @@ async def test_our_ledger_client_writes_to_apaches_bookies_with_tls(provider: st
         bookie = await cluster.add_their_bookie(**of_bookie)
         address = (await cluster.addresses())[bookie]
         async with client(address, tmp_path / "certified", files.client) as bookies:
+
+            async def is_warm() -> bool:
+                return await stored(bookies, bookie, 0) is None
+
+            await wait_until(is_warm, what="a Java bookie does its first handshake, which takes long")
             for entry in range(100):
                 assert await stored(bookies, bookie, entry) is None
             assert (await bookies.read(bookie, L, EntryId(99), fence_key=KEY)).packet == packet(99)

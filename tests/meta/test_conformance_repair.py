@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from kvstore.errors import ConfigError, UndecodableNode
+from kvstore.errors import ConfigError, MetadataUnavailable, UndecodableNode
 from kvstore.meta import marks, paths
 from kvstore.meta.auditor_votes import AuditorVotes, auditor_or_none
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
-from kvstore.meta.store import MetadataStore
+from kvstore.meta.store import MetadataStore, Stat
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerId
 from tests.meta.drivers import Driver, FaultyStore, Hint
@@ -277,3 +277,21 @@ async def test_a_removal_whose_answer_was_lost_does_not_take_the_next_mark() -> 
     store.faults = [("delete", "done")]
     assert not await repair.mark_replicated(lock, lock.mark.version)
     assert await marked(store) == {SEVEN: (B2,)}
+
+
+async def test_a_lock_whose_mark_cannot_be_read_is_given_back() -> None:
+    class Forgetful(FaultyStore):
+        """Reads nothing of a mark once its lock is there."""
+
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            if path == paths.mark(SEVEN) and await self.children(paths.MARK_LOCKS):
+                raise MetadataUnavailable(path)
+            return await super().get(path)
+
+    store = Forgetful()
+    await LayoutStore(store).ensure("id")
+    repair = Underreplication(store)
+    await repair.mark(SEVEN, [B1], 5)
+    with pytest.raises(MetadataUnavailable):
+        await repair.lock(SEVEN, "n1")
+    assert await store.children(paths.MARK_LOCKS) == []

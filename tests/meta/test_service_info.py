@@ -31,6 +31,14 @@ def test_only_the_bookies_own_protocol_counts() -> None:
     assert decode_service_info(B1, info.SerializeToString()) == "h:3181"
 
 
+@pytest.mark.parametrize(("host", "port"), [("", 3181), ("h", 0), ("h", -1), ("h", 1 << 16)])
+def test_what_nobody_can_listen_on_is_no_address(host: str, port: int) -> None:
+    info = BookieServiceInfoFormat()
+    info.endpoints.add(id="bookie", port=port, host=host, protocol="bookie-rpc")
+    assert decode_service_info(B1, info.SerializeToString()) is None
+    assert decode_service_info(BookieId(f"{host}:{port}"), b"") is None
+
+
 def test_bytes_that_are_no_registration_are_reported_with_the_bookie() -> None:
     with pytest.raises(Corrupted, match="b1-3f2a9c"):
         decode_service_info(B1, b"\xff\xff")

@@ -16,7 +16,7 @@ def test_each_entry_is_asked_of_one_bookie_that_is_to_have_it(quorum: Quorum) ->
     metadata = LedgerMetadata(LedgerId(1), quorum, (Fragment(EntryId(0), ensemble),))
     for own in (None, *ensemble):
         for avoided in (set[BookieId](), {ensemble[0]}, set(ensemble[1:]), set(ensemble)):
-            shares = shares_of(ENTRIES, metadata.write_set, own, avoided)
+            shares = shares_of(ENTRIES, metadata.write_set, own, avoided, gap_max=quorum.ensemble)
             asked = [entry for share in shares for entry in share.entries]
             assert sorted(asked) == [e for e in ENTRIES if not avoided.issuperset(metadata.write_set(e))]
             for share in shares:
@@ -31,6 +31,15 @@ def test_each_entry_is_asked_of_one_bookie_that_is_to_have_it(quorum: Quorum) ->
 
 def test_few_are_asked() -> None:
     whole = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), NAMES[:3]),))
-    assert len(shares_of(ENTRIES, whole.write_set, None, ())) == 1
+    assert len(shares_of(ENTRIES, whole.write_set, None, (), gap_max=3)) == 1
     striped = LedgerMetadata(LedgerId(1), Quorum(5, 3, 2), (Fragment(EntryId(0), NAMES[:5]),))
-    assert max(len(shares_of(ENTRIES[first:], striped.write_set, own, ())) for first in range(5) for own in NAMES) <= 3
+    for first in range(5):
+        for own in NAMES:
+            assert len(shares_of(ENTRIES[first:], striped.write_set, own, (), gap_max=5)) <= 3
+
+
+def test_what_is_far_from_the_first_ones_is_not_asked_for_with_them() -> None:
+    whole = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), NAMES[:3]),))
+    for entries, asked in ([1, 2, 5, 9, 10], [1, 2, 5]), ([1, 5, 6, 7], []), ([3], []), ([3, 6], [3, 6]):
+        shares = shares_of([EntryId(entry) for entry in entries], whole.write_set, None, (), gap_max=3)
+        assert [list(share.entries) for share in shares] == [asked][: len(asked)]

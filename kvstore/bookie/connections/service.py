@@ -49,6 +49,7 @@ class BookieService:
         """Of the entries of a ledger: one with many holes takes long."""
         self.polls = 0
         """Long polls that wait, of all connections."""
+        self.is_closed = False
 
     def handler(self) -> BookieConnection:
         """The handler of a new connection."""
@@ -60,7 +61,9 @@ class BookieService:
         self.log.say(logging.WARNING, "a client without TLS was refused; it has to begin with START_TLS")
 
     def close(self) -> None:
-        """End all connections at once; what they wait for is answered to nobody."""
+        """End all connections at once, and those that are in their handshake when it is over; what they wait for is
+        answered to nobody."""
+        self.is_closed = True
         for connection in list(self.connections):
             connection.abort()
 
@@ -70,8 +73,8 @@ class BookieConnection:
 
     def __init__(self, service: BookieService) -> None:
         self._service = service
-        self._storage = service.storage
-        self._statistics = service.storage.statistics
+        self._storage = storage = service.storage
+        self._statistics, self._door, self._gate = storage.statistics, storage.door, storage.gate
         self._config = service.config
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(wire.PAYLOAD_MAX)
@@ -97,6 +100,8 @@ class BookieConnection:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        if self._service.is_closed:
+            return self.abort()
         connections = self._service.connections
         if len(connections) >= self._config.connections_max:
             silent = silent_one(connections)
@@ -171,11 +176,11 @@ class BookieConnection:
         """Whether the next request waits at the door; what comes behind it does too, and so keeps its place."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
             return True  # goes on in _added
-        if self._storage.adds.is_busy:
-            self._storage.door.wait(self._serve)
+        if self._door.is_shut:
+            self._door.wait(self._serve)
             return True
-        if self._storage.admission.is_busy and self._may_ask(payload):
-            self._storage.gate.wait(self._serve)
+        if self._gate.is_shut and self._may_ask(payload):
+            self._gate.wait(self._serve)
             return True
         return False
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
+from kvstore.env.ports import File
 
 Stored = tuple[Ledger, int, int, bytes, int, Callable[..., Any]]
 """Ledger, entry, offset of the record, packet, its LAC, and whom to tell."""
@@ -19,6 +20,8 @@ class Group(Struct, eq=False):
 
     number: int
     segment: Segment
+    file: File
+    """The segment's."""
     start: int
     end: int
     buffers: list[bytes] = []

@@ -59,7 +59,6 @@ class Journal:
         open_files: OpenFiles,
         statistics: Statistics,
         *,
-        on_synced: Callable[[Group], None],
         on_full: Callable[[bool], None],
         on_rolled: Callable[[Segment], None],
     ) -> None:
@@ -74,11 +73,11 @@ class Journal:
             segments,
             open_files,
             on_ready=self._on_ready,
-            on_change=lambda: on_full(self.is_full),
+            on_change=self._update_full,
             on_damage=self._die,
         )
         self._statistics = statistics
-        self._on_synced = on_synced
+        self.on_synced: Callable[[Group], None] = lambda _group: None
         self._on_full = on_full
         self._on_rolled = on_rolled
         self._queue: deque[Group] = deque()
@@ -91,6 +90,8 @@ class Journal:
         """Of this segment's groups below SMALL_GROUP_BYTES: so far is the segment ahead filled."""
         self._is_scheduled = False
         self._is_blocked = False
+        self.is_full = True
+        """Only the reserve is left, or not even that."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self.synced_group = 0
@@ -112,10 +113,9 @@ class Journal:
     # Appending
 
     # docs/protocol.md B9
-    @property
-    def is_full(self) -> bool:
-        """Only the reserve is left, or not even that."""
-        return self.supply.spare is None or self._is_blocked
+    def _update_full(self) -> None:
+        self.is_full = self.supply.spare is None or self._is_blocked
+        self._on_full(self.is_full)
 
     @property
     def room(self) -> int:
@@ -214,22 +214,21 @@ class Journal:
         )
         try:
             head = encode_group_header(header, group.segment.salt, group.start)
-            file = group.segment.handle
-            file.pwrite(group.start, b"".join((head, *group.buffers)))
+            group.file.pwrite(group.start, b"".join((head, *group.buffers)))
         except OSError as error:
             self._write_failed(error)
             return
         if self._is_blocked:
             self._is_blocked = False
-            self._on_full(self.is_full)
+            self._update_full()
         if self._queue:
             self._queue.popleft()
         else:
-            self.open_group = Group(group.number + 1, group.segment, group.end, group.end + GROUP_HEADER_SIZE)
+            self.open_group = self._group_after(group)
         self._syncing = group
         self._sync_began = self._env.clock.now()
         try:
-            file.submit_sync(self._on_sync)
+            group.file.submit_sync(self._on_sync)
         except OSError as error:
             self._sync_failed(error)
 
@@ -239,7 +238,7 @@ class Journal:
             self._die(f"journal write failed: {error}")
             return
         self._is_blocked = True
-        self._on_full(True)
+        self._update_full()
         self._later("retry", RETRY_S, self._flush)
 
     # docs/protocol.md L12
@@ -266,7 +265,7 @@ class Journal:
 
     def _tell(self, group: Group) -> None:
         """Report a group that is on the disk, and do what was left until then."""
-        self._on_synced(group)
+        self.on_synced(group)
         for done in group.after:
             try:
                 done()
@@ -288,12 +287,16 @@ class Journal:
             return
         header = GroupHeader(group.segment.file, 0, group.number, self._synced_file, self._synced_to)
         try:
-            group.segment.handle.pwrite(group.start, encode_group_header(header, group.segment.salt, group.start))
+            group.file.pwrite(group.start, encode_group_header(header, group.segment.salt, group.start))
         except OSError as error:
             log.warning("journal segment=%d cannot be certified: %s", group.segment.file, error)
             return
-        self.open_group = Group(group.number + 1, group.segment, group.end, group.end + GROUP_HEADER_SIZE)
+        self.open_group = self._group_after(group)
         self._is_certified = True
+
+    @staticmethod
+    def _group_after(group: Group) -> Group:
+        return Group(group.number + 1, group.segment, group.file, group.end, group.end + GROUP_HEADER_SIZE)
 
     def _sync_failed(self, error: OSError) -> None:
         if not self._is_stopped:
@@ -310,7 +313,7 @@ class Journal:
 
         LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
         """
-        self.open_group = Group(number, segment, FILE_HEADER_SIZE, FILE_HEADER_SIZE + GROUP_HEADER_SIZE)
+        self.open_group = Group(number, segment, segment.handle, FILE_HEADER_SIZE, FILE_HEADER_SIZE + GROUP_HEADER_SIZE)
         self._small_bytes = 0
         self._seed = segment.seed
         # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.

@@ -76,9 +76,7 @@ class Reclaimer:
         listed = set(await self._authority.ledgers())
         dropped = []
         for ledger in here:
-            if ledger in listed or self._storage.raw.keeps(ledger):
-                continue
-            if await self._is_gone(LedgerId(ledger)):
+            if ledger not in listed and await self._is_gone(LedgerId(ledger)):
                 self.drop(ledger)
                 dropped.append(ledger)
         return dropped

@@ -48,8 +48,10 @@ _ERRORS: dict[grpc.StatusCode, type[MetadataError]] = {
     grpc.StatusCode.CANCELLED: MetadataUnknown,
     grpc.StatusCode.UNKNOWN: MetadataUnknown,
     grpc.StatusCode.INTERNAL: MetadataUnknown,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests: nothing was done
+    grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests; a write may be done
 }
+_ETCDS_OWN = "etcdserver:"
+"""So begins what etcd itself gives as a reason."""
 
 
 class Outdated(Exception):
@@ -92,7 +94,8 @@ class Link:
         return await self._call(lambda: self._kv.Txn(request))
 
     async def write(self, request: TxnRequest) -> TxnResponse:
-        """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back."""
+        """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back.
+        MetadataUnavailable may be raised for one that is done."""
         sent = asyncio.get_running_loop().create_task(self.txn(request), name="metadata write")
         try:
             return await asyncio.shield(sent)
@@ -165,6 +168,8 @@ class Link:
             if code in (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND):
                 raise Outdated(details) from None
             kind = _ERRORS.get(code, MetadataError)
+            if kind is MetadataUnavailable and not str(error.details()).startswith(_ETCDS_OWN):
+                kind = MetadataUnknown  # said by HTTP/2, or by something in between: what was sent may arrive still
             if kind is MetadataUnknown:
                 self.give_up()
             raise kind(details) from error

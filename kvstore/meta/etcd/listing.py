@@ -2,43 +2,70 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from kvstore.errors import NoSuchNode
 from kvstore.meta.etcd.keys import Keys, Span
-from kvstore.meta.etcd.link import Link
+from kvstore.meta.etcd.link import Link, Outdated
 from kvstore.proto.etcd_pb2 import RangeRequest, RangeResponse, RequestOp, TxnRequest
 
 PAGE = 1000
 """Keys in one answer."""
 
 
-async def children(link: Link, keys: Keys, path: str) -> set[str]:
-    """Raises NoSuchNode; Outdated if the revision of the first page was compacted before the last was read."""
-    spans = keys.spans(path)
-    own = RangeRequest(key=keys.key(path), keys_only=True)
-    first = [_page(span, span.start) for span in spans]
-    answer = await link.txn(TxnRequest(success=[RequestOp(request_range=each) for each in (own, *first)]))
-    there, *pages = (each.response_range for each in answer.responses)
-    if not there.kvs:
-        raise NoSuchNode(path)
-    names: set[str] = set()
-    for span, page in zip(spans, pages, strict=True):
-        names |= await _names(link, keys, path, span, page, answer.header.revision)
-    return names
+class Listing:
+    """Of one node. Each page is a call of its own, within a deadline of its own: etcd counts all that is left for each,
+    so that a long list takes long."""
 
+    def __init__(self, keys: Keys, path: str) -> None:
+        self.names: set[str] = set()
+        self._keys, self._path = keys, path
+        self._revision = 0
+        """Of the first page; 0 before it."""
+        self._left: deque[tuple[Span, bytes]] = deque()
+        """What is left to read: spans, and from where on."""
 
-async def _names(link: Link, keys: Keys, path: str, span: Span, page: RangeResponse, revision: int) -> set[str]:
-    """Of the children in a span, of which `page` is the first part."""
-    names: set[str] = set()
-    while True:
-        following = span.start
+    @property
+    def is_complete(self) -> bool:
+        return self._revision > 0 and not self._left
+
+    async def read_page(self, link: Link) -> None:
+        """Raises NoSuchNode; Outdated if the revision of the first page is not kept any more: then it begins anew."""
+        if not self._revision:
+            await self._begin(link)
+            return
+        span, start = self._left[0]
+        try:
+            page = await link.range(_page(span, start, self._revision))
+        except Outdated:
+            self._revision = 0
+            raise
+        self._left.popleft()
+        self._take(span, start, page)
+
+    async def _begin(self, link: Link) -> None:
+        spans = self._keys.spans(self._path)
+        own = RangeRequest(key=self._keys.key(self._path), keys_only=True)
+        first = [_page(span, span.start) for span in spans]
+        answer = await link.txn(TxnRequest(success=[RequestOp(request_range=each) for each in (own, *first)]))
+        there, *pages = (each.response_range for each in answer.responses)
+        if not there.kvs:
+            raise NoSuchNode(self._path)
+        self.names.clear()
+        self._left.clear()
+        self._revision = answer.header.revision
+        for span, page in zip(spans, pages, strict=True):
+            self._take(span, span.start, page)
+
+    def _take(self, span: Span, start: bytes, page: RangeResponse) -> None:
+        following = start
         for each in page.kvs:
             if each.key >= following:
-                if name := keys.child_or_none(path, each.key):
-                    names.add(name)
-                following = keys.next_key(path, each.key)
-        if not page.more or following >= span.end:
-            return names
-        page = await link.range(_page(span, following, revision))
+                if name := self._keys.child_or_none(self._path, each.key):
+                    self.names.add(name)
+                following = self._keys.next_key(self._path, each.key)
+        if page.more and following < span.end:
+            self._left.append((span, following))
 
 
 def _page(span: Span, start: bytes, revision: int = 0) -> RangeRequest:

@@ -2,7 +2,8 @@
 for how writes are made.
 
 All reads are linearizable. A write reads what it touches, and commits on condition that it has not changed; where it
-has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up. A call
+has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up. A write
+that an etcd without room refuses is of unknown outcome too, unless what it was to change is seen as it was. A call
 whose caller is cancelled may have its effect, but none behind the back of a later one: later calls wait until it is
 known.
 """
@@ -17,12 +18,12 @@ from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from kvstore.env.tls import Tls
-from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
+from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.etcd import values
 from kvstore.meta.etcd.keys import Keys
 from kvstore.meta.etcd.link import Link, Outdated
-from kvstore.meta.etcd.listing import children
+from kvstore.meta.etcd.listing import Listing
 from kvstore.meta.etcd.plan import Plan, first_or_none, unchanged
 from kvstore.meta.etcd.session import Session
 from kvstore.meta.etcd.watches import Watches
@@ -110,7 +111,10 @@ class EtcdStore:
 
     async def children(self, path: str) -> list[str]:
         paths.check(path)
-        return sorted(await self._call(path, lambda link: children(link, self._keys, path)))
+        listing = Listing(self._keys, path)
+        while not listing.is_complete:
+            await self._call(path, listing.read_page)
+        return sorted(listing.names)
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         paths.check(path)
@@ -196,7 +200,12 @@ class EtcdStore:
             raise MetadataUnavailable(f"{changes[0].path}: could not read first: {error}") from error
         found = [each.response_range for each in answer.responses]
         now_ms = int(time.time() * 1000)
-        done = await link.write(plan.commit(found, session=link.session, guard=link.guard, now_ms=now_ms))
+        wanted = plan.commit(found, session=link.session, guard=link.guard, now_ms=now_ms)
+        try:
+            done = await link.write(wanted)
+        except MetadataUnavailable as error:
+            await self._check_not_done(link, wanted, error)
+            raise
         if done.succeeded:
             return plan.outcome
         own = done.responses[0].response_range.kvs
@@ -204,6 +213,16 @@ class EtcdStore:
             link.give_up()
             raise MetadataUnavailable(f"{changes[0].path}: session {link.session:x} has ended, or goes on elsewhere")
         raise Outdated(changes[0].path)
+
+    async def _check_not_done(self, link: Link, wanted: TxnRequest, refusal: MetadataUnavailable) -> None:
+        """Raise MetadataUnknown unless all that a transaction was to change is as it was. An etcd that runs out of room
+        says so of transactions that it has made, too: it looks for room once before and once after."""
+        try:
+            if (await link.txn(TxnRequest(compare=wanted.compare))).succeeded:
+                return
+        except (MetadataError, Outdated):
+            pass
+        raise MetadataUnknown(f"{refusal}, and it may be done") from refusal
 
     async def _create_numbered(self, link: Link, create: Create) -> str:
         births = self._keys.births(paths.parent(create.path))

@@ -130,8 +130,8 @@ class State:
         elif entry.keys:
             if data_keys is None:
                 data_keys = data_keys_of(entry.keys)
-            effect = _put_all(batch, entry, data_keys) if entry.is_plain else _change_all(batch, entry, data_keys)
-            created, written = effect
+            are_puts = len(entry.values) == len(entry.keys) and not (entry.expires_ms or entry.replaced_ms)
+            created, written = (_put_all if are_puts else _change_all)(batch, entry, data_keys)
             count += created
             crc = fold(crc, data_keys, written)
         self.is_whole = False

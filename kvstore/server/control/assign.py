@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from kvstore.ring.placement import replacement
-from kvstore.ring.replicas import begin_replacing, finish_replacing, give_up_replacing
+from kvstore.ring.replicas import begin_replacing, finish_replacing, give_up_replacing, undrain
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -50,7 +50,17 @@ class GiveUp:
         return give_up_replacing(ring, self.partition, self.newcomer)
 
 
-Change = Begin | Finish | GiveUp
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A drained server that holds nothing has left for good: the ring need not name it."""
+
+    server: ServerId
+
+    def step(self, ring: Ring) -> Ring:
+        return undrain(ring, self.server)
+
+
+Change = Begin | Finish | GiveUp | Forget
 
 
 def decide(
@@ -84,6 +94,7 @@ def decide(
             changes.append(Begin(partition, newcomer_or_none, leaving))
             held[newcomer_or_none] += 1
             coming[newcomer_or_none] += 1
+    changes += [Forget(each) for each in ring.draining if each in gone and not held[each] and not coming[each]]
     return changes
 
 

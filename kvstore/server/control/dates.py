@@ -56,6 +56,7 @@ class Judge:
         self._stood_since, self._stood_ms = now, self._wall_ms
         """Since when the wall clock has been near this: many small steps are a jump too."""
         self.offset_ms = self._wall_ms
+        """Of the date."""
         self._shown_ms: float | None = None
         """What clients are told before the first date; None: nothing."""
         self._heard: dict[ServerId, Heard] = {}
@@ -71,9 +72,6 @@ class Judge:
         """Dates after the first one."""
         self.doubt = "no majority of the servers has borne out its date yet"
         """Why the server is not sure; empty if it is."""
-
-    def date_ms(self, now: float) -> int:
-        return int(now * 1000 + self.offset_ms)
 
     def shown_ms(self, now: float) -> int:
         """The date that clients are told. Any that is too early is safe for them, one of the future is not."""

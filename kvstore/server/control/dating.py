@@ -63,13 +63,13 @@ class JudgedClock:
         self._last_listener = 0
 
     def date_ms(self) -> int:
-        return self.judge.date_ms(self.now())
+        return int(self.now() * 1000 + self.judge.offset_ms)
 
     def shown_ms(self) -> int:
         return self.judge.shown_ms(self.now())
 
     def passed_ms(self) -> int:
-        return self.judge.date_ms(self.now()) if self.judge.may_remove else 0
+        return self.date_ms() if self.judge.may_remove else 0
 
     def may_lead(self) -> bool:
         self.look()

@@ -15,7 +15,7 @@ from kvstore.errors import StoreError
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.ring import PartitionState, Ring, Rings, steps
-from kvstore.server.control.assign import decide
+from kvstore.server.control.assign import decide, replicas_held
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
 from kvstore.server.routing.membership import Membership
 from kvstore.types import PartitionId, ServerId
@@ -51,7 +51,7 @@ class Steward:
         self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
         self._nursery = env.nursery.child("steward")
         self._missing: dict[ServerId, float] = {}
-        """Servers with replicas that are away, and since when, as far as this process has seen."""
+        """Servers of the ring that are away, and since when, as far as this process has seen."""
         self.changes = 0
         self._failed: list[str] = []
 
@@ -62,7 +62,8 @@ class Steward:
         await self._nursery.close()
 
     def statistics(self) -> dict[str, int]:
-        return {"steward_changes_total": self.changes, "servers_missing": len(self._missing)}
+        wanted = replicas_held(self._rings.ring)
+        return {"steward_changes_total": self.changes, "servers_missing": sum(each in wanted for each in self._missing)}
 
     async def _act_now_and_then(self) -> None:
         while True:
@@ -117,7 +118,8 @@ class Steward:
         await drop_kept(self._store, now_ms=self._env.clock.passed_ms(), keep_ms=self._keep_ms, among=old)
 
     def _note_missing(self, servers: Container[ServerId]) -> None:
-        wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}
+        ring = self._rings.ring
+        wanted = {*replicas_held(ring), *ring.draining}
         now = self._env.clock.now()
         self._missing = {server: self._missing.get(server, now) for server in sorted(wanted) if server not in servers}
 

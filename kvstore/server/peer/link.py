@@ -28,7 +28,6 @@ from kvstore.server.peer.lanes import Lanes
 from kvstore.server.peer.proof import Caller, Credentials
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import written_bytes_of
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -230,7 +229,7 @@ class Link:
         """Complete these operations of the flight; some may be over."""
         ended = list(map(self.flight.pending.pop, numbers, repeat(None)))
         there = [(entry[1], result) for entry, result in zip(ended, results, strict=True) if entry is not None]
-        self.flight.bytes -= written_bytes_of([pending.op for pending, _ in there])
+        self.flight.bytes -= sum([pending.size for pending, _ in there])
         self._answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:

@@ -7,7 +7,7 @@ from itertools import repeat, takewhile
 
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.traits import KEYLESS, UNORDERED
-from kvstore.server.routing.pending import Pending, keys_of, written_bytes, written_bytes_of
+from kvstore.server.routing.pending import Pending, keys_of, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 _PUT = int(Code.PUT)
@@ -45,23 +45,24 @@ class Flight:
         number = self.next_number()
         self.pending[number] = (partition, pending)
         op = pending.op
-        self.bytes += len(op[2]) if op[0] == _PUT else written_bytes(op)
+        pending.size = len(op[2]) if op[0] == _PUT else written_bytes(op)
+        self.bytes += pending.size
         return number
 
     def begin_all(self, partition: PartitionId, pending: list[Pending]) -> range:
-        """Take operations in; returns their numbers."""
+        """Take operations in, whose sizes are given; returns their numbers."""
         first = self.last_number + 1
         self.last_number += len(pending)
         numbers = range(first, self.last_number + 1)
         self.pending.update(zip(numbers, zip(repeat(partition), pending), strict=False))
-        self.bytes += written_bytes_of([each.op for each in pending])
+        self.bytes += sum([each.size for each in pending])
         return numbers
 
     def end(self, number: int) -> tuple[PartitionId, Pending] | None:
         """The operation is over, or comes back. None if nobody waits for it any more."""
         found = self.pending.pop(number, None)
         if found is not None:
-            self.bytes -= written_bytes(found[1].op)
+            self.bytes -= found[1].size
         return found
 
     def end_up_to(self, last: int) -> list[Pending]:
@@ -106,5 +107,6 @@ class Flight:
         self._looked_up_to = 0
 
     def check(self) -> None:
-        assert self.bytes == sum(written_bytes(pending.op) for _, pending in self.pending.values())
+        assert all(pending.size == written_bytes(pending.op) for _, pending in self.pending.values())
+        assert self.bytes == sum(pending.size for _, pending in self.pending.values())
         assert list(self.pending) == sorted(self.pending)

@@ -28,6 +28,8 @@ class Pending(msgspec.Struct):
     sink: Any
     """A Sink."""
     token: int
+    size: int = 0
+    """Its `written_bytes`, once a flight carries it."""
     deadline: float = 0.0
     """When it is refused, in seconds of the clock; 0 before it had to wait."""
     is_of_peer: bool = False
@@ -51,11 +53,11 @@ def written_bytes(op: Op) -> int:
     return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
 
 
-def written_bytes_of(ops: list[Op]) -> int:
+def written_bytes_of_each(ops: list[Op]) -> list[int]:
     """The same of many."""
     if all(map(_PUT.__eq__, map(_code_of, ops))):
-        return sum(map(len, map(_value_of, ops)))
-    return sum(map(written_bytes, ops))
+        return list(map(len, map(_value_of, ops)))
+    return list(map(written_bytes, ops))
 
 
 def keys_of(op: Op) -> list[bytes]:

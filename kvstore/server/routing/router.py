@@ -64,7 +64,7 @@ from kvstore.server.routing.events import (
     TurnPeerAway,
 )
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of
+from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of, written_bytes_of_each
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.server.routing.waiting_lines import WaitingLines
@@ -163,7 +163,8 @@ class Router:
         first, count = self._arrivals + 1, len(ops)
         self._arrivals += count
         self.forwarded += count
-        return way.begin_all(partition, list(map(Pending, range(first, first + count), ops, repeat(sink), tokens)))
+        orders, sizes = range(first, first + count), written_bytes_of_each(ops)
+        return way.begin_all(partition, list(map(Pending, orders, ops, repeat(sink), tokens, sizes)))
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
 

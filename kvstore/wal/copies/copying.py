@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
@@ -175,7 +176,8 @@ class Copying:
         def following(entry: EntryId) -> list[EntryId]:
             return [entry, *itertools.islice((each for each, _ in waiting if each > entry), ENTRIES_MAX - 1)]
 
-        ahead = ReadAhead(following, self.reader.read_batch)
+        lacking = {each.bookie for each in missing}
+        ahead = ReadAhead(following, partial(self.reader.read_batch, lacking=lacking))
         workers = [
             self._nursery.spawn(self._work(waiting, ahead), name=f"copy ledger {self.reader.metadata.ledger}")
             for _ in range(min(AT_ONCE_MAX, len(waiting)))

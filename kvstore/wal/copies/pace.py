@@ -9,6 +9,8 @@ from kvstore.env.ports import Clock
 
 IDLE_S = 1.0
 """Who spends nothing for so long has nothing to spend."""
+LOOK_S = 1.0
+"""How often whoever waits looks whether it may still go on."""
 
 
 class Pace:
@@ -26,14 +28,26 @@ class Pace:
         self._seen_at = -IDLE_S
 
     async def spend(self, size: int) -> None:
-        """Return when so many bytes more are within the rate."""
+        """Return when so many bytes more are within the rate. A caller that is cancelled leaves its turn to others."""
+        await self.spend_while(size, lambda: None)
+
+    async def spend_while(self, size: int, go_on: Callable[[], None]) -> None:
+        """The same, for as long as `go_on` raises nothing, which is asked every second: at a low rate this takes
+        long."""
         now = self._clock.now()
         self._pass_to(now)
-        self._free_at = max(self._free_at, now) + size / self.bytes_per_s
+        takes_s = size / self.bytes_per_s
+        self._free_at = free_at = max(self._free_at, now) + takes_s
         self._waiting += 1
         try:
-            await asyncio.sleep(self._free_at - now)
+            go_on()
+            while (left_s := free_at - self._clock.now()) > 0:
+                await asyncio.sleep(min(left_s, LOOK_S))
+                go_on()
             self.spent_bytes += size
+        except BaseException:
+            self._free_at -= takes_s
+            raise
         finally:
             self._pass_to(self._clock.now())
             self._waiting -= 1
@@ -54,6 +68,4 @@ class GuardedPace(Pace):
 
     async def spend(self, size: int) -> None:
         """Raises what `go_on` does."""
-        self._go_on()
-        await self._shared.spend(size)
-        self._go_on()
+        await self._shared.spend_while(size, self._go_on)

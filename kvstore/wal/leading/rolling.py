@@ -30,7 +30,7 @@ def roll_reason(
         return ""  # other reasons may come again and again: a long list has to wait
     if len(writer.metadata.fragments) >= config.roll_fragments:
         return "its ensemble has changed too often"
-    if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, len(choice.spares())):
+    if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, choice.room):
         return "there are more bookies now"
     if _has_lost_a_bookie(choice, writer.metadata):
         return "one of its bookies is gone and there are enough others"
@@ -41,6 +41,6 @@ def _has_lost_a_bookie(choice: BookieChoice, metadata: LedgerMetadata) -> bool:
     """Whether a bookie that the open ledger names, be it for entries long written, is not registered, and there are
     enough others for as many copies: closed, its copies can be made again elsewhere. Where no other can take its place
     in a striped ensemble the next one is narrower, and stands the next loss. Not while the metadata store is away."""
-    if len(choice.spares()) < metadata.quorum.write:
+    if choice.room < metadata.quorum.write:
         return False
     return not all(map(choice.is_registered, bookies_of(metadata)))

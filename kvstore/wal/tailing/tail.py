@@ -17,7 +17,7 @@ from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
-from kvstore.wal.entry_reader import BATCH_BYTES, EntryReader
+from kvstore.wal.entry_reader import BATCH_BYTES, HEDGE_S, EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -315,14 +315,17 @@ class TailReader:
             packets.append(packet)
         return packets
 
+    # docs/protocol.md T1
     async def _own_copy(self, reader: EntryReader, own: BookieId, entry: EntryId) -> Packet | None:
-        """From this node's own bookie, if it has a good copy: a plain call, and no task."""
+        """From this node's own bookie, if it has a good copy and need not wait long for its disk: a plain call, and no
+        task."""
         try:
-            answer = await self._ports.bookies.read(own, reader.metadata.ledger, entry)
+            async with asyncio.timeout(HEDGE_S):
+                answer = await self._ports.bookies.read(own, reader.metadata.ledger, entry)
             if answer.packet is not None:
                 return reader.digest.open(reader.metadata.ledger, entry, answer.packet)
-        except (BookieError, Corrupted) as error:
-            log.info("ledger=%d entry=%d own copy is of no use: %s", reader.metadata.ledger, entry, error)
+        except (BookieError, Corrupted, TimeoutError) as error:
+            log.info("ledger=%d entry=%d own copy is of no use: %r", reader.metadata.ledger, entry, error)
         return None
 
     async def _read_ahead(self, reader: EntryReader, first: EntryId, last: EntryId) -> list[Packet]:

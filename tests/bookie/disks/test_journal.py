@@ -168,7 +168,7 @@ def test_what_waits_for_a_sync_is_bounded_in_bytes(world: SimWorld) -> None:
         await shelf.add(L, 0)
         world.node("b1").disk.slow_syncs((1, 1))
         answers = [shelf.submit(L, entry, b"x" * 1000) for entry in range(1, 151)]
-        assert shelf.storage.adds.is_busy, "others have been waiting since 50,000 bytes"
+        assert shelf.storage.door.is_shut, "others have been waiting since 50,000 bytes"
         recovery = shelf.submit(L, 200, b"x" * 1000, recovery=True)
         refused = [answer.result() for answer in answers if answer.done()]
         assert set(refused) == {Status.TOO_MANY_REQUESTS}

@@ -1,5 +1,5 @@
 // What Apache's benchmark of a bookie (BenchBookie) does, and one step more: adds without a digest and with a key of
-// nothing but zeros, first to a ledger that was closed without entries, then to one that never was. Argument: host:port/path
+// nothing but zeros, first to a ledger that was closed without entries, then to an id that no ledger has. Argument: host:port/path
 // of the ledgers in ZooKeeper, host:port of the bookie, entries. Says "stored <entries> of <entries>" for each.
 
 import io.netty.buffer.ByteBuf;

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from grpc.aio import AioRpcError, Metadata
 
-from kvstore.errors import MetadataError, UndecodableNode
+from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, UndecodableNode
 from kvstore.meta import paths
 from kvstore.meta.address import Address, Kind, parse
 from kvstore.meta.etcd import values
 from kvstore.meta.etcd.keys import Keys, Span
+from kvstore.meta.etcd.link import Link
 from kvstore.meta.etcd.plan import Plan
 from kvstore.meta.etcd.session import Session
 from kvstore.meta.etcd.watches import Watches
 from kvstore.meta.memory_tree import Node
 from kvstore.meta.store import Create
-from kvstore.proto.etcd_pb2 import Compare, Event, KeyValue, WatchResponse
+from kvstore.proto.etcd_pb2 import Compare, Event, KeyValue, TxnRequest, WatchResponse
 from kvstore.types import BookieId, LedgerId
 from tests.meta.drivers import Hint
 
@@ -187,3 +191,21 @@ async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
     session = await followed(link, Watches(KEYS))
     assert (link.asked, link.broken.is_set()) == ([5], True)
     await session.close()
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [("etcdserver: mvcc: database space exceeded", MetadataUnavailable), ("Bandwidth exhausted", MetadataUnknown)],
+)
+async def test_a_refusal_that_etcd_has_not_said_itself_leaves_open_what_became_of_the_call(
+    details: str, kind: type[MetadataError]
+) -> None:
+    async def refuse(_: TxnRequest) -> None:
+        raise AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), details)
+
+    link = Link("127.0.0.1:1", None)
+    link._kv = SimpleNamespace(Txn=refuse)
+    with pytest.raises(kind, match=details):
+        await link.txn(TxnRequest())
+    assert link.broken.is_set() is (kind is MetadataUnknown)
+    await link.close()

@@ -15,6 +15,7 @@ import pytest
 
 from kvstore.devcluster.etcd import EtcdProcess, find_running, restart, start_ensemble
 from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.events import wait_within
 from kvstore.errors import (
     MetadataError,
     MetadataUnavailable,
@@ -29,7 +30,7 @@ from kvstore.meta.etcd import session as session_module
 from kvstore.meta.etcd import store as module
 from kvstore.meta.etcd.link import Link
 from kvstore.meta.store import Create, Delete, SessionState, ensure_path
-from kvstore.proto.etcd_pb2 import CompactionRequest, TxnRequest, TxnResponse
+from kvstore.proto.etcd_pb2 import CompactionRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse
 from tests.meta.drivers import Hint, States, wait_until_gone
 from tests.meta.zookeeper.test_sessions import Proxy
 from tests.waiting import wait_until
@@ -138,6 +139,57 @@ async def test_children_are_found_over_pages_and_past_what_is_below_them(
     assert await store.children("/d") == sorted(names)
     assert await store.children("/d/a") == ["1", "2", "3", "4"]
     assert await store.children("/") == ["d", "d-", "e"]
+
+
+async def listed_by_pages(store: EtcdStore, before_page: Callable[[int], Awaitable[object]]) -> list[str]:
+    """The children of /d, with something done before each page but the first."""
+    link = store._session.link
+    assert link is not None
+    pages, read = 0, link.range
+
+    async def range_later(request: RangeRequest) -> RangeResponse:
+        nonlocal pages
+        pages += 1
+        await before_page(pages)
+        return await read(request)
+
+    link.range = range_later  # type: ignore[method-assign]
+    try:
+        return await store.children("/d")
+    finally:
+        link.range = read  # type: ignore[method-assign]
+
+
+async def test_a_long_list_may_take_longer_than_a_call(
+    etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE", 2)
+    store = await connect(etcd_prefix, call_timeout_s=0.5)
+    names = [f"n{number:02}" for number in range(20)]
+    await store.multi([Create("/d"), *(Create(f"/d/{name}") for name in names)])
+    never = asyncio.Event()
+    assert await listed_by_pages(store, lambda _: wait_within(never, 0.1)) == names
+    with pytest.raises(MetadataUnknown, match="no answer"):
+        await listed_by_pages(store, lambda page: wait_within(never, 0.1 if page < 5 else 9.0))
+
+
+async def test_a_list_whose_revision_is_compacted_meanwhile_is_read_anew(
+    etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE", 2)
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    raw = Link(etcd_prefix.partition("/")[0], None)
+    await store.multi([Create("/d"), *(Create(f"/d/n{number}") for number in range(6))])
+
+    async def compact(page: int) -> None:
+        if page == 2:
+            await other.delete("/d/n0", 0)
+            await other.create("/d/late")
+            now = (await raw.txn(TxnRequest())).header.revision
+            await raw._kv.Compact(CompactionRequest(revision=now, physical=True))
+
+    assert await listed_by_pages(store, compact) == ["late", "n1", "n2", "n3", "n4", "n5"]
+    await raw.close()
 
 
 # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.ring import Ring, new_ring
 from kvstore.ring.replicas import begin_replacing, drain
-from kvstore.server.control.assign import COMING_MAX, Begin, Finish, GiveUp, decide, homeless, replicas_held
+from kvstore.server.control.assign import COMING_MAX, Begin, Finish, Forget, GiveUp, decide, homeless, replicas_held
 from kvstore.types import PartitionId, ServerId
 
 N1, N2, N3, N4, N5 = (ServerId(f"n{i}") for i in range(1, 6))
@@ -78,3 +78,17 @@ def test_newcomers_go_to_the_least_loaded_server_of_another_zone() -> None:
 def test_a_drained_server_gets_none_of_anothers_replicas() -> None:
     ring = drain(ring_of(1), N4)
     assert decide(ring, FOUR, frozenset({N2}), frozenset()) == []
+
+
+def test_a_drained_server_is_forgotten_when_it_is_gone_and_holds_nothing() -> None:
+    ring = settle(drain(ring_of(2), N1), FOUR)
+    assert ring.draining == (N1,)
+    alive = {each: zone for each, zone in FOUR.items() if each != N1}
+    assert decide(ring, alive, frozenset(), frozenset()) == [], "it may be back in a moment"
+    assert decide(ring, alive, frozenset({N1}), frozenset()) == [Forget(N1)]
+    assert settle(ring, alive, frozenset({N1})).draining == ()
+
+
+def test_a_drained_server_with_a_replica_that_has_nowhere_to_go_is_remembered() -> None:
+    ring = drain(ring_of(2), N1)
+    assert decide(ring, {N2: "", N3: ""}, frozenset({N1}), frozenset()) == []

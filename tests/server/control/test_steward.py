@@ -21,7 +21,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election.ranking import Published
 from kvstore.ring import Pace, PartitionState, Ring, codec, new_ring, plan, steps
-from kvstore.ring.replicas import begin_replacing
+from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
 from kvstore.server.control.steward import CLOSE_BEHIND, Steward
@@ -137,6 +137,20 @@ async def test_a_server_that_was_back_in_between_begins_anew(world: World) -> No
     world.clock.at += 59
     await looks(steward)
     assert world.ring.version == 1
+
+
+async def test_a_drained_server_that_has_left_is_forgotten_after_a_while_and_counts_as_missing_nowhere(
+    world: World,
+) -> None:
+    world.ring = drain(world.ring, N4)
+    steward = world.steward()
+    del world.up[N4]
+    await looks(steward)
+    assert world.ring.draining == (N4,)
+    assert steward.statistics()["servers_missing"] == 0
+    world.clock.at += 61
+    await looks(steward)
+    assert world.ring.draining == ()
 
 
 async def test_while_the_metadata_store_is_away_nobody_counts_as_gone(world: World) -> None:

@@ -18,6 +18,7 @@ from kvstore.meta.store import SetData
 from kvstore.proto.digest import HEADER, EntryDigest, Packet
 from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
 from kvstore.wal import ensembles, opener, recovery
+from kvstore.wal.choice import BookieChoice
 from kvstore.wal.copies.copying import Copying
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerHandle
@@ -432,6 +433,11 @@ def _good_in_batch(patch: pytest.MonkeyPatch) -> None:
         return set(entries)
 
     patch.setattr(Copying, "_good_copies", good_copies)
+
+
+@mutant("a machine that is registered twice counts twice")
+def _counted_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BookieChoice, "room", property(lambda self: len(self.spares())))
 
 
 def caught_by(name: str, seeds: range) -> str | None:

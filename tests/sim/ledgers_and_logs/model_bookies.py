@@ -12,6 +12,7 @@ from kvstore.meta.registration import Bookies
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.wal.batches import TIMEOUT_S
 from kvstore.wal.ports import Listener, ReadAnswer
 
 DELAY_S = 0.0005
@@ -32,11 +33,15 @@ class ModelBookie:
     """Does what it is asked and never answers."""
     holds_adds: bool = False
     """Adds do not even arrive until `release_adds`, and what is told of a LAC never does."""
+    stalls_s: float = 0.0
+    """So long it waits for its disk before it says that it cannot answer."""
     is_old: bool = False
     """It knows no batched reads."""
     batch_max: int = 1000
     batches: int = 0
     """How many it has given."""
+    batched: int = 0
+    """How many packets in them."""
     reads: int = 0
 
     def raise_lac(self, ledger: LedgerId, lac: int) -> None:
@@ -175,6 +180,9 @@ class ModelBookies:
         fence_key: bytes | None = None,
         priority: int = 0,
     ) -> Sequence[bytes]:
+        if self.at[bookie].stalls_s:
+            await asyncio.sleep(TIMEOUT_S)
+            raise BookieError(f"{bookie} does not answer in time")
         model = await self._reach(bookie)
         if model.is_old:
             raise BookieError(f"{bookie} gives no batches")
@@ -182,7 +190,13 @@ class ModelBookies:
             model.fenced.add(ledger)
         model.batches += 1
         held = [EntryId(each) for each in entries if (ledger, each) in model.entries]
-        return [model.entries[ledger, each] for each in held][: model.batch_max] if held[:1] == [entries[0]] else []
+        given: list[bytes] = []
+        for each in held[: model.batch_max] if held[:1] == [entries[0]] else []:
+            if given and sum(map(len, given)) + len(model.entries[ledger, each]) > bytes_max:
+                break
+            given.append(model.entries[ledger, each])
+        model.batched += len(given)
+        return given
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         return (await self._reach(bookie)).lacs.get(ledger, NO_ENTRY)
@@ -245,8 +259,8 @@ class ModelBookies:
         return HeldEntries.of_runs((entry, 1) for entry in model.of(ledger))
 
     async def _reach(self, bookie: BookieId) -> ModelBookie:
-        await asyncio.sleep(DELAY_S)
         model = self.at[bookie]
-        if model.is_down or model.is_silent:
+        await asyncio.sleep(model.stalls_s or DELAY_S)
+        if model.is_down or model.is_silent or model.stalls_s:
             raise BookieError(f"{bookie} is down or silent")
         return model

@@ -200,6 +200,38 @@ def test_copies_are_made_of_what_comes_many_at_once() -> None:
     run(case)
 
 
+def test_copies_of_entries_far_apart_have_little_else_read() -> None:
+    async def case(bench: Bench) -> None:
+        work = await copying(bench, 2 * COUNT)
+        far = [*range(0, COUNT, 50), *range(COUNT, 2 * COUNT, 7)]
+        lose(bench, B3, LEDGER, far)
+        held, before = await work.held([B3]), asked(bench)[0]
+        assert await work.fill(work.reader.metadata, EntryId(2 * COUNT - 1), held, [B3]) == len(far)
+        packets = sum(each.batched for each in bench.bookies.at.values())
+        assert packets + asked(bench)[0] - before <= 2 * len(far)
+
+    run(case)
+
+
+def test_copies_of_a_striped_ledger_are_made_of_what_comes_many_at_once() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger(*list(bench.bookies.at)[:5], write=3))
+        await appended(bench, handle, COUNT)
+        await handle.close()
+        work = Copying(await bench.recorded(), bench.bookies, bench.env.nursery, Pace(bench.env.clock, FAST))
+        lost = len(bench.bookies.at[B3].of(LEDGER))
+        bench.bookies.at[B3].entries.clear()
+        held, before = await work.held([B3]), asked(bench)
+        assert await work.fill(work.reader.metadata, EntryId(COUNT - 1), held, [B3]) == lost
+        reads, batches = asked(bench)
+        packets = sum(each.batched for each in bench.bookies.at.values())
+        assert reads - before[0] <= ENTRIES_MAX
+        assert batches - before[1] <= 3 * (lost // ENTRIES_MAX + 2)
+        assert packets <= 3 * lost
+
+    run(case, bookies=5)
+
+
 def test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged() -> None:
     async def case(bench: Bench) -> None:
         work = await copying(bench, COUNT)

@@ -9,7 +9,7 @@ import pytest
 from kvstore.errors import LedgerError
 from kvstore.types import EntryId
 from kvstore.wal.copies.copying import AT_ONCE_MAX, Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import GuardedPace, Pace
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, Bench, appended, run
 from tests.sim.ledgers_and_logs.model_bookies import DELAY_S
 
@@ -65,6 +65,41 @@ def test_no_more_is_copied_than_the_rate_allows_for_the_time_that_is_counted() -
             await asyncio.sleep(pause_s)
         assert pace.spent_bytes == 5 * 2_651
         assert pace.busy_s == pytest.approx(5 * 2.651 + 0.2 + 0.9, abs=0.1), "not the half minute with nothing to do"
+
+    run(case)
+
+
+def test_what_is_given_up_while_it_waits_for_its_turn_is_nobodys_to_wait_for() -> None:
+    async def case(bench: Bench) -> None:
+        pace = Pace(bench.env.clock, 100)
+        given_up = [asyncio.ensure_future(pace.spend(1_000)) for _ in range(5)]
+        await asyncio.sleep(1.0)
+        for each in given_up:
+            each.cancel()
+        await asyncio.sleep(0)
+        began = bench.env.clock.now()
+        await pace.spend(100)
+        assert bench.env.clock.now() - began == pytest.approx(1.0, abs=0.01)
+        assert pace.spent_bytes == 100
+
+    run(case)
+
+
+def test_who_may_not_go_on_is_not_kept_by_a_low_rate() -> None:
+    async def case(bench: Bench) -> None:
+        is_off = False
+
+        def go_on() -> None:
+            if is_off:
+                raise LedgerError("switched off")
+
+        pace = GuardedPace(Pace(bench.env.clock, 1), go_on)
+        waiting = asyncio.ensure_future(pace.spend(1_000_000))
+        await asyncio.sleep(10.0)
+        is_off, began = True, bench.env.clock.now()
+        with pytest.raises(LedgerError):
+            await waiting
+        assert bench.env.clock.now() - began < 2.0
 
     run(case)
 

@@ -13,12 +13,13 @@ from kvstore.errors import (
     OutcomeUnknown,
     StoreError,
 )
-from kvstore.types import LedgerId, LedgerState, Quorum, Seq
+from kvstore.types import BookieId, LedgerId, LedgerState, Quorum, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies import copier
 from kvstore.wal.leading.standstill import STALL_MAX_S
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, FrozenStore, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
+from tests.sim.ledgers_and_logs.model_bookies import ModelBookie
 
 pytestmark = pytest.mark.sim
 
@@ -185,6 +186,23 @@ def test_a_ledger_on_two_bookies_is_rolled_when_a_third_is_there() -> None:
         assert await read_all(bench.logs(), 4) == numbers(1, 4)
 
     run(case)
+
+
+def test_a_machine_that_is_registered_twice_is_no_reason_to_roll() -> None:
+    """It has lost its disk, and the session of the former one has not ended yet: no ensemble is given both (W10)."""
+
+    async def case(bench: Bench) -> None:
+        for name in ("b9-aaaaaaaaaaaa", "b9-bbbbbbbbbbbb"):
+            bench.bookies.at[BookieId(name)] = ModelBookie()
+        bench.bookies.view.changed()
+        writer = Writer(await opened(bench.logs(LogConfig(check_every_s=0.1))))
+        for _ in range(10):
+            await writer.append(1)
+            await asyncio.sleep(1)
+        assert len((await bench.listed()).ledgers) == 1
+        assert writer.log.handle.writer.metadata.quorum == Quorum(2, 2, 2)
+
+    run(case, bookies=1)
 
 
 def test_a_striped_ledger_that_has_lost_a_bookie_is_followed_by_a_narrower_one_that_stands_the_next_loss() -> None:

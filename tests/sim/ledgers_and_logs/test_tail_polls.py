@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.errors import Corrupted
 from kvstore.types import BookieId, DigestType, LedgerId, Quorum, Seq
+from kvstore.wal.bookies import READ_TIMEOUT_S
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.log import PartitionLogs
@@ -191,6 +192,23 @@ def test_what_the_own_bookie_has_stored_is_given_without_asking_anybody() -> Non
         assert not reading.done()
         await reader.close()
         reading.cancel()
+
+    run(case)
+
+
+def test_an_own_bookie_whose_disk_stands_still_holds_up_no_reader() -> None:
+    async def case(bench: Bench) -> None:
+        config = LogConfig(check_every_s=0.1)
+        writer = Writer(await opened(bench.logs(config)))
+        await writer.append(200)
+        bench.bookies.own = B1
+        bench.bookies.at[B1].stalls_s = READ_TIMEOUT_S
+        reader = logs_beside(bench, B1, config).reader(P, None)
+        began, got = bench.env.clock.now(), 0
+        while got < 200:
+            got += len(await reader.read(1_000))
+        assert bench.env.clock.now() - began < 4.0
+        await reader.close()
 
     run(case)
 

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from crc32c import crc32c
 
 from kvstore.bookie import inventory, mending, replay
 from kvstore.bookie.index import blocks, entry_index, index_files, sealed_entries
-
-MUTANTS: dict[str, Callable[[], None]] = {}
-
-
-def mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    def register(patch: Callable[[], None]) -> Callable[[], None]:
-        MUTANTS[name] = patch
-        return patch
-
-    return register
-
-
-def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    setattr(owner, name, make(getattr(owner, name)))
+from tests.bookie.breakages.registry import mutant, replace
 
 
 @mutant("lets go of a full segment's entries before its index file is synced")

@@ -1,0 +1,91 @@
+"""Ways to break what a bookie does with strangers: TLS, ids that were given, raw adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.bookie import identity, raw_adds
+from kvstore.bookie.connections import service as service_module
+from kvstore.env import accepting, transport
+from tests.bookie.breakages.registry import mutant, replace
+
+
+@mutant("becomes a bookie whose id was given and is known")
+def _takes_any_id() -> None:
+    async def pass_over(*_: Any, **__: Any) -> None:
+        """Ask nobody."""
+
+    replace(identity._Identification, "_refuse_if_taken", lambda _original: pass_over)
+
+
+@mutant("takes another's start under the id that both were given for its own")
+def _takes_it_for_its_own() -> None:
+    async def take(self: Any, cookie: Any, version: int) -> None:
+        self._note_start(f"{self._config.journal_dir}/STARTS", version, version + 1)
+        await self._claim(cookie, version)
+
+    replace(identity._Identification, "_take", lambda _original: take)
+
+
+@mutant("finishes what was begun under another id")
+def _finishes_anything() -> None:
+    def make(_original: Any) -> Any:
+        return lambda self, unfinished: self._read_cookie(f"{unfinished[0]}/FORMATTING") if unfinished else None
+
+    replace(identity._Identification, "_begun", make)
+
+
+@mutant("serves what comes in the clear where connections are TLS")
+def _serves_in_the_clear() -> None:
+    def make(_original: Any) -> Any:
+        async def at_once(_self: Any, _sock: Any) -> dict[str, Any]:
+            return {}
+
+        return at_once
+
+    replace(accepting.Acceptor, "_until_handshake", make)
+
+
+@mutant("calls a bookie that has no TLS without it")
+def _falls_back() -> None:
+    def make(original: Any) -> Any:
+        async def connect(self: Any, address: str, handler: Any, *, prelude: Any = None) -> Any:
+            try:
+                return await original(self, address, handler, prelude=prelude)
+            except OSError:
+                self._calling = None
+                return await original(self, address, handler)
+
+        return connect
+
+    replace(transport.TcpTransport, "connect", make)
+
+
+@mutant("admits a raw add from a leader whose ledger is gone")
+def _raw_from_everybody() -> None:
+    service_module.BookieConnection.is_named = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+
+
+@mutant("takes raw adds to a ledger that has entries")
+def _raw_to_all() -> None:
+    replace(raw_adds, "is_nobodys", lambda _original: lambda *_: True)
+
+
+@mutant("takes raw adds where no ledger is")
+def _raw_to_none() -> None:
+    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, key: metadata is None or original(metadata, key))
+
+
+@mutant("takes an add raw that its ledger's writer has sent")
+def _raw_from_the_writer() -> None:
+    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, _key: original(metadata, b""))
+
+
+@mutant("believes for ever that a ledger takes raw adds")
+def _believes_for_ever() -> None:
+    replace(raw_adds, "BELIEVED_S", lambda _original: 1e9)
+
+
+@mutant("lets connections in after it has closed")
+def _lets_in_late() -> None:
+    service_module.BookieService.is_closed = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]

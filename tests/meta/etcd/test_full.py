@@ -1,0 +1,72 @@
+"""What a write comes to at an etcd that has no room left. It says "no space" of transactions that it has made as well:
+those that were on their way when the room ran out. Real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.devcluster.etcd import EtcdProcess, start_standalone
+from kvstore.errors import MetadataUnavailable, MetadataUnknown
+from kvstore.meta.etcd import EtcdStore
+from kvstore.meta.store import SessionState
+
+pytestmark = pytest.mark.needs_etcd
+
+AT_ONCE, ROUNDS_MAX = 40, 30
+
+
+@pytest.fixture
+def small_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
+    """A server that takes 3 MiB."""
+    process = start_standalone(tmp_path / "etcd", settings=("--quota-backend-bytes", str(3 << 20)))
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+async def store(small_etcd: EtcdProcess) -> AsyncIterator[EtcdStore]:
+    store = await EtcdStore.connect(f"{small_etcd.address}/full")
+    yield store
+    await store.close()
+
+
+async def outcomes(store: EtcdStore, first: int) -> dict[str, BaseException | None]:
+    """What became of many creates at once."""
+
+    async def outcome(name: str) -> tuple[str, BaseException | None]:
+        try:
+            await store.create(f"/{name}", bytes(60_000))
+        except (MetadataUnavailable, MetadataUnknown) as error:
+            return name, error
+        return name, None
+
+    return dict(await asyncio.gather(*(outcome(f"n{number}") for number in range(first, first + AT_ONCE))))
+
+
+async def test_what_is_said_not_to_be_done_is_not_done(store: EtcdStore) -> None:
+    done: dict[str, BaseException | None] = {}
+    for each in range(ROUNDS_MAX):
+        done |= await outcomes(store, each * AT_ONCE)
+        if any(done.values()):
+            break
+    there = set(await store.children("/"))
+    assert any(done.values()), "it never was full"
+    assert not {name for name, error in done.items() if isinstance(error, MetadataUnavailable)} & there
+    assert {name for name, error in done.items() if error is None} <= there
+
+
+async def test_a_write_that_certainly_was_refused_is_said_so_and_costs_no_connection(store: EtcdStore) -> None:
+    states: list[SessionState] = []
+    store.on_state(states.append)
+    for each in range(ROUNDS_MAX):
+        if any((await outcomes(store, each * AT_ONCE)).values()):
+            break
+    with pytest.raises(MetadataUnavailable, match="space exceeded"):
+        await store.create("/late")
+    with pytest.raises(MetadataUnavailable, match="space exceeded"):
+        await store.set("/n0", b"", 0)
+    assert states == []

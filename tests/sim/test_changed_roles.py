@@ -1,0 +1,49 @@
+"""Nodes of a running cluster that are to have no bookie any more, `[log] bookies = "external"`, though ledgers are
+stored on theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.server import app
+from kvstore.wal.config import Keepers
+from tests.sim.nodes import SECRET, Node
+from tests.sim.stories.scenarios import Stage, knobs, play
+
+pytestmark = pytest.mark.sim
+
+
+async def starts_without_a_bookie(stage: Stage, node: Node) -> None:
+    """One start of its process as it would be with the other setting. Raises ConfigError."""
+    config = replace(node.config, log=replace(node.config.log, bookies=Keepers.EXTERNAL), roles=None)
+    store = await stage.cluster.metadata.connect()
+    engines = node.engines
+    env = stage.world.env(node.name)
+    try:
+        async with app.serve(config, env=env, store=store, secret=SECRET, open_engine=engines.open):
+            pass
+    finally:
+        await store.close()
+        node.crash()
+
+
+def test_a_bookie_that_others_count_on_is_not_left_behind() -> None:
+    """Two nodes so restarted, and no write quorum would have what was acknowledged."""
+
+    async def story(stage: Stage) -> None:
+        await stage.put_until_done(stage.leader)
+        node = stage.others(stage.leader)[0]
+        assert node.served is not None
+        assert node.served.bookie is not None
+        bookie = node.served.bookie.id
+        await node.stop()
+        with pytest.raises(ConfigError, match=f"holds what bookie {bookie} stores"):
+            await starts_without_a_bookie(stage, node)
+        node.start()
+        await stage.until(lambda: node.served is not None and node.served.is_open)
+        await stage.put_until_done(stage.leader)
+
+    play(story, knobs())

@@ -1,0 +1,31 @@
+"""The node's own bookie, when it has to wait for its disk (docs/protocol.md T1, T12)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvstore.errors import BookieError
+from kvstore.types import BookieId, LedgerId
+from kvstore.wal import bookies as module
+from kvstore.wal.bookies import Bookies
+
+OWN = BookieId("b1-1")
+
+
+class Stuck:
+    """A storage that answers no read."""
+
+    def read(self, *_: object, **__: object) -> None:
+        """Wait for a sync that does not end."""
+
+
+async def test_a_batch_is_not_waited_for_as_long_as_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_TIMEOUT_S", 0.01)
+    own = Bookies(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=(OWN, cast(Any, Stuck())))
+    async with asyncio.timeout(module.READ_TIMEOUT_S / 2):
+        with pytest.raises(BookieError, match="no batch in time"):
+            await own.read_batch(OWN, LedgerId(1), range(9), bytes_max=100)
