@@ -118,7 +118,8 @@ class Adds:
             done(self._refusals.no_room())
             return
         index = ledger.index
-        if (entry - index.first < len(index.places) or index.others) and self._has(ledger, entry, body):
+        may_have = entry <= index.sealed_last or entry - index.first < len(index.places) or index.others
+        if may_have and self._has(ledger, entry, body):
             done(Status.OK)  # a repetition whose answer was lost
             return
         if recovery and not journal.has_room(Use.COPY, RECORD_HEADER_SIZE + len(body)):

@@ -1,15 +1,20 @@
-"""Everything a bookie holds, in memory: ledgers, tombstones, and which segment has how much of whom.
+"""Everything a bookie holds: ledgers, tombstones, and which segment has how much of whom.
 
-Built from the journal at start and kept up to date with what the journal reports as synced. No I/O.
+Built from the journal at start and kept up to date with what the journal reports as synced. All of it is in memory, but
+for the places of entries in full segments, which index files have.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from struct import unpack
 
-from kvstore.bookie.checkpoint import ADMITTED, FENCED, LIMBO, Checkpoint, LedgerPart
-from kvstore.bookie.entry_index import OFFSET_BITS, file_of
+from kvstore.bookie.index.blocks import Extent
+from kvstore.bookie.index.checkpoint import ADMITTED, FENCED, FORMAT, LIMBO, Checkpoint, LedgerPart
+from kvstore.bookie.index.entry_index import OFFSET_BITS, file_of
+from kvstore.bookie.index.index_files import IndexFiles
+from kvstore.bookie.index.sealed_entries import SealedEntries
 from kvstore.bookie.journal.record import ADMITTED as KEY_ADMITTED
 from kvstore.bookie.journal.record import CLEARED, Kind, RecordHead
 from kvstore.bookie.journal.segment import OpenFiles, Segment
@@ -25,7 +30,8 @@ DAMAGED_MAX = 10_000
 class Inventory:
     """The bookie's books. Between two segments `close` says what the one that is full holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, index_files: IndexFiles) -> None:
+        self.index_files = index_files
         self.ledgers: dict[int, Ledger] = {}
         self.tombstones: set[int] = set()
         self.segments: dict[int, Segment] = {}
@@ -63,26 +69,25 @@ class Inventory:
 
     def stored(self, segment: Segment, ledger: Ledger, entry: int, offset: int, size: int) -> None:
         """An entry packet of `size` bytes is on the disk, at `offset` of the segment that is being written."""
-        index = ledger.index
-        if ledger.tail_from < 0:
-            ledger.tail_from = len(index.places)
+        if ledger.tail_file != segment.file:
+            ledger.tail_file = segment.file
             self._tails.append(ledger)
             segment.touched.add(ledger.id)
-        former, former_size = index.put(entry, segment.file << OFFSET_BITS | offset, size)
-        ledger.tail_bytes += size
-        at = entry - index.first
-        if at < ledger.tail_from or at >= len(index.places):
-            ledger.tail_moved.append(entry)
+        former, former_size = ledger.index.put(entry, segment.file << OFFSET_BITS | offset, size)
         if former:
             self._forget(ledger, segment, former, former_size)
 
     def _forget(self, ledger: Ledger, segment: Segment, place: int, size: int) -> None:
         """The copy at `place` is not wanted any more."""
         file = file_of(place)
-        if file == segment.file:
-            ledger.tail_bytes -= size
-        elif (older := self.segments.get(file)) is not None:
-            older.live[ledger.id] = older.live.get(ledger.id, 0) - size
+        if file != segment.file:
+            ledger.superseded[file] = ledger.superseded.get(file, 0) + size
+            self._less_live(file, ledger.id, size)
+
+    def _less_live(self, file: int, ledger: int, size: int) -> None:
+        older = self.segments.get(file)
+        if older is not None:
+            older.live[ledger] = older.live.get(ledger, 0) - size
 
     # docs/protocol.md B4
     def drop(self, ledger: int, *, tombstone: bool) -> None:
@@ -96,22 +101,19 @@ class Inventory:
         if gone is not None:
             gone.wake()
 
+    # docs/protocol.md B31
     def close(self, segment: Segment, last_group: int) -> Checkpoint:
-        """The checkpoint of a segment that is full; counts what is live in it. The next one begins."""
-        tails = {ledger.id: ledger for ledger in self._tails if self.ledgers.get(ledger.id) is ledger}
+        """The checkpoint of a segment that is full; counts what is live in it. The next one begins. The segment's
+        entries are held in memory until the checkpoint is written."""
+        tails = {ledger.id for ledger in self._tails if self.ledgers.get(ledger.id) is ledger}
         there = sorted(segment.touched & self.ledgers.keys())
-        parts = [_part(self.ledgers[each], segment if each in tails else None) for each in there]
+        parts = [_part(self.ledgers[each], is_tail=each in tails) for each in there]
         segment.live = {part.ledger: part.live_bytes for part in parts if part.live_bytes}
         gone = sorted({*self._dropped, *(segment.touched - self.ledgers.keys())})
-        for ledger in self._tails:
-            ledger.tail_from = -1
-            ledger.tail_bytes = 0
-            ledger.tail_moved = []
-            ledger.index.compact()
         self._tails = []
         self._dropped = []
         segment.touched.update(gone)
-        return Checkpoint(
+        checkpoint = Checkpoint(
             file=segment.file,
             salt=segment.salt,
             end=segment.end,
@@ -122,6 +124,36 @@ class Inventory:
             tombstones=[each for each in gone if each in self.tombstones],
             ledgers=parts,
         )
+        self._hold(checkpoint)
+        return checkpoint
+
+    def _hold(self, checkpoint: Checkpoint) -> None:
+        """Make the entries of a full segment, which are in memory, part of their ledgers' sealed ones."""
+        checkpoint.place_entries()
+        self.index_files.hold(checkpoint)
+        for part in checkpoint.ledgers:
+            self._seal(self.ledgers[part.ledger], checkpoint.file, part.extents)
+
+    def _seal(self, ledger: Ledger, file: int, extents: Sequence[Extent]) -> None:
+        if not extents:
+            return
+        sealed = ledger.sealed
+        if sealed is None:
+            sealed = ledger.sealed = SealedEntries(ledger.id, self.index_files)
+        sealed.add(file, extents)
+        ledger.index.has_sealed(sealed)
+
+    def sealed_in(self, segment: Segment) -> list[tuple[int, SealedEntries]]:
+        """The ledgers that have entries in a full segment, replaced ones too."""
+        found = [(each, self.ledgers[each].sealed) for each in sorted(segment.touched & self.ledgers.keys())]
+        return [(each, sealed) for each, sealed in found if sealed is not None and sealed.count(segment.file)]
+
+    def remove(self, segment: Segment) -> None:
+        """A segment is not needed any more: what is wanted of it is in others. Its index file may go after this."""
+        for _, sealed in self.sealed_in(segment):
+            sealed.forget(segment.file)
+        del self.segments[segment.file]
+        self.index_files.forget(segment.file)
 
     def count(self, statistics: Statistics) -> None:
         """Fill in what is counted only on demand."""
@@ -132,6 +164,9 @@ class Inventory:
         statistics.segments = len(segments)
         statistics.disk_bytes = sum(segment.capacity for segment in segments)
         statistics.live_bytes = sum(segment.live_bytes for segment in segments)
+        statistics.index_blocks_read = self.index_files.blocks_read
+        statistics.index_files_rebuilt = self.index_files.rebuilt
+        statistics.index_segments_in_memory = self.index_files.in_memory
 
     # Reading the journal back
 
@@ -143,7 +178,15 @@ class Inventory:
         self._dropped = []
         segment.touched = {*checkpoint.dropped, *(part.ledger for part in checkpoint.ledgers)}
         for part in checkpoint.ledgers:
-            self._load_part(segment, part)
+            self._load_facts(segment, part)
+        if checkpoint.format == FORMAT:
+            self.index_files.known(checkpoint.file, checkpoint.salt)
+            for part in checkpoint.ledgers:
+                self._load_entries(checkpoint.file, part)
+        else:
+            for part in checkpoint.ledgers:
+                self._supersede(segment, part)
+            self._hold(checkpoint)
         self.set_limbo(checkpoint.is_limbo)
 
     def set_limbo(self, is_limbo: bool) -> None:
@@ -153,7 +196,7 @@ class Inventory:
             ledger.is_limbo = True
             ledger.is_admitted = False
 
-    def _load_part(self, segment: Segment, part: LedgerPart) -> None:
+    def _load_facts(self, segment: Segment, part: LedgerPart) -> None:
         ledger = self.known(part.ledger, part.key)
         ledger.is_fenced |= bool(part.flags & FENCED)
         ledger.is_admitted = bool(part.flags & ADMITTED)
@@ -163,15 +206,21 @@ class Inventory:
             ledger.set_explicit_lac(part.explicit_lac)
         if part.live_bytes:
             segment.live[part.ledger] = part.live_bytes
-        moved = part.moved
-        if part.places and not ledger.index.extend(part.first, part.places, part.sizes):
-            run = enumerate(zip(part.places, part.sizes, strict=True), part.first)
-            moved = [*((entry, place, size) for entry, (place, size) in run if place), *moved]
-        for entry, place, size in moved:
-            former, former_size = ledger.index.put(entry, place, size)
-            if former and file_of(former) != segment.file:
-                self._forget(ledger, segment, former, former_size)
-        ledger.index.compact()
+
+    def _load_entries(self, file: int, part: LedgerPart) -> None:
+        for older, size in part.superseded:
+            self._less_live(older, part.ledger, size)
+        self._seal(self.ledgers[part.ledger], file, part.extents)
+
+    def _supersede(self, segment: Segment, part: LedgerPart) -> None:
+        """Find out which copies in older segments the entries of a checkpoint of a former format have replaced."""
+        ledger = self.ledgers[part.ledger]
+        for entry in part.entries.columns().entries if part.entries is not None else ():
+            if entry <= ledger.index.sealed_last:
+                former, size = ledger.index.get(entry)
+                if former:
+                    self._forget(ledger, segment, former, size)
+        part.superseded, ledger.superseded = sorted(ledger.superseded.items()), {}
 
     def apply(self, segment: Segment, head: RecordHead, body: bytes) -> None:
         """Apply any record but an ADD."""
@@ -219,16 +268,13 @@ class Inventory:
         return found
 
 
-def _part(ledger: Ledger, segment: Segment | None) -> LedgerPart:
-    """`segment`: the one that is full, if entries of the ledger are in it."""
+def _part(ledger: Ledger, *, is_tail: bool) -> LedgerPart:
+    """`is_tail`: entries of the ledger are in the segment that is full."""
     flags = FENCED * ledger.is_fenced | ADMITTED * ledger.is_admitted | LIMBO * ledger.is_limbo
     part = LedgerPart(ledger.id, flags, ledger.lac, ledger.key, ledger.explicit_lac)
-    if segment is None:
-        return part
-    index, start = ledger.index, ledger.tail_from
-    part.live_bytes = ledger.tail_bytes
-    part.first = index.first + start
-    part.places, part.sizes = index.places[start:], index.sizes[start:]
-    places = ((entry, *index.get(entry)) for entry in sorted(set(ledger.tail_moved)))
-    part.moved = [moved for moved in places if file_of(moved[1]) == segment.file]
+    if is_tail:
+        part.entries = ledger.index.detach()
+        part.live_bytes = part.entries.bytes
+        part.superseded, ledger.superseded = sorted(ledger.superseded.items()), {}
+        ledger.tail_file = 0
     return part

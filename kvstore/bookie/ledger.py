@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kvstore.bookie.entry_index import EntryIndex
+from kvstore.bookie.index.entry_index import EntryIndex
+from kvstore.bookie.index.sealed_entries import SealedEntries
 from kvstore.proto.digest import LAC_HEADER
 from kvstore.types import LedgerId
 
@@ -31,9 +32,9 @@ class Ledger:
         "lac",
         "last_group",
         "listeners",
-        "tail_bytes",
-        "tail_from",
-        "tail_moved",
+        "sealed",
+        "superseded",
+        "tail_file",
         "waiters",
     )
 
@@ -42,6 +43,8 @@ class Ledger:
         self.key = key
         """The master key of the first contact; whoever shows another is refused."""
         self.index = EntryIndex()
+        self.sealed: SealedEntries | None = None
+        """What `index` has in full segments."""
         self.is_fenced = False
         """No ordinary add any more. True as soon as the fence is asked for, before it is on the disk."""
         self.is_admitted = False
@@ -58,12 +61,10 @@ class Ledger:
         """Called once, and forgotten, when `lac` rises or the ledger goes."""
         self.listeners: tuple[Listener, ...] = ()
         """Of this node: told of every packet once it is on the disk, and of `lac`."""
-        self.tail_from = -1
-        """Where in `index.places` the entries of the segment that is being written begin; -1: none yet."""
-        self.tail_bytes = 0
-        """Bytes of this ledger's entries in that segment."""
-        self.tail_moved: list[int] = []
-        """Entries of that segment that took the place of an older copy, so that they stand before `tail_from`."""
+        self.tail_file = 0
+        """The segment that is being written, if entries of the ledger are in it; `index` has them in memory."""
+        self.superseded: dict[int, int] = {}
+        """Older segments, and how many bytes in them are wanted no more because that segment has their entries."""
 
     def raise_lac(self, lac: int) -> None:
         """Learn of a last add confirmed; wakes whoever waits for it."""

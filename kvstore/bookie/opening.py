@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from errno import EDQUOT, ENOSPC
 
-from kvstore.bookie.checkpoints import remove_checkpoint, write_checkpoint
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.room import Use
@@ -79,5 +79,5 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
         anchor.cut(anchor.end)
         anchor.capacity = anchor.end
     for checkpoint in found.checkpoints:
-        write_checkpoint(disk, config.index_dir, checkpoint)
+        found.inventory.index_files.write(checkpoint)
     disk.sync_dir(config.journal_dir)

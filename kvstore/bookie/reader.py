@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore.bookie.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
+from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.ledger import Ledger, Listener

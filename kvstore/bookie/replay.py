@@ -1,18 +1,21 @@
 """Reads a journal directory back at start: which segments there are, what they hold, what is missing or damaged.
 
 The segments up to the anchor (the newest of which a group is certified as synced) are history: full ones are read from
-their checkpoints, others from their records. What stands after the anchor's certified end, and segments after it, was
-written but may never have been synced, or was synced by a process that then died of a failing disk: those records are
-written once more to a new segment before anybody is answered.
+their checkpoints, others from their records, and get their checkpoints at once, so that the places of one segment's
+entries at a time are in memory (docs/protocol.md, B31). What stands after the anchor's certified end, and segments
+after it, was written but may never have been synced, or was synced by a process that then died of a failing disk:
+those records are written once more to a new segment before anybody is answered.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from errno import EIO
 
-from kvstore.bookie.checkpoint import Checkpoint
-from kvstore.bookie.checkpoints import indexed, read_checkpoint
+from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint
+from kvstore.bookie.index.checkpoints import indexed, read_checkpoint, remove_unfinished
+from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
@@ -25,6 +28,7 @@ from kvstore.bookie.journal.record import (
 )
 from kvstore.bookie.journal.scan import Found, Scan, certified, group_headers, scan
 from kvstore.bookie.journal.segment import Segment, file_of_name
+from kvstore.bookie.mending import Mender
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
 
@@ -38,6 +42,7 @@ class Replayed:
     """The directory's contents, and the work that is left before the bookie may answer."""
 
     inventory: Inventory
+    mender: Mender
     next_file: int
     next_group: int
     synced: tuple[int, int]
@@ -78,12 +83,16 @@ class _Replay:
         self._disk = disk
         self._journal_dir = journal_dir
         self._index_dir = index_dir
-        self._inventory = Inventory()
+        self._index_files = IndexFiles(disk, index_dir)
+        self._inventory = Inventory(self._index_files)
+        mender = Mender(self._inventory)
+        self._index_files.mend = mender.mend
         self._listed: set[int] = set()
         """The segments that there were, as far as the anchor says."""
-        self._result = Replayed(self._inventory, 1, 1, (0, 0))
+        self._result = Replayed(self._inventory, mender, 1, 1, (0, 0))
 
     def run(self) -> Replayed:
+        remove_unfinished(self._disk, self._index_dir)
         names = [file_of_name(name) for name in self._disk.list(self._journal_dir)]
         present = sorted(file for file in names if file is not None)
         files = {file: self._look(file) for file in sorted({*present, *indexed(self._disk, self._index_dir)})}
@@ -99,6 +108,8 @@ class _Replay:
         self._find_missing(files, present, anchor)
         for file in sorted(files.keys() - self._inventory.segments.keys()):
             self._result.leftovers.append(files[file].segment)
+        if lost := sorted(self._result.mender.lost):
+            self._result.damage.append(f"{self._journal_dir}: of ledgers {lost} places of entries were lost")
         return self._result
 
     def _look(self, file: int) -> _File:
@@ -115,6 +126,8 @@ class _Replay:
             header = None  # another segment's file under this name
         if checkpoint is not None and (checkpoint.file != file or (header and header.salt != checkpoint.salt)):
             checkpoint = None
+        if checkpoint is not None and checkpoint.format != FORMAT:
+            checkpoint.ledgers = []  # with all their entries: they are read when it is this one's turn
         salt = header.salt if header else checkpoint.salt if checkpoint else 0
         segment = self._segment(file, salt)
         first = None
@@ -158,7 +171,7 @@ class _Replay:
         checkpoint = found.checkpoint
         if checkpoint is not None and checkpoint.files:
             return set(checkpoint.files)
-        probe = Inventory()
+        probe = Inventory(self._index_files)
         scanned = self._scan(found, None if checkpoint is None else checkpoint.end, files)
         for record in scanned.records:
             if record.head.kind in (Kind.FILES, Kind.NEXT, Kind.REMOVED):
@@ -182,7 +195,7 @@ class _Replay:
         if checkpoint is not None:
             segment.end = checkpoint.end
             self._result.next_group = max(self._result.next_group, checkpoint.last_group + 1)
-            self._inventory.load(segment, checkpoint)
+            self._load_checkpoint(segment, checkpoint, is_anchor=is_anchor)
             if is_anchor:
                 self._inventory.expected = set(self._listed)
         elif found.has_header:
@@ -192,6 +205,19 @@ class _Replay:
             self._apply(segment, self._scan(found, end, files), is_anchor=is_anchor)
         if is_anchor:
             self._result.synced = (file, segment.end)
+
+    def _load_checkpoint(self, segment: Segment, checkpoint: Checkpoint, *, is_anchor: bool) -> None:
+        if checkpoint.format == FORMAT:
+            self._inventory.load(segment, checkpoint)
+            return
+        whole = read_checkpoint(self._disk, self._index_dir, checkpoint.file)
+        if whole is None:
+            raise OSError(
+                EIO, f"{self._index_dir}: the checkpoint of segment {checkpoint.file} changed while it was read"
+            )
+        self._inventory.load(segment, whole)
+        if not self._index_files.write_now(whole, with_list=is_anchor):
+            self._result.checkpoints.append(whole)
 
     def _apply(self, segment: Segment, result: Scan, *, is_anchor: bool) -> None:
         segment.end = result.synced_to if is_anchor else result.end
@@ -205,7 +231,15 @@ class _Replay:
                 self._inventory.apply_add(segment, record.head, record.body, record.offset, is_good=record.is_good)
             else:
                 self._inventory.apply(segment, record.head, record.body)
-        self._result.checkpoints.append(self._inventory.close(segment, result.last_group))
+        checkpoint = self._inventory.close(segment, result.last_group)
+        if is_anchor or self._hides_damage(result) or not self._index_files.write_now(checkpoint, with_list=False):
+            self._result.checkpoints.append(checkpoint)
+
+    @staticmethod
+    def _hides_damage(result: Scan) -> bool:
+        """Whether a checkpoint of the segment would let the next start pass over what is lost of it, so that it must
+        wait until a group on the disk says what is in limbo (docs/protocol.md, B7)."""
+        return bool(result.damage)
 
     def _note(self, segment: Segment, result: Scan) -> None:
         self._result.next_group = max(self._result.next_group, result.last_group + 1)

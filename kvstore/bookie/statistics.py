@@ -43,6 +43,12 @@ class Statistics:
     """Now: what the segments take."""
     live_bytes: int = 0
     """Now: entries in them that are still wanted."""
+    index_blocks_read: int = 0
+    """Read from index files, to find entries in full segments."""
+    index_files_rebuilt: int = 0
+    """Damaged or missing ones, made again from their segments while the bookie ran."""
+    index_segments_in_memory: int = 0
+    """Now: full ones whose entries are in memory, because the disk has not taken their index files yet."""
     readonly: bool = False
     """Now."""
     limbo_ledgers: int = 0

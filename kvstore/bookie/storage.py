@@ -15,20 +15,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from kvstore.bookie.adds import Adds, Done
 from kvstore.bookie.admission import Admission, Authority
 from kvstore.bookie.backpressure import Door
-from kvstore.bookie.checkpoints import write_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.digests import Digests, lac_proves_itself, proves_itself
 from kvstore.bookie.explicit_lacs import ExplicitLacs
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
+from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, Keys
 from kvstore.bookie.ledger import Listener
@@ -59,7 +61,7 @@ class BookieStorage:
 
     def __init__(self, env: Env, config: BookieConfig, bookie: BookieId, authority: Authority) -> None:
         self.statistics = Statistics()
-        self.inventory = Inventory()
+        self.inventory = Inventory(IndexFiles(env.disk, config.index_dir))
         self.bookie = bookie
         self.door = Door()
         """For all from elsewhere, while too much waits for a sync."""
@@ -93,6 +95,7 @@ class BookieStorage:
             found.inventory.set_limbo(True)
         self.statistics.damaged_records += found.damaged_records + len(found.damage)
         self._assemble(found.inventory)
+        found.mender.on_lost = self._lost
         write_again(found, config, self.journal, self.adds.store_copy)
         await self.synced()
         self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
@@ -162,7 +165,14 @@ class BookieStorage:
     def _rolled(self, segment: Segment) -> None:
         segment.release()
         checkpoint = self.inventory.close(segment, self.journal.synced_group)
-        write_checkpoint(self._env.disk, self._config.index_dir, checkpoint)
+        self.inventory.index_files.write(checkpoint)
+
+    # docs/protocol.md B31
+    def _lost(self, ledger: int) -> None:
+        """Write down that entries of a ledger may be missing. If there is no room for that, the next start finds the
+        damage again."""
+        with suppress(JournalFull):
+            self.facts.set_limbo(self.inventory.ledgers[ledger], True)
 
     def _full(self, is_full: bool) -> None:
         if is_full != self.statistics.readonly:
@@ -187,6 +197,7 @@ class BookieStorage:
         self.journal.stop()
         for segment in self.inventory.segments.values():
             segment.release()
+        self.inventory.index_files.close()
 
     # Writing
 

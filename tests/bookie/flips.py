@@ -23,8 +23,10 @@ from random import Random
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.entry_index import OFFSET_MASK, file_of
 from kvstore.bookie.identity import STARTS
+from kvstore.bookie.index.blocks import block_span, blocks_of
+from kvstore.bookie.index.checkpoint import HEADER_SIZE, table_span
+from kvstore.bookie.index.entry_index import OFFSET_MASK, file_of
 from kvstore.bookie.journal.record import (
     CLEARED,
     FILE_HEADER_SIZE,
@@ -47,6 +49,7 @@ from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
 from tests.bookie.support import OTHERS, Shelf, lac_packet, metadata, packet
+from tests.waiting import wait_until
 
 CLUSTER = "8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47"
 CLOSED, OPEN, FENCED, ELSEWHERE, GONE, GONE_FENCED, NEVER = 1, 2, 3, 4, 5, 6, 7
@@ -182,16 +185,21 @@ def _places(directory: Path, needed: set[tuple[int, int]]) -> dict[str, list[tup
     found: dict[str, list[tuple[str, int, int]]] = {}
     for path in sorted(each for each in directory.rglob("*") if each.is_file()):
         name, data = str(path.relative_to(directory)), path.read_bytes()
-        for kind, first, end in _journal(data, needed) if name.endswith(".journal") else _small(name, len(data)):
+        for kind, first, end in _journal(data, needed) if name.endswith(".journal") else _small(name, data):
             if end > first:
                 found.setdefault(kind, []).append((name, first, end))
     return found
 
 
-def _small(name: str, size: int) -> Iterator[tuple[str, int, int]]:
+def _small(name: str, data: bytes) -> Iterator[tuple[str, int, int]]:
+    size = len(data)
     if name.endswith(".index"):
-        yield "checkpoint: head", 0, 16
-        yield "checkpoint: rest", 16, size
+        span = table_span(data[:HEADER_SIZE])
+        assert span is not None
+        yield "checkpoint: format", 8, 12
+        yield "checkpoint: head", 0, HEADER_SIZE
+        yield "checkpoint: blocks of entries", HEADER_SIZE, span[0]
+        yield "checkpoint: table", span[0], size
     elif name.endswith(".files"):
         yield "list of segments", 0, size
     else:
@@ -279,9 +287,13 @@ class Trial:
             mended = await self._mend(one)
             await self._judge_reads(one)
             await self._judge_writes(one)
+            await _judge_index(one)
         async with started(self._env, self._directory, self._tree) as one:  # what was mended is mended
             await self._judge_reads(one, all_there=True)
             await self._judge_writes(one)
+            await _judge_index(one)
+            if one.storage.inventory.index_files.rebuilt:
+                raise Broken("an index file is still damaged after it was mended")
         if NEEDED in self._flip.kind and not found and not is_doubted:
             raise Broken("nobody has found it")
         return _outcome(found=found, is_doubted=is_doubted, mended=mended)
@@ -345,6 +357,28 @@ class Trial:
                 status, body, _ = await one.read(ledger, entry)
                 _judge(ledger, entry, status, body, is_there=True)
         return mended
+
+
+async def _judge_index(one: Shelf) -> None:
+    """Whatever lookups may meet in index files is on the disk as it was written."""
+    inventory, files = one.storage.inventory, one.storage.inventory.index_files
+
+    async def is_written() -> bool:
+        return not files.in_memory
+
+    await wait_until(is_written, what="index files on the disk")
+    for segment in inventory.segments.values():
+        for ledger, sealed in inventory.sealed_in(segment):
+            checkpoint = files.checkpoint(segment.file)
+            if checkpoint is None:
+                raise Broken(f"segment {segment.file} has no index file")
+            part = next(part for part in checkpoint.ledgers if part.ledger == ledger)
+            for extent in part.extents:
+                for number in range(blocks_of(extent.entries)):
+                    if files.block(segment.file, *block_span(extent.start, extent.entries, number)) is None:
+                        raise Broken(f"the index of segment {segment.file} stays damaged")
+            if sum(extent.entries for extent in part.extents) != sealed.count(segment.file):
+                raise Broken(f"segment {segment.file} has other entries than its index says")
 
 
 async def _mended(one: Shelf, ledger: int, entry: int) -> None:

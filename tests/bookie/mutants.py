@@ -10,20 +10,22 @@ import subprocess
 import sys
 from typing import Any
 
-from kvstore.bookie import admission, checkpoints, fencing, identity, inventory, keys, reader, replay, turns
+from kvstore.bookie import admission, fencing, identity, inventory, keys, reader, replay, turns
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.connections import questions as questions_module
 from kvstore.bookie.connections import service as service_module
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.index import index_files
 from kvstore.bookie.journal import journal, scan, segment
 from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep import reclaim
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.breakages import strangers  # noqa: F401 - it registers more of them
+from tests.bookie.breakages import index_files as of_index_files  # noqa: F401 - it registers more of them
+from tests.bookie.breakages import strangers  # noqa: F401 - so does this
 from tests.bookie.breakages.registry import MUTANTS, mutant, patched, replace
 
 VARIABLE = "BOOKIE_MUTANT"
@@ -374,7 +376,7 @@ def _lists_for_good() -> None:
     def make(original: Any) -> Any:
         return lambda disk, directory, suffix=".index": [] if suffix == ".files" else original(disk, directory, suffix)
 
-    replace(checkpoints, "indexed", make)
+    replace(index_files, "indexed", make)
 
 
 @mutant("takes entries whose digest is wrong")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvstore.bookie.entry_index import EntryIndex
+from kvstore.bookie.index.entry_index import EntryIndex
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.availability import decode_availability, encode_availability

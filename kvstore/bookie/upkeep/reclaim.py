@@ -11,9 +11,9 @@ import asyncio
 import logging
 
 from kvstore.bookie.admission import Authority
-from kvstore.bookie.checkpoints import remove_checkpoint
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.entry_index import OFFSET_MASK
+from kvstore.bookie.index.checkpoints import remove_checkpoint
+from kvstore.bookie.index.entry_index import OFFSET_MASK
 from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
@@ -139,7 +139,7 @@ class Reclaimer:
         await self._storage.synced()
         freed = segment.capacity
         self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
-        del self._inventory.segments[segment.file]
+        self._inventory.remove(segment)
         await self._storage.synced()
         segment.remove()
         remove_checkpoint(self._env.disk, self._config.index_dir, segment.file)

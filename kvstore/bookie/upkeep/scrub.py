@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.entry_index import OFFSET_MASK
+from kvstore.bookie.index.entry_index import OFFSET_MASK
 from kvstore.bookie.inventory import DAMAGED_MAX
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.storage import BookieStorage
@@ -62,15 +62,15 @@ class Scrubber:
     async def _segment(self, segment: Segment) -> list[tuple[tuple[int, int], int]]:
         damaged = []
         read = 0
-        for ledger in sorted(segment.live):
-            found = self._storage.inventory.ledgers.get(ledger)
-            for entry, place, size in found.index.inside(segment.file) if found is not None else ():
-                body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
+        for ledger, sealed in self._storage.inventory.sealed_in(segment):
+            found, is_live = self._storage.inventory.ledgers.get(ledger), ledger in segment.live
+            for entry, place, size in sealed.inside(segment.file):  # which also reads all of the index file
+                body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry) if is_live else b""
                 if body is None and found is not None and found.index.get(entry)[0] == place:
                     damaged.append(((ledger, entry), place))
                     self._storage.statistics.damaged_records += 1
                     log.error("ledger=%d entry=%d is damaged in segment=%d", ledger, entry, segment.file)
-                read += size
+                read += size if is_live else 0
                 if read >= STEP_BYTES:
                     await self._pause(read)
                     read = 0

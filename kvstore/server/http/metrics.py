@@ -88,6 +88,15 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_segments": ("bookie_segments", "Files of entries."),
     "bookie_disk_bytes": ("bookie_disk_bytes", "What these files take."),
     "bookie_live_bytes": ("bookie_live_bytes", "Entries in full files that are still wanted."),
+    "bookie_index_blocks_read": ("bookie_index_blocks_read_total", "Reads of index files, for entries of full files."),
+    "bookie_index_files_rebuilt": (
+        "bookie_index_files_rebuilt_total",
+        "Index files found damaged, and made again from the entries.",
+    ),
+    "bookie_index_segments_in_memory": (
+        "bookie_index_segments_in_memory",
+        "Full files whose index is in memory, because the disk has not taken it yet.",
+    ),
     "bookie_readonly": ("bookie_readonly", "1 while the disk is full but for the reserve."),
     "bookie_limbo_ledgers": ("bookie_limbo_ledgers", "Ledgers of which entries may be missing here, until repaired."),
     "bookie_scrubbed_bytes": ("bookie_scrubbed_bytes_total", "Bytes read again in search of damage."),

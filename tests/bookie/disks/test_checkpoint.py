@@ -3,107 +3,221 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from struct import pack
 
 import pytest
 from crc32c import crc32c
 
-from kvstore.bookie.checkpoint import (
+from kvstore.bookie.index.blocks import Extent, block_span, decode_block, lay_out
+from kvstore.bookie.index.checkpoint import (
     ADMITTED,
     FENCED,
+    HEADER_SIZE,
     Checkpoint,
     LedgerPart,
     decode_checkpoint,
     decode_list,
+    decode_whole,
     encode_checkpoint,
     encode_list,
+    table_span,
 )
+from kvstore.bookie.index.entry_index import EntryIndex
 
-PART = LedgerPart(
-    ledger=7,
-    flags=FENCED | ADMITTED,
-    lac=41,
-    key=b"k" * 20,
-    explicit_lac=b"e" * 20,
-    live_bytes=300,
-    first=40,
-    places=array("Q", [3 << 40 | 108, 0, 3 << 40 | 500]),
-    sizes=array("I", [100, 0, 200]),
-    moved=[(2, 3 << 40 | 900, 50)],
-)
-CHECKPOINT = Checkpoint(
-    file=3,
-    salt=0x0123456789ABCDEF,
-    end=1234,
-    last_group=9,
-    is_limbo=True,
-    files=[1, 3, 4],
-    dropped=[5, 6],
-    tombstones=[6],
-    ledgers=[PART, LedgerPart(8, 0, -1, b"", b"")],
-)
-DATA = encode_checkpoint(CHECKPOINT)
+SALT = 0x0123456789ABCDEF
+ENTRIES = {2: (900, 50), 40: (108, 100), 42: (500, 200)}
+"""Entry → offset and size."""
+
+
+def entries() -> EntryIndex:
+    index = EntryIndex()
+    for entry, (offset, size) in ENTRIES.items():
+        index.put(entry, 3 << 40 | offset, size)
+    return index
+
+
+def checkpoint() -> Checkpoint:
+    part = LedgerPart(
+        ledger=7,
+        flags=FENCED | ADMITTED,
+        lac=41,
+        key=b"k" * 20,
+        explicit_lac=b"e" * 20,
+        live_bytes=350,
+        superseded=[(1, 400), (2, 50)],
+        entries=entries(),
+    )
+    made = Checkpoint(
+        file=3,
+        salt=SALT,
+        end=1234,
+        last_group=9,
+        is_limbo=True,
+        files=[1, 3, 4],
+        dropped=[5, 6],
+        tombstones=[6],
+        ledgers=[part, LedgerPart(8, 0, -1, b"", b"")],
+    )
+    made.place_entries()
+    return made
+
+
+DATA = encode_checkpoint(checkpoint())
+HEAD = DATA[:HEADER_SIZE]
+AT, SIZE = table_span(HEAD) or (0, 0)
+TABLE = DATA[AT : AT + SIZE]
+BEFORE = (
+    "000000030123456789abcdef00000000000004d2000000000000000901"
+    "0000000000000002000000010000000200000000"
+    "000000000000000500000000000000060000000000000006"
+)  # fmt: skip
+FORMAT_2_REST = bytes.fromhex(
+    BEFORE
+    + "00000000000000070300000000000000290014001400000000000000280000000300000001"
+    "000000000000012c" + "6b" * 20 + "65" * 20
+    + "000003000000006c000000000000000000000300000001f40000006400000000000000c8"
+    "0000000000000002000003000000038400000032"
+    "000000000000000800ffffffffffffffff0000000000000000000000000000000000000000"
+    "0000000000000000"
+)  # fmt: skip
+FORMAT_2 = b"kvs-indx" + pack(">II", 2, crc32c(FORMAT_2_REST)) + FORMAT_2_REST
 
 
 def test_a_checkpoint_reads_back() -> None:
-    assert decode_checkpoint(DATA) == replace(CHECKPOINT, files=[]), "the list of the segments stands elsewhere"
-    assert decode_list(encode_list(3, CHECKPOINT.files), 3) == CHECKPOINT.files
+    found, written = decode_checkpoint(HEAD, TABLE), checkpoint()
+    assert found is not None
+    written.files, written.ledgers[0].entries = [], None
+    assert found == written, "but for the list of the segments, and the entries, which stand elsewhere"
+    assert len(DATA) == AT + SIZE
+    assert decode_list(encode_list(3, [1, 3, 4]), 3) == [1, 3, 4]
+
+
+def test_its_entries_read_back() -> None:
+    (extent,) = checkpoint().ledgers[0].extents
+    assert extent == Extent(2, 42, 3, HEADER_SIZE, array("Q"))
+    at, count = block_span(extent.start, extent.entries, 0)
+    block = decode_block(DATA[at:AT], SALT, at, count)
+    assert block is not None
+    rows = zip(*block, strict=True)
+    assert {entry: (offset, size) for entry, offset, size in rows} == ENTRIES
 
 
 def test_the_bytes_do_not_change() -> None:
-    assert DATA[:16].hex() == "6b76732d696e6478" + "00000002" + DATA[12:16].hex()
-    assert DATA[16:].hex() == (
-        "000000030123456789abcdef00000000000004d2000000000000000901"
-        "0000000000000002000000010000000200000000"
-        "000000000000000500000000000000060000000000000006"
-        "00000000000000070300000000000000290014001400000000000000280000000300000001"
-        "000000000000012c" + "6b" * 20 + "65" * 20
-        + "000003000000006c000000000000000000000300000001f40000006400000000000000c8"
-        "0000000000000002000003000000038400000032"
-        "000000000000000800ffffffffffffffff0000000000000000000000000000000000000000"
-        "0000000000000000"
+    assert HEAD.hex() == "6b76732d696e6478" + "00000003" + HEAD[12:16].hex() + f"{HEADER_SIZE + 56:016x}{SIZE:016x}"
+    assert DATA[HEADER_SIZE:AT].hex() == DATA[HEADER_SIZE : HEADER_SIZE + 4].hex() + (
+        "00000003" + "0000000000000002" + "0000000000000028" + "000000000000002a"
+        "000003840000006c000001f4" + "0000003200000064000000c8"
+    )  # fmt: skip
+    assert TABLE.hex() == (
+        BEFORE
+        + "0000000000000007030000000000000029001400140000000100000002000000000000015e" + "6b" * 20 + "65" * 20
+        + "00000001" + "0000000000000190" + "00000002" + "0000000000000032"
+        + "0000000000000002" + "000000000000002a" + "00000003" + f"{HEADER_SIZE:016x}"
+        + "000000000000000800ffffffffffffffff0000000000000000000000000000000000000000"
     )  # fmt: skip
 
 
 def test_no_flipped_bit_and_no_cut_passes() -> None:
-    for bit in range(8 * len(DATA)):
-        changed = bytearray(DATA)
-        changed[bit // 8] ^= 1 << bit % 8
-        if 64 <= bit < 96:
-            with pytest.raises(ValueError, match="this build reads 1 and 2"):
-                decode_checkpoint(bytes(changed))
-        else:
-            assert decode_checkpoint(bytes(changed)) is None, bit
-    assert not any(decode_checkpoint(DATA[:size]) for size in range(len(DATA)))
+    """The format's neither: what damage has changed is made again, and nobody is told of a newer build."""
+    for bit in range(8 * HEADER_SIZE):
+        assert decode_checkpoint(flipped(HEAD, bit), TABLE) is None, bit
+    for bit in range(8 * SIZE):
+        assert decode_checkpoint(HEAD, flipped(TABLE, bit)) is None, bit
+    assert not any(decode_checkpoint(HEAD, TABLE[:size]) for size in range(SIZE))
+    assert not any(table_span(HEAD[:size]) for size in range(HEADER_SIZE))
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_no_flipped_bit_of_a_block_passes_nor_a_block_in_the_wrong_place() -> None:
+    block = DATA[HEADER_SIZE:AT]
+    assert not any(decode_block(flipped(block, bit), SALT, HEADER_SIZE, 3) for bit in range(8 * len(block)))
+    assert decode_block(block, SALT, HEADER_SIZE, 3) is not None
+    assert decode_block(block, SALT, HEADER_SIZE + 56, 3) is None
+    assert decode_block(block, SALT + 1, HEADER_SIZE, 3) is None
+    assert decode_block(block[:-16], SALT, HEADER_SIZE, 2) is None
+
+
+def test_a_format_of_a_newer_build_is_refused_by_number() -> None:
+    before, where = HEAD[:8] + pack(">I", 4), HEAD[16:]
+    head = before + pack(">I", crc32c(TABLE, crc32c(where, crc32c(before)))) + where
+    with pytest.raises(ValueError, match="index format 4; this build reads 1 to 3"):
+        decode_checkpoint(head, TABLE)
+
+
+def test_a_build_of_the_second_format_takes_the_third_for_damaged() -> None:
+    """It then reads the segments. It compared the checksum of what stands behind the first 16 bytes."""
+    assert crc32c(DATA[16:]) != int.from_bytes(DATA[12:16], "big")
+
+
+def test_a_checkpoint_of_the_second_format_is_read() -> None:
+    found = decode_whole(FORMAT_2)
+    assert found is not None
+    assert table_span(FORMAT_2[:HEADER_SIZE]) is None
+    part, expected = found.ledgers[0], checkpoint()
+    assert part.entries is not None
+    assert part.entries.columns() == entries().columns()
+    assert (part.live_bytes, part.superseded, part.extents) == (300, [], [])
+    expected.place_entries()
+    found.place_entries()
+    assert part.extents == expected.ledgers[0].extents
+    for bit in range(8 * len(FORMAT_2)):
+        if not 64 <= bit < 96:
+            assert decode_whole(flipped(FORMAT_2, bit)) is None, bit
+        elif (changed := decode_whole(flipped(FORMAT_2, bit))) is not None:
+            assert changed.format == 1, "in which it says the same"
+
+
+def test_a_checkpoint_of_the_first_format_has_the_list_in_it() -> None:
+    """As it was written until the lists stood by themselves."""
+    counted = bytearray(FORMAT_2_REST)
+    at = 4 + 8 + 8 + 8 + 1
+    counted[at : at + 4] = pack(">I", 3)
+    head = at + 4 * 5
+    rest = bytes(counted[:head]) + pack(">3I", 1, 3, 4) + bytes(counted[head:])
+    found = decode_whole(b"kvs-indx" + pack(">II", 1, crc32c(rest)) + rest)
+    assert found is not None
+    assert found.files == [1, 3, 4]
+    assert [part.ledger for part in found.ledgers] == [7, 8]
 
 
 def test_the_bytes_of_a_list_do_not_change() -> None:
     data = encode_list(3, [1, 3, 4])
-    assert data.hex() == "6b76732d73656773" + "00000001" + data[12:16].hex() + (
-        "0000000300000003" + "000000010000000300000004"
-    )  # fmt: skip
+    rest = "0000000300000003" + "000000010000000300000004"
+    assert data.hex() == "6b76732d73656773" + "00000002" + data[12:16].hex() + rest
 
 
 def test_a_list_that_is_damaged_or_of_another_checkpoint_is_none() -> None:
     data = encode_list(3, [1, 3, 4])
     assert decode_list(data, 4) is None
     for bit in range(8 * len(data)):
-        changed = bytearray(data)
-        changed[bit // 8] ^= 1 << bit % 8
-        if 64 <= bit < 96:
-            with pytest.raises(ValueError, match="this build reads 1"):
-                decode_list(bytes(changed), 3)
-        else:
-            assert decode_list(bytes(changed), 3) is None, bit
+        assert decode_list(flipped(data, bit), 3) is None, bit
     assert not any(decode_list(data[:size], 3) for size in range(len(data)))
 
 
-def test_a_checkpoint_of_the_first_format_has_the_list_in_it() -> None:
-    """As it was written until the lists stood by themselves."""
-    counted = bytearray(DATA[16:])
-    at = 4 + 8 + 8 + 8 + 1
-    counted[at : at + 4] = pack(">I", 3)
-    head = at + 4 * 5
-    rest = bytes(counted[:head]) + pack(">3I", 1, 3, 4) + bytes(counted[head:])
-    assert decode_checkpoint(DATA[:8] + pack(">II", 1, crc32c(rest)) + rest) == CHECKPOINT
+def test_a_list_of_the_first_format_is_read_and_of_a_newer_build_refused_by_number() -> None:
+    rest = encode_list(3, [1, 3, 4])[16:]
+    assert decode_list(b"kvs-segs" + pack(">II", 1, crc32c(rest)) + rest, 3) == [1, 3, 4]
+    before = b"kvs-segs" + pack(">I", 3)
+    with pytest.raises(ValueError, match="format 3 of a list of segments; this build reads 1 and 2"):
+        decode_list(before + pack(">I", crc32c(rest, crc32c(before))) + rest, 3)
+
+
+def test_entries_without_holes_need_no_fences_and_others_one_for_each_block() -> None:
+    (dense,) = lay_out(array("Q", range(100, 1100)), 32)
+    assert (dense.first, dense.last, dense.entries, len(dense.fences)) == (100, 1099, 1000, 0)
+    (striped,) = lay_out(array("Q", range(0, 3000, 3)), 32)
+    assert striped.fences == array("Q", [0, 3 * 255, 3 * 510, 3 * 765])
+    assert striped.end == dense.end == 32 + 3 * (8 + 16 * 255) + 8 + 16 * 235
+
+
+def test_stretches_that_are_far_from_each_other_are_extents_of_their_own_but_not_any_number() -> None:
+    far = lay_out(array("Q", [0, *range(1 << 40, (1 << 40) + 300)]), 32)
+    assert [(extent.first, extent.entries) for extent in far] == [(0, 1), (1 << 40, 300)]
+    scattered = lay_out(array("Q", range(0, 1000 << 20, 1 << 20)), 32)
+    assert len(scattered) <= 2 + 1000 // 64, "they are kept in memory"
+    assert sum(extent.entries for extent in scattered) == 1000

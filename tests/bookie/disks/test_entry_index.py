@@ -7,8 +7,12 @@ from random import Random
 
 import pytest
 
-from kvstore.bookie.entry_index import NOWHERE, EntryIndex, file_of, offset_of, place_of
+from kvstore.bookie.index.entry_index import NOWHERE, EntryIndex, file_of, joined, offset_of, place_of
 from kvstore.proto.availability import decode_availability, encode_availability
+
+
+def entries(index: EntryIndex) -> list[int]:
+    return [entry for first, count in index.runs() for entry in range(first, first + count)]
 
 
 def test_a_place_is_a_segment_and_an_offset() -> None:
@@ -30,19 +34,24 @@ def test_the_index_knows_what_a_dict_would(seed: int) -> None:
         if step < 0.02:
             index.compact()
         assert index.holes == index.places.count(0)
-    assert list(index.entries()) == sorted(model)
+    assert entries(index) == sorted(model)
+    assert index.count == len(model)
+    assert index.bytes == sum(size for _, size in model.values())
     assert index.last == max(model)
-    assert [entry for first, count in index.runs() for entry in range(first, first + count)] == sorted(model)
     for probe in [*model, *(entry + 1 for entry in model), 0, 1 << 62]:
         assert index.get(probe) == model.get(probe, NOWHERE)
-    for file in range(1, 6):
-        inside = [(entry, *where) for entry, where in sorted(model.items()) if file_of(where[0]) == file]
-        assert index.inside(file) == inside
+    found = index.columns()
+    assert list(found.entries) == sorted(model)
+    assert list(found.offsets) == [offset_of(model[entry][0]) for entry in sorted(model)]
+    assert list(found.sizes) == [model[entry][1] for entry in sorted(model)]
+    taken = index.detach()
+    assert taken.columns() == found
+    assert (index.last, index.runs(), index.count) == (-1, [], 0)
 
 
 def test_an_empty_index_has_nothing() -> None:
     index = EntryIndex()
-    assert (index.last, index.get(0), index.runs(), list(index.entries())) == (-1, NOWHERE, [], [])
+    assert (index.last, index.get(0), index.runs(), list(index.columns().entries)) == (-1, NOWHERE, [], [])
 
 
 def test_a_far_entry_costs_one_place_and_not_all_between() -> None:
@@ -61,7 +70,7 @@ def test_entries_far_from_each_other_cost_no_more_than_as_many_that_are_not(gap:
         index.put(entry, place_of(1, 64 + entry // gap), 50)
     index.compact()
     assert len(index.places) + 16 * len(index.others) < 70_000
-    assert list(index.entries()) == list(range(0, 2000 * gap, gap))
+    assert entries(index) == list(range(0, 2000 * gap, gap))
 
 
 def test_a_bookie_that_is_back_after_a_gap_keeps_what_follows_as_compactly_as_ever() -> None:
@@ -72,7 +81,7 @@ def test_a_bookie_that_is_back_after_a_gap_keeps_what_follows_as_compactly_as_ev
     index.compact()
     assert not index.others
     assert index.runs() == [(0, 10), (50_000, 10_000)]
-    assert [entry for entry, _, _ in index.inside(1)] == list(index.entries())
+    assert list(index.columns().entries) == entries(index)
 
 
 @pytest.mark.parametrize(("ensemble", "write"), [(4, 2), (5, 3), (7, 2)])
@@ -91,13 +100,5 @@ def test_the_runs_of_a_striped_ledger_are_those_of_its_write_sets(ensemble: int,
         assert listed.between(7, 1234) == {entry for entry in held if 7 <= entry <= 1234}
 
 
-def test_runs_of_two_segments_join_only_if_the_second_follows_on() -> None:
-    first, second = EntryIndex(), EntryIndex()
-    for entry in range(5):
-        first.put(entry, place_of(1, 100 + entry), 10)
-        second.put(entry + 5, place_of(2, 100 + entry), 10)
-    joined = EntryIndex()
-    assert joined.extend(0, first.places, first.sizes)
-    assert not joined.extend(6, second.places, second.sizes)
-    assert joined.extend(5, second.places, second.sizes)
-    assert joined.runs() == [(0, 10)]
+def test_runs_that_overlap_or_touch_are_one() -> None:
+    assert joined([(7, 3), (0, 5), (5, 2), (1, 2), (20, 1)]) == [(0, 10), (20, 1)]

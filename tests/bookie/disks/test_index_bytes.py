@@ -6,6 +6,7 @@ from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Shelf, crash, run, segments, tiny
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
 
 L = 7
 CONFIG = tiny()
@@ -45,6 +46,7 @@ def test_a_list_of_segments_stands_beside_the_newest_checkpoint_only(world: SimW
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         await fill(shelf, disk, 20)
+        await pause(1)  # the list is written once the checkpoint is on the disk
 
     async def again() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
@@ -53,6 +55,7 @@ def test_a_list_of_segments_stands_beside_the_newest_checkpoint_only(world: SimW
         for entry in range(shelf.storage.inventory.known(L).index.last + 1):
             assert await shelf.status(L, entry) is Status.OK
         await fill(shelf, disk, len(segments(disk)) + 3)
+        await pause(1)
 
     run(world, scenario())
     for power in (True, False, True):

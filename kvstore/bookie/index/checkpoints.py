@@ -1,0 +1,91 @@
+"""The names and the reading of the index directory: a checkpoint for each full segment, and, once, a list of the
+segments that there are.
+
+The list stands beside the newest checkpoint only; an older one goes when a newer one is synced. Were each checkpoint to
+have one, all together would grow with the square of the disk (docs/protocol.md, B22).
+"""
+
+from __future__ import annotations
+
+from kvstore.bookie.index.checkpoint import (
+    HEADER_SIZE,
+    Checkpoint,
+    decode_checkpoint,
+    decode_list,
+    decode_whole,
+    table_span,
+)
+from kvstore.env.ports import Disk
+
+INDEX, LIST, ASIDE = ".index", ".files", ".new"
+"""Of a checkpoint, of a list, and behind those of one that is being written."""
+
+
+def checkpoint_path(directory: str, file: int) -> str:
+    return f"{directory}/{file:08d}{INDEX}"
+
+
+def list_path(directory: str, file: int) -> str:
+    return f"{directory}/{file:08d}{LIST}"
+
+
+def indexed(disk: Disk, directory: str, suffix: str = INDEX) -> list[int]:
+    """The segments with a file of a checkpoint's name, or of a list's."""
+    stems = [name.removesuffix(suffix) for name in disk.list(directory) if name.endswith(suffix)]
+    return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def read_checkpoint(disk: Disk, directory: str, file: int) -> Checkpoint | None:
+    """A segment's checkpoint, if it is there and whole; with the segments that there were, if a list is there too. Of
+    the present format without its entries, which are not looked at.
+
+    Raises ValueError that names the file for a format that this build does not know, OSError.
+    """
+    path = checkpoint_path(directory, file)
+    try:
+        checkpoint = _checkpoint(disk, path)
+        if checkpoint is not None and not checkpoint.files:
+            path = list_path(directory, file)
+            checkpoint.files = decode_list(_read(disk, path), checkpoint.file) or []
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return checkpoint
+
+
+def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        head, size = file.read(0, HEADER_SIZE), file.size()
+        span = table_span(head)
+        if span is None:
+            return decode_whole(file.read(0, size))
+        return decode_checkpoint(head, file.read(*span)) if sum(span) == size else None
+    finally:
+        file.close()
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    if not disk.exists(path):
+        return b""
+    file = disk.open(path)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
+
+
+def remove_checkpoint(disk: Disk, directory: str, file: int) -> None:
+    """The segment is gone. Raises OSError."""
+    for path in (checkpoint_path(directory, file), list_path(directory, file)):
+        for each in (path, path + ASIDE):
+            if disk.exists(each):
+                disk.remove(each)
+
+
+def remove_unfinished(disk: Disk, directory: str) -> None:
+    """Remove what a crash left half written. Raises OSError."""
+    for name in disk.list(directory):
+        if name.endswith((INDEX + ASIDE, LIST + ASIDE)):
+            disk.remove(f"{directory}/{name}")
