@@ -180,11 +180,11 @@ async def _restart_all(stage: RepairStage, name: str) -> None:
 
 def _add_made(stage: RepairStage, name: str, made: Made, *, of_bytes: int = 0) -> None:
     """`of_bytes`: what was written meanwhile, of which a node that was away may lack something."""
-    stage.report.add(f"{name}: copies made", made.copies, most=None if of_bytes else 0)
     most = of_bytes / MIB
-    stage.report.add(
-        f"{name}: bytes copied, of {most:.1f} MiB written meanwhile", made.bytes / MIB, most=most, unit="MiB"
-    )
+    stage.report.add(f"{name}: copies made by workers", made.copies, most=None if of_bytes else 0)
+    what = f"bytes copied, of {most:.1f} MiB written meanwhile"
+    stage.report.add(f"{name}: {what}, by workers", made.bytes / MIB, most=most, unit="MiB")
+    stage.report.add(f"{name}: {what}, by leaders too", made.paced / MIB, most=most, unit="MiB")
 
 
 async def _stored(stage: RepairStage) -> int:
