@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench budget hops loadtest snapshot-demo proto lock audit format interop
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs bench budget hops loadtest snapshot-demo proto lock audit format interop
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or needs_etcd or cluster or spark or interop)
@@ -47,6 +47,9 @@ drill: setup ## accidents by seed on real processes, as root: make drill MINUTES
 drill-counts: setup ## counted kills, stops and outages, and changes of the ring under load, with the figures wanted
 	@$(BIN)/python -m loadtest.drill
 	@$(BIN)/python -m loadtest.ring_drill
+
+drill-repairs: setup ## bookies destroyed, restarts, who repairs stands still, 100,000 ledgers: what auto-recovery does and how fast
+	@$(BIN)/python -m loadtest.drill --repairs
 
 bench: setup ## the benchmark suite, and what an operation costs
 	@$(BIN)/kvstore bench suite

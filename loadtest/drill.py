@@ -2,6 +2,7 @@
 
     python -m loadtest.drill [--quick] [--only TEXT] [--metadata zookeeper|etcd] [--out reports/results.json]
     python -m loadtest.drill --nemesis [--seed N] [--minutes M]      # accidents by seed: rounds.py
+    python -m loadtest.drill --repairs [--quick] [--only TEXT]       # accidents to copies, each on a cluster of its own
 
 It starts a three-node cluster of its own in a scratch folder, prints each figure beside what it must be, and writes all
 of them to a file, with the time that each phase of a change of leader took by the nodes' own logs. Exit code 1 if a
@@ -28,6 +29,8 @@ from loadtest.bench import peers
 from loadtest.drills import net, rounds, spans
 from loadtest.drills.faults import SCENARIOS
 from loadtest.drills.nemesis import FAULTS
+from loadtest.drills.repair_stage import RepairStage
+from loadtest.drills.repairs import SCENES
 from loadtest.drills.stage import QUICK, Counts, Report, Stage
 from loadtest.generator.options import path_word
 from tests.cluster.harness import running_cluster
@@ -52,6 +55,27 @@ def run_drill(*, counts: Counts, only: str, metadata: Kind, out: Path) -> bool:
     print(
         f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'some too high'}"
     )
+    return report.is_safe
+
+
+def run_repairs(*, counts: Counts, only: str, metadata: Kind, out: Path) -> bool:
+    """Accidents to copies. False if a promise of safety is broken."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clusters would stay
+    report, began = Report(), time.time()
+    for name, scene in SCENES.items():
+        if only not in name:
+            continue
+        print(f"\n{name}", file=sys.stderr, flush=True)
+        with peers.scratch() as folder:
+            options = {"nodes": scene.nodes, "partitions": scene.partitions, "settings": scene.settings}
+            try:
+                with running_cluster(folder, metadata=metadata, **options) as cluster:
+                    asyncio.run(scene.play(RepairStage(cluster, counts, report)))
+            finally:
+                keep_logs(folder, out.parent / "repair-logs" / name.replace(" ", "-"))
+                _write(out.with_name("repairs.json"), report, [], began)
+    print(as_table([shown(row) for row in report.rows]))
+    print(f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'not all met'}")
     return report.is_safe
 
 
@@ -114,11 +138,12 @@ def main() -> None:
     parser.add_argument("--metadata", type=Kind, default=Kind.ZOOKEEPER, help="zookeeper or etcd, for counted faults")
     parser.add_argument("--out", type=path_word, default=Path("reports/results.json"))
     parser.add_argument("--nemesis", action="store_true", help="accidents by seed instead of counted ones")
+    parser.add_argument("--repairs", action="store_true", help="accidents to copies instead, on clusters of their own")
     parser.add_argument("--seed", type=int, default=1, help="of the accidents")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long accidents go on")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.nemesis else [arguments.only]
-    known = sorted(FAULTS if arguments.nemesis else SCENARIOS)
+    known = sorted(FAULTS if arguments.nemesis else SCENES if arguments.repairs else SCENARIOS)
     if not any(part in name for part in wanted for name in known):  # nothing would be done, and nothing be broken
         parser.error(f"--only: want a part of {', '.join(known)}, got {arguments.only!r}")
     if arguments.nemesis:
@@ -127,7 +152,8 @@ def main() -> None:
         seed, minutes = arguments.seed, arguments.minutes
         sys.exit(0 if run_nemesis(seed=seed, minutes=minutes, only=arguments.only, out=arguments.out) else 1)
     counts = QUICK if arguments.quick else Counts()
-    is_safe = run_drill(counts=counts, only=arguments.only, metadata=arguments.metadata, out=arguments.out)
+    drill = run_repairs if arguments.repairs else run_drill
+    is_safe = drill(counts=counts, only=arguments.only, metadata=arguments.metadata, out=arguments.out)
     sys.exit(0 if is_safe else 1)
 
 

@@ -20,7 +20,7 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore, Watch
-from kvstore.types import BookieId
+from kvstore.types import BookieId, LedgerMetadata
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import bookies_of
@@ -34,6 +34,10 @@ STAND_S = 30.0
 AUDIT_AGAIN_S = 3_600.0
 """How often every ledger is looked at again: who is named is known, and no mark of a lost bookie is gone for long."""
 RETRY_S = 5.0
+MARKS_AT_ONCE = 16
+"""A mark takes some seven requests to the metadata store, one after the other."""
+MARKS_PER_S = 200
+"""At most: all of a lost bookie's ledgers are marked in one walk, and there may be very many."""
 
 
 class Auditor:
@@ -63,6 +67,8 @@ class Auditor:
         """Bookies that an ensemble named when all ledgers were last looked at. A bookie whose cookie is gone, too, may
         have copies that are missed."""
         self._audited_at: float | None = None
+        self._rounds = self._round_ledgers = 0
+        self._round_s = 0.0
         self._is_in_office = False
         self._stand_at = 0.0
         self._hint, self._audit = asyncio.Event(), asyncio.Event()
@@ -90,7 +96,7 @@ class Auditor:
         except StoreError as error:
             log.info("auditor=%s its vote ends with the session: %r", self._candidate, error)
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, float]:
         """Numbers for operators."""
         is_auditor = self._office.votes.is_auditor
         marked = {f"marked_{why}_total": count for why, count in self._office.marked.items()}
@@ -98,6 +104,9 @@ class Auditor:
             "in_office": int(is_auditor),
             "enabled": int(self._office.is_enabled),
             "bookies_lost": len(self._lost) if is_auditor else 0,
+            "rounds_total": self._rounds,
+            "round_ledgers": self._round_ledgers,
+            "round_seconds": round(self._round_s, 3),
             **marked,
             **self._checks.statistics(),
         }
@@ -191,16 +200,40 @@ class Auditor:
     # docs/protocol.md A5, A6
     async def _audit_all(self) -> None:
         """Mark every ledger that names a bookie which is lost now: one that comes back meanwhile is left alone."""
-        wanted, named = self._lost, set[BookieId]()
+        wanted, named, count, began = self._lost, set[BookieId](), 0, self._env.clock.now()
+        found: list[LedgerMetadata] = []
         async for metadata in every_ledger(self._office.ledgers, self._office.go_on):
+            count += 1
             named.update(bookies_of(metadata))
-            if missing := lost_of(metadata, self._lost):
-                await self._office.mark(metadata.ledger, missing, "lost")
+            if lost_of(metadata, self._lost):
+                found.append(metadata)
+            if len(found) == MARKS_AT_ONCE:
+                await self._mark_all(found)
+                await asyncio.sleep(MARKS_AT_ONCE / MARKS_PER_S)
+                found = []
+        await self._mark_all(found)
         self._office.go_on()
         self._named, self._marked_for = frozenset(named), wanted & self._lost
         self._audited_at = self._env.clock.now()
+        self._rounds, self._round_ledgers, self._round_s = self._rounds + 1, count, self._audited_at - began
         if wanted:
             log.info("every ledger that names one of %s is marked", sorted(wanted))
+
+    async def _mark_all(self, found: list[LedgerMetadata]) -> None:
+        """Mark them, all at the same time. Raises MetadataError if one is not marked for certain."""
+        tasks = [self._nursery.spawn(self._mark_or_error(metadata), name="mark") for metadata in found]
+        errors = [await task for task in tasks]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    async def _mark_or_error(self, metadata: LedgerMetadata) -> StoreError | None:
+        try:
+            if missing := lost_of(metadata, self._lost):
+                await self._office.mark(metadata.ledger, missing, "lost")
+        except StoreError as error:
+            return error
+        return None
 
 
 async def tried(work: Callable[[], Awaitable[None]], what: str) -> bool:

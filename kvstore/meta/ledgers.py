@@ -3,6 +3,7 @@ layout."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from kvstore.errors import (
@@ -20,6 +21,8 @@ from kvstore.meta.update import until_known, update
 from kvstore.types import LedgerId, LedgerMetadata
 
 _CREATE_ATTEMPTS_MAX = 8
+_STEP = 200
+"""Names looked at between two pauses."""
 
 
 class LedgerStore:
@@ -126,10 +129,18 @@ class LedgerStore:
             if path is None:
                 levels.pop()
                 continue
-            below = [paths.join(path, name) for name in await self._children(path)]
-            if page := [ledger for leaf in below if (ledger := paths.ledger_of(leaf)) is not None]:
+            page, below = list[LedgerId](), list[str]()
+            for number, name in enumerate(await self._children(path)):
+                child = paths.join(path, name)
+                if (ledger := paths.ledger_of(child)) is not None:
+                    page.append(ledger)
+                elif not name.startswith("L"):
+                    below.append(child)
+                if number % _STEP == _STEP - 1:
+                    await asyncio.sleep(0)  # the event loop is others' in between
+            if page:
                 yield page
-            levels.append(iter([each for each in below if not each.rpartition("/")[2].startswith("L")]))
+            levels.append(iter(below))
 
     async def _children(self, path: str) -> list[str]:
         try:

@@ -91,6 +91,11 @@ def marked_of(path: str) -> LedgerId | None:
     return found if found is not None and found <= LEDGER_MAX and mark(found) == path else None
 
 
+def is_marks_page(path: str) -> bool:
+    """Whether the children of `path` stand for a mark each: it is the third of the four groups of digits."""
+    return _MARKS_PAGE.fullmatch(path) is not None
+
+
 def marks_of_page(path: str, names: Iterable[str]) -> list[LedgerId]:
     """The ledgers whose marks are below the children `names` of `path`, without a look at these: the four groups of
     digits say all. None if `path` is not the third of the four."""

@@ -155,14 +155,14 @@ class Underreplication:
             if path is None:
                 levels.pop()
                 continue
-            names = await self._children(path)
-            page = paths.marks_of_page(path, names)
-            for number, ledger in enumerate(page):
-                yield ledger
-                if number % _STEP == _STEP - 1:
-                    await asyncio.sleep(0)  # the event loop is others' in between
-            if not page:
-                levels.append(iter([paths.join(path, name) for name in sorted(names)]))
+            names = sorted(await self._children(path))
+            if not paths.is_marks_page(path):
+                levels.append(iter([paths.join(path, name) for name in names]))
+                continue
+            for start in range(0, len(names), _STEP):
+                for ledger in paths.marks_of_page(path, names[start : start + _STEP]):
+                    yield ledger
+                await asyncio.sleep(0)  # the event loop is others' in between
 
     async def _children(self, path: str) -> list[str]:
         try:

@@ -30,9 +30,15 @@ class Counts:
     outages: int = 1
     """Of ZooKeeper, by kill and by stop each."""
     crashes: int = 5
+    disks: int = 3
+    """How often bookies are destroyed."""
+    filled_mib: int = 20
+    """What is written before bookies are destroyed."""
+    ledgers: int = 100_000
+    """In the metadata store, of the drill about many."""
 
 
-QUICK = Counts(kills=2, stops=1, outages=1, crashes=1)
+QUICK = Counts(kills=2, stops=1, outages=1, crashes=1, disks=1, filled_mib=4, ledgers=5_000)
 
 
 @dataclass

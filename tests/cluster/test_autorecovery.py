@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.meta.address import Kind
 from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster]
@@ -20,9 +21,9 @@ KEYS = 300
 WHOLE_S = 150.0
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("autorecovery")) as started:
+@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, pytest.param(Kind.ETCD, marks=pytest.mark.slow)])
+def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("autorecovery"), metadata=request.param) as started:
         for number in range(KEYS):
             started.redis("n1").set(f"k{number}", "x" * 100)
         yield started

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from kvstore.meta.address import Kind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("fsck")) as started:
+@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, pytest.param(Kind.ETCD, marks=pytest.mark.slow)])
+def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("fsck"), metadata=request.param) as started:
         yield started
 
 

@@ -147,6 +147,12 @@ NAMES: dict[str, tuple[str, str]] = {
         "auditor_bookies_lost",
         "Bookies that have been away for longer than the delay, as the auditor sees it.",
     ),
+    "auditor_rounds_total": (
+        "auditor_rounds_total",
+        "Times that this node has looked at every ledger for bookies that are lost.",
+    ),
+    "auditor_round_ledgers": ("auditor_round_ledgers", "Ledgers that there were in its last such round."),
+    "auditor_round_seconds": ("auditor_round_seconds", "How long that took."),
     "auditor_marked_lost_total": (
         "auditor_marked_lost_total",
         "Marks made or grown since a lost bookie has copies of the ledger.",

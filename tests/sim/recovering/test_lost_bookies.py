@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from kvstore.autorecovery import auditor as auditors
+from kvstore.autorecovery.office import Office
+from kvstore.errors import MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.auditor_votes import auditor_or_none
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.memory import MemoryStore
+from kvstore.types import BookieId, LedgerId
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4
 from tests.sim.recovering.audits import AuditBench, later, run
 
@@ -235,7 +239,7 @@ def test_an_auditor_whose_session_ends_stops_in_the_middle_of_its_marks() -> Non
         later_store = MemoryStore(bench.tree)
         await later_store.create(paths.join(paths.AUDITOR_VOTES, "V_"), b"", ephemeral=True, sequential=True)
         await later(70)
-        assert len(created) == 50
+        assert len(created) < 50 + auditors.MARKS_AT_ONCE, "those that were under way"
         assert first.numbers["in_office"] == 0
 
     run(case)
@@ -319,5 +323,59 @@ def test_a_slow_answer_makes_nobody_seem_to_be_away_for_longer() -> None:
         assert await bench.marked() == {}
         await later(20)
         assert sorted(await bench.marked()) == [8, 2**40]
+
+    run(case)
+
+
+def test_very_many_ledgers_are_marked_some_at_once_and_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other a hundred thousand take an hour: each waits for the metadata store seven times."""
+    count, under_way, most, at = 60, 0, 0, list[float]()
+    mark = Office.mark
+
+    async def marked(office: Office, *arguments: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        await mark(office, *arguments)
+        at.append(asyncio.get_running_loop().time())
+        under_way -= 1
+
+    monkeypatch.setattr(Office, "mark", marked)
+
+    async def case(bench: AuditBench) -> None:
+        for number in range(count):
+            await bench.ledger(100 + number, B1, B2, B3)
+        bench.candidate("n1")
+        await later(5)
+        await bench.stop(B3)
+        await later(70)
+        assert await bench.marked() == {100 + number: [B3] for number in range(count)}
+
+    run(case)
+    assert most == auditors.MARKS_AT_ONCE
+    assert at[-1] - at[0] >= (count - 2 * auditors.MARKS_AT_ONCE) / auditors.MARKS_PER_S
+
+
+def test_a_mark_that_fails_is_made_by_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[LedgerId] = []
+    mark = Office.mark
+
+    async def marked(office: Office, ledger: LedgerId, missing: list[BookieId], why: str) -> None:
+        if ledger == 8 and not failed:
+            failed.append(ledger)
+            raise MetadataUnavailable("for once")
+        await mark(office, ledger, missing, why)
+
+    monkeypatch.setattr(Office, "mark", marked)
+
+    async def case(bench: AuditBench) -> None:
+        await three_ledgers(bench)
+        bench.candidate("n1")
+        await later(5)
+        await bench.stop(B4)
+        await later(70)
+        assert failed == [8]
+        assert await bench.marked() == {8: [B4], 2**40: [B4]}
 
     run(case)

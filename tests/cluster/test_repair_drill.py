@@ -1,0 +1,74 @@
+"""The drills about copies on a small scale, on real processes and under load: a disk is lost and nobody types a
+command, and whoever repairs stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.meta.address import Kind
+from kvstore.meta.registration import Bookies
+from kvstore.types import BookieId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
+from loadtest.drills.repair_stage import RepairStage, faults_of
+from loadtest.drills.repairs import SCENES, destroyed, stood_still, wiped
+from loadtest.drills.stage import QUICK, Report
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, Kind.ETCD])
+def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    settings = SCENES["repair stands still"].settings
+    folder = tmp_path_factory.mktemp("repairs")
+    with running_cluster(folder, nodes=4, partitions=2, metadata=request.param, settings=settings) as started:
+        yield started
+
+
+@pytest.fixture
+def stage(cluster: Cluster) -> RepairStage:
+    return RepairStage(cluster, QUICK, Report())
+
+
+async def test_who_repairs_stands_still_and_others_go_on_in_its_place(stage: RepairStage) -> None:
+    await stood_still(stage)
+    judge(stage)
+
+
+async def test_a_bookie_that_was_wiped_and_is_back_before_its_session_has_ended_is_a_new_one(
+    stage: RepairStage,
+) -> None:
+    await wiped(stage)
+    judge(stage)
+
+
+async def test_a_destroyed_bookies_copies_are_in_three_zones_again(stage: RepairStage) -> None:
+    if stage.cluster.file.store.kind is not Kind.ZOOKEEPER:
+        pytest.skip("knows nothing of the metadata store, and takes its time: once is enough")
+    await destroyed(stage, 1)
+    judge(stage)
+
+
+def judge(stage: RepairStage) -> None:
+    assert [row for row in stage.report.rows if not row["met"]] == []
+
+
+def test_the_verdict_on_places_sees_what_is_wrong() -> None:
+    a, b, c, d = (BookieId(f"n{number}-{0:012x}") for number in range(1, 5))
+    there = Bookies(dict.fromkeys((a, b, c), ""), {}, {a: "a", b: "b", c: "c", d: "a"})
+
+    def faults(*ensemble: BookieId, write: int = 3, state: LedgerState = LedgerState.CLOSED) -> int:
+        fragments = (Fragment(0, ensemble),)  # type: ignore[arg-type]
+        metadata = LedgerMetadata(LedgerId(1), Quorum(len(ensemble), write, 2), fragments, state)
+        return len(faults_of(metadata, there, write=3, zones=3))
+
+    assert faults(a, b, c) == 0
+    assert faults(a, b, d) > 0, "one is gone"
+    assert faults(a, b, write=2) > 0, "a copy too few"
+    there.writable[d] = ""
+    assert faults(a, b, d) > 0, "two zones"
+    assert faults(a, b, d, state=LedgerState.OPEN) == 0
+    again = BookieId(f"n1-{1:012x}")
+    there.writable[again] = ""
+    assert faults(a, b, again) > 0, "one machine"
