@@ -30,6 +30,9 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.entry import is_release
 from kvstore.partition.state.state import State
 from kvstore.ring import PartitionState
+from kvstore.server.access.follow import Follower
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
 from kvstore.server.control.load import Load
@@ -92,6 +95,8 @@ class Node:
         self.feeds: Feeds
         self.dating: Dating
         self.resp: RespServer
+        self.access = Access()
+        self.logins = Logins(env, self.access)
         self.links: PeerLinks
         self.peers: PeerServer
         self.streams: SessionStreams
@@ -158,6 +163,8 @@ class Node:
                 "partitions_without_leader": len(self.leaderless()),
                 "ring_hints_false_total": self.membership.false_hints,
                 **self.dating.statistics(),
+                **self.access.statistics(),
+                **self.logins.statistics(),
             }
             heat = self.load_sampler.numbers()
             found["partitions"] = {
@@ -413,8 +420,20 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
+    stack.callback(node.logins.close)
+    follower = Follower(env, node.store, node.access)
+    stack.push_async_callback(follower.close)
+    await follower.open()
     node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id)
-    node.resp = RespServer(env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts)
+    node.resp = RespServer(
+        env,
+        dispatcher,
+        config.limits,
+        node.streams.beside(node.peers.accept),
+        node.facts,
+        node.access,
+        node.logins,
+    )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
     await membership.announce()
