@@ -30,6 +30,7 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.entry import is_release
 from kvstore.partition.state.state import State
 from kvstore.ring import PartitionState
+from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import Follower
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
@@ -424,7 +425,8 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     follower = Follower(env, node.store, node.access)
     stack.push_async_callback(follower.close)
     await follower.open()
-    node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id)
+    doorman = StreamDoorman(node.access, node.logins, env.nursery)
+    node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id, doorman)
     node.resp = RespServer(
         env,
         dispatcher,

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf import text_format
 
+from kvstore.proto import admin_pb2
 from kvstore.rpc.calls import address_of
 
 log = logging.getLogger("kvstore.audit")
@@ -129,8 +130,20 @@ def arguments_of(request: Any) -> str:
     """Write a request's arguments on one line. To write megabytes of it down would hold the event loop for a second."""
     if request.ByteSize() > ASKED_BYTES_MAX:
         return f"… {request.ByteSize()} bytes"
+    if isinstance(request, admin_pb2.ChangeAccessRequest):
+        request = without_hash(request)
     text = text_format.MessageToString(request, as_one_line=True)
     return text if len(text) <= ARGUMENTS_MAX else f"{text[:ARGUMENTS_MAX]}…"
+
+
+def without_hash(request: admin_pb2.ChangeAccessRequest) -> admin_pb2.ChangeAccessRequest:
+    """The same without the hash of a password, which is nobody's to read."""
+    shown = admin_pb2.ChangeAccessRequest()
+    shown.CopyFrom(request)
+    for name in ("add_user", "set_password"):
+        if shown.HasField(name):
+            getattr(shown, name).password_hash = ""
+    return shown
 
 
 def who(context: Any) -> str:

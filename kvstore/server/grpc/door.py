@@ -12,6 +12,9 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.access.call_gate import CallGate
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.admin import Admin, AdminSource
 from kvstore.server.grpc.audit import Audited
@@ -34,13 +37,16 @@ class NodeSource(AdminSource, DataSource, Protocol):
 
     feeds: Feeds
     streams: SessionStreams
+    access: Access
+    logins: Logins
 
 
 class GrpcDoor:
     """Open it when operations can be taken; close it before the dispatcher."""
 
     def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:
-        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions)
+        self._gate = CallGate(source.access, source.logins)
+        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions, self._gate.guarded)
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
         admin = Admin(env, source, backend)
@@ -55,6 +61,7 @@ class GrpcDoor:
                 ),
             ),
             connections_max,
+            self._gate,
         )
 
     async def open(self, address: str, tls: Tls | None = None) -> int:
@@ -71,6 +78,7 @@ class GrpcDoor:
         return {"grpc_call_s": self._kv.histograms}
 
     async def close(self) -> None:
+        self._gate.close()
         self._kv.close()
         self._feed.close()
         await self._server.stop(GRACE_S)
