@@ -30,6 +30,7 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.entry import is_release
 from kvstore.partition.state.state import State
 from kvstore.ring import PartitionState
+from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import Follower
 from kvstore.server.access.identities import Access
@@ -96,8 +97,9 @@ class Node:
         self.feeds: Feeds
         self.dating: Dating
         self.resp: RespServer
-        self.access = Access()
-        self.logins = Logins(env, self.access)
+        self.audit = AuditLog(env.clock.now, env.clock.wall_ms)
+        self.access = Access(audit=self.audit)
+        self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks
         self.peers: PeerServer
         self.streams: SessionStreams
@@ -296,6 +298,7 @@ async def serve(
     clock = JudgedClock(env.clock, ServerId(config.id))
     node = Node(config, replace(env, clock=clock), store, secret)
     async with AsyncExitStack() as stack:
+        await _follow_access(node, stack)
         logs = await _open_log(node, stack)
         if Role.SERVER in config.plays:
             await _open_server(node, stack, logs, clock)
@@ -316,6 +319,14 @@ async def serve(
         yield node
         await node.begin_draining()
         log.info("node=%s stops", config.id)
+
+
+async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
+    """Know who may do what before any door opens, also on a node that has only bookies: it has an HTTP door."""
+    stack.callback(node.logins.close)
+    follower = Follower(node.env, node.store, node.access)
+    stack.push_async_callback(follower.close)
+    await follower.open()
 
 
 async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
@@ -421,10 +432,6 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
-    stack.callback(node.logins.close)
-    follower = Follower(env, node.store, node.access)
-    stack.push_async_callback(follower.close)
-    await follower.open()
     doorman = StreamDoorman(node.access, node.logins, env.nursery)
     node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id, doorman)
     node.resp = RespServer(

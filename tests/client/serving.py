@@ -15,6 +15,7 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
 from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
 from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.identities import Access
@@ -77,7 +78,8 @@ class Servers:
         env = env_of(self._nursery)
         sessions = Sessions(backend, env.clock)
         access = self.access[id] = self._make_access()
-        logins = self.logins[id] = Logins(env, access)
+        audit = AuditLog(env.clock.now, env.clock.wall_ms)
+        logins = self.logins[id] = Logins(env, access, audit)
         gate = CallGate(access, logins)
         service = KV(env, backend, id, sessions=sessions, guarded=gate.guarded)
         server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)], gate=gate)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote
 
 from kvstore.errors import NotAuthenticated, StoreError
 from kvstore.rpc.calls import address_of
@@ -19,8 +20,7 @@ from kvstore.server.routing.backend import Backend
 
 AUTHORIZATION = "authorization"
 _caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
-Refused = Callable[[str, str, str, StoreError], None]
-"""Hears of a refused call: who, from where, which method, why."""
+_address: ContextVar[str] = ContextVar("address", default="?")
 
 
 class _Stay:
@@ -37,9 +37,8 @@ class _Stay:
 class CallGate:
     """That of one server; a Gate."""
 
-    def __init__(self, access: Access, logins: Logins, refused: Refused | None = None) -> None:
+    def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
-        self._refused = refused or (lambda *_: None)
         self._stays: dict[_Stay, None] = {}
         self.close = access.on_change(self._look_again)
 
@@ -47,11 +46,16 @@ class CallGate:
     def is_on(self) -> bool:
         return self._access.is_on
 
+    def caller(self) -> str:
+        """The user of the present call; empty where nobody was asked."""
+        identity = _caller.get()
+        return identity.name if identity is not None and self._access.is_on else ""
+
     def guarded(self, backend: Backend) -> Backend:
         """The backend as the caller of the present call may use it."""
         if not self._access.is_on:
             return backend
-        return Guard(self._access, _caller.get() or self._access.nobody, backend)
+        return Guard(self._access, _caller.get() or self._access.nobody, backend, _address.get())
 
     @asynccontextmanager
     async def passage(self, method: str, request: Any, context: Any) -> AsyncIterator[None]:
@@ -65,6 +69,7 @@ class CallGate:
             self._note(identity.name, context, method, error)
             await abort(context, error)
         _caller.set(identity)
+        _address.set(unquote(context.peer()))
         stay = _Stay(lambda: need(identity, request))
         self._stays[stay] = None
         try:
@@ -92,8 +97,7 @@ class CallGate:
         return found or self._access.nobody
 
     def _note(self, user: str, context: Any, method: str, error: StoreError) -> None:
-        self._access.denied += 1
-        self._refused(user, context.peer(), method, error)
+        self._access.refused(user, unquote(context.peer()), method.rpartition(".")[2], error)
 
     def _look_again(self) -> None:
         """There is another table: calls that may not go on end."""

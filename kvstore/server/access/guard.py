@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Sink
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId
 
@@ -17,9 +17,11 @@ _GET, _PUT, _OLD = int(Code.GET), int(Code.PUT), int(Flag.RETURN_OLD)
 class Guard:
     """A Backend. There is one where access control is on, and none otherwise: then nothing costs anything."""
 
-    __slots__ = ("_access", "_backend", "_identity", "_read_now", "_submit")
+    __slots__ = ("_access", "_address", "_backend", "_identity", "_read_now", "_submit")
 
-    def __init__(self, access: Access, identity: Identity, backend: Backend) -> None:
+    def __init__(self, access: Access, identity: Identity, backend: Backend, address: str = "?") -> None:
+        """`address`: the client's, for the audit log."""
+        self._address = address
         self._access, self._identity, self._backend = access, identity, backend
         self._read_now, self._submit = backend.read_now, backend.submit
 
@@ -43,7 +45,7 @@ class Guard:
         else:
             is_allowed = code == _PUT and not op[4] & _OLD and op[1].startswith(permissions.write)
         if not is_allowed and (refusal := self._identity.refusal_or_none(op)) is not None:
-            return self._refuse(sink, token, refusal)
+            return self._refuse(op, sink, token, refusal)
         self._submit(op, sink, token, ring_version, partition)
 
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
@@ -60,9 +62,9 @@ class Guard:
             return self._read_now(key)
         return NOT_NOW
 
-    def _refuse(self, sink: Sink, token: int, refusal: StoreError) -> None:
+    def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
         """On the next turn: a sink is never completed from inside `submit`."""
-        self._access.denied += 1
+        self._access.refused(self._identity.name, self._address, OPERATION_NAMES[op[0]], refusal)
 
         def complete() -> None:
             sink.complete(token, refusal)

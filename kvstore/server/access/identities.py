@@ -1,5 +1,5 @@
-"""Identities of users, and what each may do: by the last table that this server has seen.
-Decides only; follow.py brings the tables."""
+"""Identities of users, and what each may do: by the last table that this server has seen;
+follow.py brings the tables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from kvstore.access.permissions import shown_key, shown_range
 from kvstore.errors import NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.partition.state.traits import NEEDS
+from kvstore.server.access.audit import AuditLog
 
 NOBODY = ""
 NOT_LOGGED_IN = "this cluster asks who its clients are: want a user and a password, or a client's certificate"
 _BATCH, _SCAN, _DELETE_RANGE = int(Code.BATCH), int(Code.SCAN), int(Code.DELETE_RANGE)
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
-_NAMES = {int(code): code.name.lower() for code in Code}
+OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 
 
 class Identity:
@@ -42,7 +43,7 @@ class Identity:
             needs = (*needs, Right.READ)
         for right in needs:
             if not self._may(right, op):
-                return self.permissions.refused(right, f"{_NAMES[code]} of {_shown(op)}")
+                return self.permissions.refused(right, f"{OPERATION_NAMES[code]} of {_shown(op)}")
         return None
 
     def _may(self, right: Right, op: Op) -> bool:
@@ -75,8 +76,10 @@ class Identity:
 class Access:
     """The table as this server goes by it. Where `is_on` is False nobody is asked, and nothing else is looked at."""
 
-    def __init__(self, table: AccessTable | None = None) -> None:
+    def __init__(self, table: AccessTable | None = None, audit: AuditLog | None = None) -> None:
+        """`audit` hears of what is refused."""
         self.is_on = False
+        self._audit = audit
         self.nobody = Identity(NOBODY, EVERYTHING)
         """Whoever has not said who he is."""
         self.denied = 0
@@ -106,6 +109,12 @@ class Access:
                 self._identities[user.name] = Identity(user.name, permissions, user.password)
         for changed in list(self._listeners.values()):
             changed()
+
+    def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
+        """Count a refusal, and have it in the audit log."""
+        self.denied += 1
+        if self._audit is not None:
+            self._audit.refused(who, address, call, error)
 
     def shut(self) -> None:
         """Refuse everybody: what the table says is not known."""

@@ -12,7 +12,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from kvstore.access.passwords import HASH_BYTES, SALT_BYTES, N, P
 from kvstore.env import Env
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.rpc.calls import address_of
+from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access, Identity
 
 PENDING_MAX = 64
@@ -50,10 +50,9 @@ class _Verified(NamedTuple):
 class Logins:
     """Those of one server, at all of its doors."""
 
-    def __init__(self, env: Env, access: Access, noted: Callable[[str, str, str], None] | None = None) -> None:
-        """`noted` hears of each that was refused: user, address, why."""
+    def __init__(self, env: Env, access: Access, audit: AuditLog) -> None:
         self._clock, self._access = env.clock, access
-        self._noted = noted or (lambda *_: None)
+        self._audit = audit
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
         self._under_way: dict[tuple[str, str, bytes], asyncio.Future[bool]] = {}
@@ -91,14 +90,12 @@ class Logins:
         known = self._access.user_or_none(user)
         if self._is_limited(address):
             self.limited += 1
-            self._noted(user, address, "too many failed logins of this address")
-            raise NotAuthenticated(f"too many failed logins of this address; try again in {FAILURES_S:.0f} s")
+            raise self._noted(user, address, f"too many failed logins of this address; try again in {FAILURES_S:.0f} s")
         text = known.password if known is not None else ""
         if not 1 <= len(password) <= PASSWORD_BYTES_MAX or not await self._verify(user, text, password, address):
             self._note_failure(address)
             self.failed += 1
-            self._noted(user, address, "wrong user or password")
-            raise NotAuthenticated(WRONG)
+            raise self._noted(user, address, WRONG)
         identity = self._access.identity_or_none(user)
         if identity is None or identity.password != text:  # changed while the hash was made
             raise NotAuthenticated(WRONG)
@@ -126,6 +123,11 @@ class Logins:
         else:
             is_right = await asyncio.shield(under_way)
         return is_right and bool(text)
+
+    def _noted(self, user: str, address: str, why: str) -> NotAuthenticated:
+        error = NotAuthenticated(why)
+        self._audit.refused(ascii(user[:64]), address, "login", error)
+        return error
 
     def _mark(self, user: str, password: bytes) -> bytes:
         return hmac.digest(self._key, hashlib.sha256(user.encode()).digest() + password, hashlib.sha256)

@@ -12,6 +12,7 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
@@ -39,6 +40,7 @@ class NodeSource(AdminSource, DataSource, Protocol):
     streams: SessionStreams
     access: Access
     logins: Logins
+    audit: AuditLog
 
 
 class GrpcDoor:
@@ -57,7 +59,7 @@ class GrpcDoor:
                 lambda server: feed_pb2_grpc.add_FeedServicer_to_server(self._feed, server),
                 lambda server: data_pb2_grpc.add_DataServicer_to_server(self._data, server),
                 lambda server: admin_pb2_grpc.add_AdminServicer_to_server(
-                    admin, cast("grpc.aio.Server", Audited(server, env.clock.now))
+                    admin, cast("grpc.aio.Server", Audited(server, env.clock.now, source.audit, self._gate.caller))
                 ),
             ),
             connections_max,

@@ -82,12 +82,13 @@ class SessionStreams:
             self._doorman.receive(handler, words[4:], stream)
         return handler
 
-    def backend_of(self, identity: Identity | None) -> Backend:
+    def backend_of(self, identity: Identity | None, stream: Stream) -> Backend:
         """The backend as a user may use it; None: whoever has not said who he is."""
         backend, doorman = self.sessions.backend, self._doorman
         if doorman is None or not doorman.access.is_on:
             return backend
-        return Guard(doorman.access, identity or doorman.access.nobody, backend)
+        host, port, *_ = stream.get_extra_info("peername") or ("?", 0)
+        return Guard(doorman.access, identity or doorman.access.nobody, backend, f"{host}:{port}")
 
     def _access_changed(self) -> None:
         for handler in list(self._open):
@@ -123,7 +124,7 @@ class SessionStream:
         if self._session.closed:
             return  # it has gone meanwhile
         self._identity = identity
-        self._session.use(self._owner.backend_of(identity))
+        self._session.use(self._owner.backend_of(identity, self._stream))
         self._stream.write(WELCOME)
         self._is_welcome = self._may_write = True
 
@@ -137,7 +138,7 @@ class SessionStream:
         """There is another table of users. Whoever may not stay has to come again, and to say who he is."""
         if not self._is_welcome:
             return
-        backend = self._owner.backend_of(self._identity)
+        backend = self._owner.backend_of(self._identity, self._stream)
         is_stranger = self._identity is None or self._identity.is_gone
         if is_stranger and backend is not self._owner.sessions.backend:
             self._end("its user is not known any more")

@@ -12,6 +12,7 @@ from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.env.histogram import Histogram
 from kvstore.partition.state.commands import Op
 from kvstore.ring.ring import Ring
+from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.config import Limits
@@ -60,7 +61,9 @@ class RespServer:
         """Without `access` nobody is asked who he is."""
         self.backend = backend
         self.access = access if access is not None else Access()
-        self.logins = logins if logins is not None else Logins(env, self.access)
+        self.logins = (
+            logins if logins is not None else Logins(env, self.access, AuditLog(env.clock.now, env.clock.wall_ms))
+        )
         self.commands = 0
         """Received since the start."""
         self.reports_at = 0

@@ -1,4 +1,4 @@
-"""The rights of one Redis client, where the cluster asks who its clients are. Decides only."""
+"""The rights of one Redis client, where the cluster asks who its clients are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import assert_never
 from kvstore.access import Right
 from kvstore.errors import NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
 from kvstore.server.redis.commands import CommandError, Need, known
 
 NOAUTH = "NOAUTH Authentication required."
@@ -21,10 +21,10 @@ NOAUTH_HELLO = (
 class Gate:
     """Of one connection, as long as nobody else logs in on it."""
 
-    __slots__ = ("_access", "identity")
+    __slots__ = ("_access", "_address", "identity")
 
-    def __init__(self, access: Access, identity: Identity) -> None:
-        self._access, self.identity = access, identity
+    def __init__(self, access: Access, identity: Identity, address: str) -> None:
+        self._access, self.identity, self._address = access, identity, address
 
     def check(self, words: list[bytes]) -> None:
         """Check a command before anything of it is done. Raises CommandError. Its operations are checked by
@@ -49,15 +49,15 @@ class Gate:
                 case _:
                     assert_never(need)
         except StoreError as error:
-            raise self._refused(error) from None
+            raise self._refused(words[0][:32].decode("utf-8", "replace").lower(), error) from None
 
     def check_ops(self, ops: Sequence[Op]) -> None:
         """Check what a command does to keys. Raises CommandError: all of it, or nothing."""
         for op in ops:
             refusal = self.identity.refusal_or_none(op)
             if refusal is not None:
-                raise self._refused(refusal)
+                raise self._refused(OPERATION_NAMES[op[0]], refusal)
 
-    def _refused(self, error: StoreError) -> CommandError:
-        self._access.denied += 1
+    def _refused(self, call: str, error: StoreError) -> CommandError:
+        self._access.refused(self.identity.name, self._address, call, error)
         return CommandError(NOAUTH if isinstance(error, NotAuthenticated) else f"NOPERM {error}")

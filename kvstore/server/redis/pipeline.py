@@ -99,8 +99,8 @@ class Pipeline:
         if not access.is_on:
             self.gate, self._backend = None, backend
         else:
-            who = identity or access.nobody
-            self.gate, self._backend = Gate(access, who), Guard(access, who, backend)
+            who, address = identity or access.nobody, self.client.address
+            self.gate, self._backend = Gate(access, who, address), Guard(access, who, backend, address)
         self.replies.backend = self._backend
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
