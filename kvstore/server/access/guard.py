@@ -39,18 +39,18 @@ class Guard:
         self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
     ) -> None:
         """`sink.complete(token, result)` follows, once; also of what is refused."""
-        code, permissions = op[0], self._identity.permissions
+        code = op[0]
         if code == _GET:
-            is_allowed = op[1].startswith(permissions.read)
+            is_allowed = op[1].startswith(self._identity.read)
         else:
-            is_allowed = code == _PUT and not op[4] & _OLD and op[1].startswith(permissions.write)
-        if not is_allowed and (refusal := self._identity.refusal_or_none(op)) is not None:
-            return self._refuse(op, sink, token, refusal)
-        self._submit(op, sink, token, ring_version, partition)
+            is_allowed = code == _PUT and not op[4] & _OLD and op[1].startswith(self._identity.write)
+        if is_allowed or (refusal := self._identity.refusal_or_none(op)) is None:
+            return self._submit(op, sink, token, ring_version, partition)
+        self._refuse(op, sink, token, refusal)
 
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
         """The same for puts of one sink."""
-        prefixes = self._identity.permissions.write
+        prefixes = self._identity.write
         if all(op[1].startswith(prefixes) and not op[4] & _OLD for op in ops):
             return self._backend.submit_puts(ops, sink, tokens)
         for op, token in zip(ops, tokens, strict=True):
@@ -58,7 +58,7 @@ class Guard:
 
     def read_now(self, key: bytes) -> bytes | NotNow | None:
         """As the backend's; NOT_NOW also for a key that the user may not read, whose refusal then comes in its turn."""
-        if key.startswith(self._identity.permissions.read):
+        if key.startswith(self._identity.read):
             return self._read_now(key)
         return NOT_NOW
 

@@ -23,12 +23,18 @@ OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 class Identity:
     """One user, shared by all of his connections. Its permissions are those of the newest table."""
 
-    __slots__ = ("is_gone", "name", "password", "permissions")
+    __slots__ = ("is_gone", "name", "password", "permissions", "read", "write")
 
     def __init__(self, name: str, permissions: Permissions, password: str = "") -> None:
-        self.name, self.permissions, self.password = name, permissions, password
+        self.name, self.password = name, password
+        self.allow(permissions)
         self.is_gone = False
         """Removed, or his password is another one: he is nobody any more."""
+
+    def allow(self, permissions: Permissions) -> None:
+        """Let him do this from now on, and nothing else."""
+        self.permissions = permissions
+        self.read, self.write = permissions.read, permissions.write
 
     def refusal_or_none(self, op: Op) -> StoreError | None:
         """Why an operation is not allowed; None if it is."""
@@ -94,15 +100,16 @@ class Access:
     def take(self, table: AccessTable) -> None:
         """Go by another table from now on, and tell all who listen."""
         self.is_on = table.is_on
-        self.nobody.permissions = NOTHING if table.is_on else EVERYTHING
+        self.nobody.allow(NOTHING if table.is_on else EVERYTHING)
         self._users = {each.name: each for each in table.users}
         for name, identity in list(self._identities.items()):
             user = self._users.get(name)
             if user is None or user.password != identity.password:
-                identity.is_gone, identity.permissions = True, self.nobody.permissions
+                identity.is_gone = True
+                identity.allow(self.nobody.permissions)
                 del self._identities[name]
             else:
-                identity.permissions = permissions_of(table, user) if table.is_on else EVERYTHING
+                identity.allow(permissions_of(table, user) if table.is_on else EVERYTHING)
         for user in table.users:
             if user.name not in self._identities:
                 permissions = permissions_of(table, user) if table.is_on else EVERYTHING
