@@ -1,4 +1,4 @@
-"""Who a client says that it is: a user and a password, by a URL, a file or the environment, and how calls carry it.
+"""Logins of clients: a user and a password, by a URL, a file or the environment, and how calls carry it.
 
 Never by an option of a command: whoever lists the machine's processes would read it.
 """

@@ -97,7 +97,7 @@ class Node:
         self.feeds: Feeds
         self.dating: Dating
         self.resp: RespServer
-        self.audit = AuditLog(env.clock.now, env.clock.wall_ms)
+        self.audit = AuditLog(env.clock.now, env.clock.date_ms)
         self.access = Access(audit=self.audit)
         self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks

@@ -228,7 +228,7 @@ class GrpcWire:
 
 
 def stranger_or_none(error: BaseException) -> NotAuthenticated | None:
-    """What a call failed with, if the server does not know who asks: then no other way leads further."""
+    """Return what a call failed with, if the server does not know who asks: then no other way leads further."""
     found = from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
     return found if isinstance(found, NotAuthenticated) else None
 

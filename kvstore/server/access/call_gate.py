@@ -84,8 +84,8 @@ class CallGate:
             self._stays.pop(stay, None)
 
     async def _identify(self, context: Any) -> Identity:
-        """Who calls: by the header, else by the certificate; nobody if he says nothing. Raises NotAuthenticated,
-        Overloaded."""
+        """Find out who calls: by the header, else by the certificate; nobody if he says nothing. Raises
+        NotAuthenticated, Overloaded."""
         for name, value in context.invocation_metadata() or ():
             if name == AUTHORIZATION:
                 said = basic_or_none(value) if isinstance(value, str) else None

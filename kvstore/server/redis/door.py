@@ -62,7 +62,7 @@ class RespServer:
         self.backend = backend
         self.access = access if access is not None else Access()
         self.logins = (
-            logins if logins is not None else Logins(env, self.access, AuditLog(env.clock.now, env.clock.wall_ms))
+            logins if logins is not None else Logins(env, self.access, AuditLog(env.clock.now, env.clock.date_ms))
         )
         self.commands = 0
         """Received since the start."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trustme
 
-from kvstore.access import RemoveUser, RevokeRole, Switch
+from kvstore.access import AddUser, GrantRole, RemoveUser, RevokeRole, Switch
 from kvstore.env.nursery import TaskNursery
+from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, PermissionDenied
 from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
@@ -156,3 +160,42 @@ async def test_a_watch_of_a_stranger_ends_when_the_cluster_begins_to_ask(world: 
         assert await call.read() == kv_pb2.WatchResponse()
         world.access.take(table())
         assert isinstance(await failure_of(call.read()), NotAuthenticated)
+
+
+async def test_a_certificate_says_who_calls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+
+    def issued(host: str, name: str) -> Tls:
+        ca, cert, key = (tmp_path / f"{name}.{kind}" for kind in ("ca", "pem", "key"))
+        made = authority.issue_cert(host, common_name=name)
+        authority.cert_pem.write_to_path(str(ca))
+        made.cert_chain_pems[0].write_to_path(str(cert))
+        made.private_key_pem.write_to_path(str(key))
+        return Tls(ca=ca, cert=cert, key=key)
+
+    nursery = TaskNursery("test")
+    access = Access(table(AddUser("application"), GrantRole("application", "reads")))
+    logins = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 1))
+    services = Services()
+    server = GrpcServer(
+        ("kvstore.v1.KV", "kvstore.v1.Admin"),
+        (
+            lambda each: kv_pb2_grpc.add_KVServicer_to_server(services, each),
+            lambda each: admin_pb2_grpc.add_AdminServicer_to_server(Admin(services), each),
+        ),
+        gate=CallGate(access, logins),
+    )
+    port = await server.start("127.0.0.1:0", replace(issued("127.0.0.1", "n1"), verify_clients=True))
+    async with open_aio_channel(f"127.0.0.1:{port}", issued("a.example", "application")) as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        failure = await failure_of(stub.Status(admin_pb2.StatusRequest()))
+        assert "user application lacks the right admin" in str(failure)
+        call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest())
+        assert await call.read() == kv_pb2.WatchResponse()
+        call.cancel()
+    async with open_aio_channel(f"127.0.0.1:{port}", issued("b.example", "stranger")) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        assert isinstance(await failure_of(stub.Status(admin_pb2.StatusRequest())), NotAuthenticated)
+    await server.stop(0)
+    logins.close()
+    await nursery.close()
