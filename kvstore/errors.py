@@ -13,6 +13,8 @@ StoreError
 │   │   └── NoSuchPin         a replica does not keep the pinned position (any more); another one may
 │   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
 │   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
+│   ├── NotAuthenticated      nobody has said who asks, or not rightly
+│   ├── PermissionDenied      the user lacks a right; names both, and what it was wanted for
 │   ├── RequestExpired        a retry older than the window of remembered requests
 │   └── PositionTrimmed       the log does not reach back to where a feed shall go on; carries both
 ├── OutcomeUnknown            it may or may not be done: timeout, fence or loss after the append was sent
@@ -111,6 +113,14 @@ class ConditionFailed(Refused):
 
     def __str__(self) -> str:
         return f"the key's version is {self.version}" if self.version else "the key is absent"
+
+
+class NotAuthenticated(Refused):
+    """The server asks who its callers are, and this one has not said so, or not rightly."""
+
+
+class PermissionDenied(Refused):
+    """The user has not the right; says which one, and what it was wanted for."""
 
 
 class RequestExpired(Refused):

@@ -21,8 +21,14 @@ from tests.sim.breakages import catalogue, mutants_repair, mutants_wal
 from tests.sim.breakages import mutants as clusters
 
 SEEDS = range(60)
-BY_PYTEST = ("tests/partition/leading/test_mutants.py", "tests/models", "tests/sim/recovering/test_mutants.py")
-"""Suites whose tests break something themselves: a leader's or an auditor's code, or a model by one of its rules."""
+BY_PYTEST = (
+    "tests/partition/leading/test_mutants.py",
+    "tests/models",
+    "tests/sim/recovering/test_mutants.py",
+    "tests/server/access/test_mutants.py",
+)
+"""Suites whose tests break something themselves: a leader's, an auditor's or a guard's code, or a model by one of its
+rules."""
 BREAKS = ("test_a_broken_", "test_without_")
 
 

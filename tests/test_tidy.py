@@ -20,7 +20,7 @@ LAYERS = (
     ("wal", "bookie"),
     ("meta", "ring"),
     ("rpc",),
-    ("proto", "env", "config", "backoff"),
+    ("access", "proto", "env", "config", "backoff"),
     ("types", "errors", "limits", "places"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}

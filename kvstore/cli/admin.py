@@ -33,7 +33,7 @@ def ask_admin(
     failure: StoreError = Unavailable("no server can be reached")
     config = config_of(data_dir, zookeeper, server, timeout_s)
     for address in config.endpoints:
-        with open_channel(address, config.tls) as channel:
+        with open_channel(address, config.tls, login=config.login) as channel:
             try:
                 return work(admin_pb2_grpc.AdminStub(channel), timeout_s)
             except grpc.RpcError as error:

@@ -11,6 +11,7 @@ import hiredis
 
 from kvstore.cli.loads import Call, Load
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
+from kvstore.rpc.login import login_of_environment
 
 
 class Connection(asyncio.Protocol):
@@ -113,4 +114,8 @@ class RespCallers:
                 _, made = await loop.create_connection(partial(Connection, self._timeout_s), self._host, self._port)
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{self._host}:{self._port} cannot be reached: {error or 'no answer'}") from None
+        login = login_of_environment()
+        if login is not None:
+            words = (b"AUTH", login.user.encode(), login.password)
+            await made.ask(hiredis.pack_command(words))  # type: ignore[arg-type]  # as above
         return made

@@ -34,6 +34,11 @@ def checked_server(text: str | None) -> str | None:
     from kvstore.client.core.config import parse_url
 
     try:
+        if text is not None and "@" in text:
+            raise typer.BadParameter(
+                "want no user or password here, where whoever lists processes reads it: name them by KVSTORE_USER and "
+                "KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD in the environment"
+            )
         if text is not None:
             parse_url(f"kv://{text}")
     except ValueError as error:

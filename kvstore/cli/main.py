@@ -28,6 +28,7 @@ BRANCHES = (
     "snapshots",
     "bench",
     "fsck",
+    "access.users",
 )
 """Modules of this package; each has `register(app)`, which adds its commands. Their heavy imports are inside the
 commands."""

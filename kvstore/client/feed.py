@@ -181,7 +181,7 @@ class FeedReader:
                 raise Unavailable(CLOSED)
             found = self._open.get(address)
             if found is None:
-                channel = open_channel(address, self._config.tls)
+                channel = open_channel(address, self._config.tls, login=self._config.login)
                 found = self._open[address] = channel, feed_pb2_grpc.FeedStub(channel)
             return found[1]
 

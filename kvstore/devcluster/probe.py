@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import grpc
 import hiredis
 
-from kvstore.errors import StoreError, Unavailable
+from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.ring.ring import Ring
 from kvstore.rpc.channels import open_channel
@@ -43,7 +43,10 @@ def probe(grpc_address: str, resp_address: str, keys: Mapping[PartitionId, bytes
             try:
                 door.Get(kv_pb2.GetRequest(key=key, level=kv_pb2.STRICT), timeout=_TIMEOUT_S, wait_for_ready=True)
             except grpc.RpcError as error:
-                raise _silent(partition, grpc_address, from_rpc_error(error)) from error
+                failure = from_rpc_error(error)
+                if isinstance(failure, NotAuthenticated | PermissionDenied):
+                    return  # it answers, and asks who wants to know
+                raise _silent(partition, grpc_address, failure) from error
     try:
         with _Connection(resp_address) as connection:
             for partition, key in keys.items():

@@ -34,6 +34,7 @@ KEPT = "/kept"
 SNAPSHOTS = "/snapshots"
 RING = "/ring"
 CONFIG = "/config"
+ACCESS = "/access"
 
 SHORT_LEDGER_MAX = 2**31 - 2
 """Ledger ids up to this one have ten digits in their path, longer ones nineteen."""

@@ -20,6 +20,204 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class AccessRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessRequest: _TypeAlias = AccessRequest  # noqa: Y015
+
+@_typing.final
+class AccessResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ON_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    on: _builtins.bool
+    """Whether anybody is asked who he is."""
+    @_builtins.property
+    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessUser]: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessRole]: ...
+    def __init__(
+        self,
+        *,
+        on: _builtins.bool = ...,
+        users: _abc.Iterable[Global___AccessUser] | None = ...,
+        roles: _abc.Iterable[Global___AccessRole] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["on", b"on", "roles", b"roles", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessResponse: _TypeAlias = AccessResponse  # noqa: Y015
+
+@_typing.final
+class AccessUser(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PASSWORD_HASH_FIELD_NUMBER: _builtins.int
+    HAS_PASSWORD_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    password_hash: _builtins.str
+    """In requests only: scrypt$n$8$p$salt$hash. The password itself never travels."""
+    has_password: _builtins.bool
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        password_hash: _builtins.str = ...,
+        has_password: _builtins.bool = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_password", b"has_password", "name", b"name", "password_hash", b"password_hash", "roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessUser: _TypeAlias = AccessUser  # noqa: Y015
+
+@_typing.final
+class AccessRole(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessGrant]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        grants: _abc.Iterable[Global___AccessGrant] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessRole: _TypeAlias = AccessRole  # noqa: Y015
+
+@_typing.final
+class AccessGrant(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    RIGHT_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    right: _builtins.str
+    """read, write, watch, admin or backup."""
+    prefix: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        right: _builtins.str = ...,
+        prefix: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "right", b"right", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessGrant: _TypeAlias = AccessGrant  # noqa: Y015
+
+@_typing.final
+class AccessMembership(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    role: _builtins.str
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessMembership: _TypeAlias = AccessMembership  # noqa: Y015
+
+@_typing.final
+class ChangeAccessRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SWITCH_ON_FIELD_NUMBER: _builtins.int
+    ADD_USER_FIELD_NUMBER: _builtins.int
+    REMOVE_USER_FIELD_NUMBER: _builtins.int
+    SET_PASSWORD_FIELD_NUMBER: _builtins.int
+    GRANT_ROLE_FIELD_NUMBER: _builtins.int
+    REVOKE_ROLE_FIELD_NUMBER: _builtins.int
+    ADD_ROLE_FIELD_NUMBER: _builtins.int
+    REMOVE_ROLE_FIELD_NUMBER: _builtins.int
+    GRANT_RIGHT_FIELD_NUMBER: _builtins.int
+    REVOKE_RIGHT_FIELD_NUMBER: _builtins.int
+    switch_on: _builtins.bool
+    remove_user: _builtins.str
+    add_role: _builtins.str
+    remove_role: _builtins.str
+    @_builtins.property
+    def add_user(self) -> Global___AccessUser: ...
+    @_builtins.property
+    def set_password(self) -> Global___AccessUser: ...
+    @_builtins.property
+    def grant_role(self) -> Global___AccessMembership: ...
+    @_builtins.property
+    def revoke_role(self) -> Global___AccessMembership: ...
+    @_builtins.property
+    def grant_right(self) -> Global___AccessGrant: ...
+    @_builtins.property
+    def revoke_right(self) -> Global___AccessGrant: ...
+    def __init__(
+        self,
+        *,
+        switch_on: _builtins.bool = ...,
+        add_user: Global___AccessUser | None = ...,
+        remove_user: _builtins.str = ...,
+        set_password: Global___AccessUser | None = ...,
+        grant_role: Global___AccessMembership | None = ...,
+        revoke_role: Global___AccessMembership | None = ...,
+        add_role: _builtins.str = ...,
+        remove_role: _builtins.str = ...,
+        grant_right: Global___AccessGrant | None = ...,
+        revoke_right: Global___AccessGrant | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_role", b"add_role", "add_user", b"add_user", "change", b"change", "grant_right", b"grant_right", "grant_role", b"grant_role", "remove_role", b"remove_role", "remove_user", b"remove_user", "revoke_right", b"revoke_right", "revoke_role", b"revoke_role", "set_password", b"set_password", "switch_on", b"switch_on"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_role", b"add_role", "add_user", b"add_user", "change", b"change", "grant_right", b"grant_right", "grant_role", b"grant_role", "remove_role", b"remove_role", "remove_user", b"remove_user", "revoke_right", b"revoke_right", "revoke_role", b"revoke_role", "set_password", b"set_password", "switch_on", b"switch_on"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["switch_on", "add_user", "remove_user", "set_password", "grant_role", "revoke_role", "add_role", "remove_role", "grant_right", "revoke_right"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___ChangeAccessRequest: _TypeAlias = ChangeAccessRequest  # noqa: Y015
+
+@_typing.final
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -89,6 +89,16 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Access = channel.unary_unary(
+                '/kvstore.v1.Admin/Access',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.AccessRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
+                _registered_method=True)
+        self.ChangeAccess = channel.unary_unary(
+                '/kvstore.v1.Admin/ChangeAccess',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -167,6 +177,19 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Access(self, request, context):
+        """Users, roles and their rights. No hash of a password is ever told.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeAccess(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -224,6 +247,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'Access': grpc.unary_unary_rpc_method_handler(
+                    servicer.Access,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.AccessRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.SerializeToString,
+            ),
+            'ChangeAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeAccess,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -523,6 +556,60 @@ class Admin:
             '/kvstore.v1.Admin/Drain',
             kvstore_dot_proto_dot_admin__pb2.DrainRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Access(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Access',
+            kvstore_dot_proto_dot_admin__pb2.AccessRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/ChangeAccess',
+            kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,9 @@ class AdminStub:
     Bookies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BookiesRequest, _admin_pb2.BookiesResponse]
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Hand over every leadership of this node. Returns when nothing is led here any more."""
+    Access: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]
+    """Users, roles and their rights. No hash of a password is ever told."""
+    ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -71,6 +74,9 @@ class AdminAsyncStub(AdminStub):
     Bookies: _aio.UnaryUnaryMultiCallable[_admin_pb2.BookiesRequest, _admin_pb2.BookiesResponse]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Hand over every leadership of this node. Returns when nothing is led here any more."""
+    Access: _aio.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
+    """Users, roles and their rights. No hash of a password is ever told."""
+    ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -156,5 +162,20 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Hand over every leadership of this node. Returns when nothing is led here any more."""
+
+    @_abc_1.abstractmethod
+    def Access(
+        self,
+        request: _admin_pb2.AccessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AccessResponse, _abc.Awaitable[_admin_pb2.AccessResponse]]:
+        """Users, roles and their rights. No hash of a password is ever told."""
+
+    @_abc_1.abstractmethod
+    def ChangeAccess(
+        self,
+        request: _admin_pb2.ChangeAccessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AccessResponse, _abc.Awaitable[_admin_pb2.AccessResponse]]: ...
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,6 +1,7 @@
 """A session's frames on a plain byte stream, without gRPC below them. Golden bytes are in its test.
 
-    client → KVSTORE.PEER SESSION 1 server     a RESP array of bulk strings: the first command on a server's Redis port
+    client → KVSTORE.PEER SESSION 1 server [user password]
+                                               a RESP array of bulk strings: the first command on a server's Redis port
     server → +KVSTORE SESSION 1                or an error: this server is another one, or knows no such streams
     client → message*                          each a Frame of kv.proto
     server → message*                          each an Answers
@@ -31,18 +32,18 @@ BRIEF, PROTOBUF = 1, 2
 _HEAD = Struct(">iB")
 
 
-def hello(server: str) -> bytes:
-    """The first command, to the server of this id."""
-    words = (b"KVSTORE.PEER", WORD, VERSION, server.encode())
+def hello(server: str, *login: bytes) -> bytes:
+    """The first command, to the server of this id; `login`: nothing, or user and password."""
+    words = (b"KVSTORE.PEER", WORD, VERSION, server.encode(), *login)
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 def refusal_or_none(words: list[bytes], server: str) -> str | None:
     """Why `server` does not take up a stream that begins with these words, the command's own left out."""
     match words:
-        case [_, version, called] if version == VERSION:
+        case [_, version, called] | [_, version, called, _, _] if version == VERSION:
             return None if called == server.encode() else f"session: this is server {server}"
-        case [_, version, _] if version != VERSION:
+        case [_, version, _] | [_, version, _, _, _] if version != VERSION:
             return f"session version: want {VERSION.decode()}"
         case _:
             return f"session: want a version and a server, got {len(words)} words"

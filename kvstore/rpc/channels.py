@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from kvstore.env.tls import Tls
+from kvstore.rpc.login import LoggedInChannel, Login, login_of_environment
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Of one message. Senders stay far below: 1 MiB and one operation."""
@@ -72,19 +73,27 @@ def paging() -> Options:
     return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", AHEAD_BYTES))
 
 
-def open_channel(address: str, tls: Tls | None, more: Options = ()) -> grpc.Channel:
-    """A blocking client's channel. Raises OSError if a TLS file cannot be read."""
+def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login | None = None) -> grpc.Channel:
+    """A blocking client's channel, whose calls carry the login: None is that of the environment. Raises OSError if a
+    TLS file cannot be read, ConfigError."""
     options = (*channel_options(), *more)
     if tls is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=options)
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=options)
+    login = login or login_of_environment()
+    return channel if login is None else cast("grpc.Channel", LoggedInChannel(channel, login))
 
 
-def open_aio_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
+def open_aio_channel(address: str, tls: Tls | None, login: Login | None = None) -> grpc.aio.Channel:
     """The same on asyncio."""
+    options = channel_options()
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=channel_options())
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=channel_options())
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=options)
+    login = login or login_of_environment()
+    return channel if login is None else cast("grpc.aio.Channel", LoggedInChannel(channel, login))
 
 
 def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:

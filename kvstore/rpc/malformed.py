@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import InvalidRequest
 from kvstore.rpc.calls import Calls
+from kvstore.rpc.gate import Gate, Passage
 from kvstore.rpc.status import abort
 
 Behaviour = Callable[[Any, Any], Any]
@@ -28,41 +29,42 @@ class Malformed:
 class Guarded:
     """Stands for the gRPC server where services are registered; their handlers get no malformed message."""
 
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
+    def __init__(self, server: grpc.aio.Server, gate: Gate | None = None) -> None:
+        """Without a gate nobody is asked who he is."""
+        self._server, self._gate = server, gate
         self._calls = Calls()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls) for each in handlers))
+        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls, self._gate) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """They are those of above once more, for a server that knows them by name; ours asks for each."""
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls) -> None:
-        self._inner, self._calls = inner, calls
+    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls, gate: Gate | None) -> None:
+        self._inner, self._calls, self._gate = inner, calls, gate
         self._known: dict[str, Any] = {}
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         found = self._known.get(details.method)
         if found is None and (handler := self._inner.service(details)) is not None:
-            found = self._known[details.method] = _guarded(handler, self._calls)
+            found = self._known[details.method] = _guarded(handler, self._calls, Passage(self._gate, details.method))
         return found
 
 
-def _guarded(handler: Any, calls: Calls) -> Any:
+def _guarded(handler: Any, calls: Calls, passage: Passage) -> Any:
     """Methods with one request get it from us as well: towards gRPC they are streams, which begin with the headers."""
     if handler.request_streaming:
         is_generator = inspect.isasyncgenfunction(handler.stream_stream)
         streaming = _streaming_pages if is_generator else _streaming
-        return handler._replace(stream_stream=streaming(handler.stream_stream, calls))
+        return handler._replace(stream_stream=streaming(handler.stream_stream, calls, passage))
     parse = _parser(handler.request_deserializer)
     parsing = handler._replace(request_streaming=True, request_deserializer=parse)
     if handler.response_streaming:
-        kind = _generating if inspect.isasyncgenfunction(handler.unary_stream) else _unary
-        return parsing._replace(unary_stream=None, stream_stream=kind(handler.unary_stream, calls))
-    return parsing._replace(unary_unary=None, stream_unary=_unary(handler.unary_unary, calls))
+        kind = _generating if inspect.isasyncgenfunction(handler.unary_stream) else _lasting
+        return parsing._replace(unary_stream=None, stream_stream=kind(handler.unary_stream, calls, passage))
+    return parsing._replace(unary_unary=None, stream_unary=_unary(handler.unary_unary, calls, passage))
 
 
 def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -75,22 +77,42 @@ def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parse_or_say_why
 
 
-def _unary(behaviour: Behaviour, calls: Calls) -> Behaviour:
+def _unary(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
         try:
-            return await behaviour(await _request(context, calls), context)
+            request = await _request(context, calls)
+            if passage.is_asked:
+                async with passage.through(request, context):
+                    return await behaviour(request, context)
+            return await behaviour(request, context)
         finally:
             calls.end(address)
 
     return answer
 
 
-def _generating(behaviour: Behaviour, calls: Calls) -> Behaviour:
+def _lasting(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+    """One that writes its answers, for as long as its client likes."""
+
+    async def answer(_: Any, context: Any) -> Any:
+        address = await calls.begin(context)
+        try:
+            request = await _request(context, calls)
+            async with passage.through(request, context):
+                return await behaviour(request, context)
+        finally:
+            calls.end(address)
+
+    return answer
+
+
+def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
         address = await calls.begin(context)
         try:
-            async with aclosing(behaviour(await _request(context, calls), context)) as answers:
+            request = await _request(context, calls)
+            async with passage.through(request, context), aclosing(behaviour(request, context)) as answers:
                 async for each in answers:
                     yield each
         finally:
@@ -106,13 +128,14 @@ async def _request(context: Any, calls: Calls) -> Any:
     return request
 
 
-def _streaming(behaviour: Behaviour, calls: Calls) -> Behaviour:
+def _streaming(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     """Its messages are parsed where it reads them."""
 
     async def answer(requests: Any, context: Any) -> Any:
         address = await calls.begin(context)
         try:
-            return await behaviour(requests, context)
+            async with passage.through(None, context):
+                return await behaviour(requests, context)
         except DecodeError as error:
             await abort(context, Malformed(str(error)).error)
         finally:
@@ -121,13 +144,13 @@ def _streaming(behaviour: Behaviour, calls: Calls) -> Behaviour:
     return answer
 
 
-def _streaming_pages(behaviour: Behaviour, calls: Calls) -> Behaviour:
+def _streaming_pages(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     """The same of one that yields its answers."""
 
     async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
         address = await calls.begin(context)
         try:
-            async with aclosing(behaviour(requests, context)) as answers:
+            async with passage.through(None, context), aclosing(behaviour(requests, context)) as answers:
                 async for each in answers:
                     yield each
         except DecodeError as error:

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ign
 
 from kvstore.env.tls import Tls
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
+from kvstore.rpc.gate import Gate
 from kvstore.rpc.health import SERVICE, Health
 from kvstore.rpc.malformed import Guarded
 
@@ -21,13 +22,18 @@ class GrpcServer:
     """Serves what is registered with it. `services` are their full names, for health and reflection."""
 
     def __init__(
-        self, services: Sequence[str], register: Sequence[Register], connections_max: int = CONNECTIONS_MAX
+        self,
+        services: Sequence[str],
+        register: Sequence[Register],
+        connections_max: int = CONNECTIONS_MAX,
+        gate: Gate | None = None,
     ) -> None:
+        """Without a gate nobody is asked who he is."""
         self._services = tuple(services)
         self._server = grpc.aio.server(
             options=server_options(connections_max), maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX
         )
-        guarded = cast("grpc.aio.Server", Guarded(self._server))
+        guarded = cast("grpc.aio.Server", Guarded(self._server, gate))
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         for add in register:

@@ -36,6 +36,8 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NoSuchPin: Code.NOT_FOUND,
     errors.InvalidRequest: Code.INVALID_ARGUMENT,
     errors.ConditionFailed: Code.ABORTED,
+    errors.NotAuthenticated: Code.UNAUTHENTICATED,
+    errors.PermissionDenied: Code.PERMISSION_DENIED,
     errors.RequestExpired: Code.FAILED_PRECONDITION,
     errors.PositionTrimmed: Code.OUT_OF_RANGE,
     # Neither DEADLINE_EXCEEDED nor UNAVAILABLE: proxies retry those by themselves.
@@ -154,7 +156,11 @@ def _from_code(failure: Failed) -> errors.StoreError:
         return errors.Unavailable(text)
     if code is Code.RESOURCE_EXHAUSTED and text.startswith(_NOT_SENT):
         return errors.Overloaded(text)
-    if code in (Code.UNIMPLEMENTED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+    if code is Code.UNAUTHENTICATED:
+        return errors.NotAuthenticated(text)
+    if code is Code.PERMISSION_DENIED:
+        return errors.PermissionDenied(text)
+    if code is Code.UNIMPLEMENTED:
         return errors.InvalidRequest(f"{code.name}: {text}")
     return errors.OutcomeUnknown(f"{code.name if code else 'no status'}: {text}")
 

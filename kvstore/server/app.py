@@ -31,6 +31,11 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.entry import is_release
 from kvstore.partition.state.state import State
 from kvstore.ring import PartitionState
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.doorman import StreamDoorman
+from kvstore.server.access.follow import Follower
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
 from kvstore.server.control.load import Load
@@ -93,6 +98,9 @@ class Node:
         self.feeds: Feeds
         self.dating: Dating
         self.resp: RespServer
+        self.audit = AuditLog(env.clock.now, env.clock.date_ms)
+        self.access = Access(audit=self.audit)
+        self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks
         self.peers: PeerServer
         self.streams: SessionStreams
@@ -159,6 +167,8 @@ class Node:
                 "partitions_without_leader": len(self.leaderless()),
                 "ring_hints_false_total": self.membership.false_hints,
                 **self.dating.statistics(),
+                **self.access.statistics(),
+                **self.logins.statistics(),
             }
             heat = self.load_sampler.numbers()
             found["partitions"] = {
@@ -289,6 +299,7 @@ async def serve(
     clock = JudgedClock(env.clock, ServerId(config.id))
     node = Node(config, replace(env, clock=clock), store, secret)
     async with AsyncExitStack() as stack:
+        await _follow_access(node, stack)
         logs = await _open_log(node, stack)
         if Role.SERVER in config.plays:
             await _open_server(node, stack, logs, clock)
@@ -309,6 +320,14 @@ async def serve(
         yield node
         await node.begin_draining()
         log.info("node=%s stops", config.id)
+
+
+async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
+    """Know who may do what before any door opens, also on a node that has only bookies: it has an HTTP door."""
+    stack.callback(node.logins.close)
+    follower = Follower(node.env, node.store, node.access)
+    stack.push_async_callback(follower.close)
+    await follower.open()
 
 
 async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
@@ -416,8 +435,17 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
-    node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id)
-    node.resp = RespServer(env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts)
+    doorman = StreamDoorman(node.access, node.logins, env.nursery)
+    node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id, doorman)
+    node.resp = RespServer(
+        env,
+        dispatcher,
+        config.limits,
+        node.streams.beside(node.peers.accept),
+        node.facts,
+        node.access,
+        node.logins,
+    )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
     await membership.announce()

@@ -24,6 +24,7 @@ from kvstore.env.real import end_process, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.connect import Store, connect
+from kvstore.server.access.http_doorman import HttpDoorman
 from kvstore.server.app import Node, serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
@@ -70,6 +71,7 @@ class Process:
     def __init__(self, config: NodeConfig, env: Env) -> None:
         self._config, self._env = config, env
         self.node: Node | None = None
+        self.http: HttpDoor
         self.waits_for = ""
         """What keeps the node from starting."""
         self.snapshots: LastSnapshot | None = None
@@ -108,7 +110,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
         config.data_dir, name=config.id, on_error=_task_failed, tls=config.tls_or_none, others=config.outside
     )
     process = Process(config, env)
-    http = HttpDoor(process, env.transport, env.beat)
+    http = process.http = HttpDoor(process, env.transport, env.beat)
     await http.open(config.http)
     try:
         while not stop.is_set():
@@ -148,6 +150,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             doors=_doors,
         ) as node:
             node.resident_bytes = _resident_bytes
+            process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)
             snapshots.start()
@@ -224,5 +227,15 @@ def _log_to(config: NodeConfig) -> None:
         handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    if config.log_dir is not None:
+        _audit_to(config.log_dir / f"{config.id}.audit.jsonl")
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     logging.captureWarnings(True)
+
+
+def _audit_to(path: Path) -> None:
+    """Have the audit log in a file of its own, which is bounded, too, and holds nothing but lines of JSON."""
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    audit = logging.getLogger("kvstore.audit")
+    audit.handlers, audit.propagate = [handler], False

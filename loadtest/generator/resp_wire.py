@@ -14,6 +14,7 @@ from typing import Any
 import hiredis
 
 from kvstore.errors import Unavailable
+from kvstore.rpc.login import Login, login_of_environment
 from loadtest.generator.doors import Stopwatch
 
 READ_BYTES = 1 << 16
@@ -47,6 +48,23 @@ class RespConnection:
         self._socket.settimeout(patience_s)
         self._reader = hiredis.Reader(replyError=ReplyError)
         self._address, self._watch = address, watch
+        login = login_of_environment()
+        if login is not None:
+            self._log_in(login)
+
+    def _log_in(self, login: Login) -> None:
+        """Outside of all measurements. Raises Unreachable."""
+        try:
+            self._socket.sendall(hiredis.pack_command((b"AUTH", login.user.encode(), login.password)))
+            while (reply := self._reader.gets()) is False:
+                data = self._socket.recv(4096)
+                if not data:
+                    raise ConnectionResetError("the server closed the connection")
+                self._reader.feed(data)
+        except OSError as error:
+            raise Unreachable(f"{self._address}: {error}") from error
+        if isinstance(reply, ReplyError):
+            raise Unreachable(f"{self._address}: user {login.user}: {reply}")
 
     def ask(self, *words: bytes) -> Any:
         """One command's answer. Raises ReplyError; Lost, after which the connection is of no more use."""

@@ -15,6 +15,11 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
 from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.call_gate import CallGate
+from kvstore.server.access.doorman import StreamDoorman
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
 from kvstore.server.config import Limits
 from kvstore.server.grpc.kv import KV
 from kvstore.server.grpc.session import Sessions
@@ -53,8 +58,14 @@ class ModelClock(Unjudged):
 class Servers:
     """The cluster's gRPC servers; each can be stopped and started again on its port."""
 
-    def __init__(self, cluster: ModelCluster, *, has_streams: bool = True) -> None:
+    def __init__(
+        self, cluster: ModelCluster, *, has_streams: bool = True, access: Callable[[], Access] | None = None
+    ) -> None:
+        """`access` makes each server's table of users; without it nobody is asked who he is."""
         self.cluster, self._has_streams = cluster, has_streams
+        self._make_access = access or Access
+        self.access: dict[ServerId, Access] = {}
+        self.logins: dict[ServerId, Logins] = {}
         self._nursery = TaskNursery("servers")
         self._running: dict[ServerId, tuple[GrpcServer, KV, RespServer]] = {}
         self.streams: dict[ServerId, SessionStreams] = {}
@@ -66,11 +77,15 @@ class Servers:
         backend = next(server for server in self.cluster.servers if server.id == id)
         env = env_of(self._nursery)
         sessions = Sessions(backend, env.clock)
-        service = KV(env, backend, id, sessions=sessions)
-        server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)])
+        access = self.access[id] = self._make_access()
+        audit = AuditLog(env.clock.now, env.clock.wall_ms)
+        logins = self.logins[id] = Logins(env, access, audit)
+        gate = CallGate(access, logins)
+        service = KV(env, backend, id, sessions=sessions, guarded=gate.guarded)
+        server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)], gate=gate)
         known = self.cluster.endpoints.get(id) or Endpoint("127.0.0.1:0", "127.0.0.1:0")
-        streams = self.streams[id] = SessionStreams(sessions, id)
-        redis = RespServer(env, backend, Limits(), streams.beside(refuse_peers), dict)
+        streams = self.streams[id] = SessionStreams(sessions, id, StreamDoorman(access, logins, self._nursery))
+        redis = RespServer(env, backend, Limits(), streams.beside(refuse_peers), dict, access, logins)
         resp = await redis.open(known.resp) if self._has_streams else ""
         port = await server.start(known.grpc)
         await server.set_serving(True)
@@ -95,6 +110,8 @@ class Servers:
     async def close(self) -> None:
         for id in sorted(self._running):
             await self.kill(id)
+        for logins in self.logins.values():
+            logins.close()
         await self._nursery.close()
 
     @property
@@ -107,9 +124,11 @@ class Servers:
 
 
 @asynccontextmanager
-async def serving(cluster: ModelCluster, *, has_streams: bool = True) -> AsyncIterator[Servers]:
+async def serving(
+    cluster: ModelCluster, *, has_streams: bool = True, access: Callable[[], Access] | None = None
+) -> AsyncIterator[Servers]:
     """With `has_streams` they have Redis ports, on which clients may have their sessions."""
-    servers = Servers(cluster, has_streams=has_streams)
+    servers = Servers(cluster, has_streams=has_streams, access=access)
     try:
         for id in cluster.ids:
             await servers.start(id)
@@ -119,13 +138,13 @@ async def serving(cluster: ModelCluster, *, has_streams: bool = True) -> AsyncIt
 
 
 @contextmanager
-def serving_in_a_thread(cluster: ModelCluster) -> Iterator[Servers]:
+def serving_in_a_thread(cluster: ModelCluster, access: Callable[[], Access] | None = None) -> Iterator[Servers]:
     """For blocking clients: the servers have an event loop of their own."""
     ready: threading.Event = threading.Event()
     held: dict[str, Any] = {}
 
     async def main() -> None:
-        async with serving(cluster) as servers:
+        async with serving(cluster, access=access) as servers:
             servers.loop = held["loop"] = asyncio.get_running_loop()
             held["stop"], held["servers"] = asyncio.Event(), servers
             ready.set()

@@ -3,6 +3,7 @@
 import pytest
 
 from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.rpc.login import Login
 
 
 def test_a_url_names_endpoints_and_times() -> None:
@@ -19,7 +20,9 @@ def test_a_url_names_endpoints_and_times() -> None:
         ("kv://a:x", "host:port"),
         ("kv://a:0", "host:port"),
         ("kv://a:1/path", "only hosts"),
-        ("kv://user:secret@a:1", "only hosts"),
+        ("kv://user@a:1", "user:password"),
+        ("kv://user:@a:1", "user:password"),
+        ("kv://user:secret@a:1/path", "only hosts"),
         ("kv://a:1?timeout=5", "timeout"),
         ("kv://a:1?timeout=fast", "timeout"),
         ("kv://a:1?colour=1s", "colour"),
@@ -27,8 +30,16 @@ def test_a_url_names_endpoints_and_times() -> None:
     ],
 )
 def test_a_wrong_url_is_told_what_is_wrong(url: str, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match=what) as raised:
         parse_url(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_url_names_a_user_whose_password_is_not_shown() -> None:
+    config = parse_url("kv://an%40na:s%3Acret@a:1,b:2")
+    assert config.endpoints == ("a:1", "b:2")
+    assert config.login == Login("an@na", b"s:cret")
+    assert "cret" not in repr(config)
 
 
 def test_all_wrong_times_are_named_at_once() -> None:

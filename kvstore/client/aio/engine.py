@@ -22,7 +22,7 @@ from kvstore.env.events import wait_within
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
-from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
+from kvstore.errors import Moved, NotAuthenticated, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class AsyncEngine:
         self._closed = False
 
     async def open(self) -> None:
-        """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
+        """Learn the topology from the first endpoint that gives one. Raises Unavailable, NotAuthenticated."""
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
         failure: Unavailable = Nobody()
@@ -246,17 +246,17 @@ class AsyncEngine:
         """Wait at some server for each change of the topology."""
         while True:
             link = next((each for each in self.links.all() if each.state is State.UP), None)
-            if link is None:
-                await self._ask_anybody()
-                await asyncio.sleep(TICK_S)
-                continue
             try:
+                if link is None:
+                    await self._ask_anybody()
+                    await asyncio.sleep(TICK_S)
+                    continue
                 self._learn(
                     await link.topology(
                         known=link.known, wait_ms=FOLLOW_WAIT_MS, timeout_s=self._config.connect_timeout_s
                     )
                 )
-            except Unavailable:
+            except (Unavailable, NotAuthenticated):
                 await asyncio.sleep(TICK_S)
 
     async def _ask_anybody(self) -> Unavailable | None:
@@ -286,7 +286,7 @@ class AsyncEngine:
     async def _refresh_from(self, link: Link) -> None:
         try:
             self._learn(await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s))
-        except Unavailable as error:
+        except (Unavailable, NotAuthenticated) as error:
             logger.debug("no topology address=%s why=%s", link.address, error)
         finally:
             self._refreshing.discard(link.address)

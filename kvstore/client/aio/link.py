@@ -9,7 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from operator import attrgetter
 
-from kvstore.client.aio.wires import FAILURES, AnyAnswers, AnyFrame, GrpcWire, StreamWire, Wire, text_of
+from kvstore.client.aio.wires import (
+    FAILURES,
+    AnyAnswers,
+    AnyFrame,
+    GrpcWire,
+    StreamWire,
+    Wire,
+    stranger_or_none,
+    text_of,
+)
 from kvstore.client.core.batching import (
     BRIEF_OPERATIONS_MAX,
     FRAME_OPERATIONS_MAX,
@@ -27,9 +36,10 @@ from kvstore.client.core.stream_doors import StreamDoors, door_in
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.ports import Transport
-from kvstore.errors import Unavailable
+from kvstore.errors import NotAuthenticated, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_MAX_MS, open_aio_channel
+from kvstore.rpc.login import login_of_environment
 
 logger = logging.getLogger(__name__)
 
@@ -95,13 +105,15 @@ class Link:
         self._heard_at = self._now()
         self._probed_at: float | None = None
         """When a silent server was asked whether it is there."""
+        self._stranger: NotAuthenticated | None = None
+        """Why the server has refused the connection."""
         self._is_overdue = False
         self._timer: asyncio.TimerHandle | None = None
         self._sample = (0, 0.0)
         """One operation under way, and when it was sent."""
         self._answer_s = 0.0
         """How long answers take, about."""
-        self._channel = open_aio_channel(address, config.tls)
+        self._channel = open_aio_channel(address, config.tls, config.login)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         env.nursery.spawn(self._run(), name=f"link {address}")
 
@@ -116,18 +128,21 @@ class Link:
             self._loop.call_soon(self.go_on)
 
     async def wait_up(self) -> None:
-        """Raises Unavailable if the connection fails."""
+        """Raises Unavailable if the connection fails, NotAuthenticated if the server does not know who asks."""
         await self._settled.wait()
         if self.state is State.DOWN:
-            raise Unavailable(f"{self.address} cannot be reached")
+            raise self._stranger or Unavailable(f"{self.address} cannot be reached")
 
     async def topology(self, *, known: int, wait_ms: int, timeout_s: float) -> kv_pb2.TopologyResponse:
-        """The server's topology, another than `known` or the same after `wait_ms`. Raises Unavailable."""
+        """The server's topology, another than `known` or the same after `wait_ms`. Raises Unavailable, and
+        NotAuthenticated if the server does not know who asks."""
         request = kv_pb2.TopologyRequest(known=known, wait_ms=wait_ms)
         try:
             message: kv_pb2.TopologyResponse = await self._stub.Topology(request, timeout=timeout_s + wait_ms / 1000)
         except FAILURES as error:
-            raise Unavailable(f"{self.address} gives no topology: {text_of(error)}") from None
+            raise stranger_or_none(error) or Unavailable(
+                f"{self.address} gives no topology: {text_of(error)}"
+            ) from None
         except asyncio.CancelledError:
             if self.state is not State.DOWN or is_cancelled():
                 raise
@@ -195,6 +210,7 @@ class Link:
                 self.go_on()
                 await self._down.wait()
         except FAILURES as error:
+            self._stranger = stranger_or_none(error)
             self.fall(text_of(error))
         finally:
             self.fall("closed")
@@ -210,7 +226,7 @@ class Link:
         has_failed = False
         if door is not None and self._doors.may_try(self.address, self._now()):
             server, address = door
-            stream = StreamWire(self, server)
+            stream = StreamWire(self, server, self._config.login or login_of_environment())
             try:
                 async with asyncio.timeout(self._config.connect_timeout_s / 2):
                     await stream.open(self._transport, address)

@@ -113,7 +113,7 @@ class AsyncWatch:
         return message
 
     async def _dial(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
-        self._channel = open_aio_channel(next(self._turns), self._config.tls)
+        self._channel = open_aio_channel(next(self._turns), self._config.tls, self._config.login)
         self._call = kv_pb2_grpc.KVStub(self._channel).Watch(self._reading.request())
         self.connections += 1
         assert self._call is not None

@@ -13,10 +13,13 @@ from msgspec import MsgspecError
 
 from kvstore.client.core.values import Item
 from kvstore.env.ports import Nursery, Stream, Transport
+from kvstore.errors import NotAuthenticated
 from kvstore.proto import brief, kv_pb2, kv_pb2_grpc
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.session_stream import BRIEF, LINE_MAX, PROTOBUF, WELCOME, hello, message_of, protobuf_message_of
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.rpc.login import Login
+from kvstore.rpc.status import from_rpc_error
 
 FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError)
 """With which calls of gRPC fail."""
@@ -67,9 +70,9 @@ class StreamWire:
 
     is_brief = True
 
-    def __init__(self, owner: Owner, server: str) -> None:
+    def __init__(self, owner: Owner, server: str, login: Login | None = None) -> None:
         self.is_ready = False
-        self._owner, self._server = owner, server
+        self._owner, self._server, self._login = owner, server, login
         self._frames = FrameReader(MESSAGE_BYTES_MAX)
         self._line = b""
         self._is_open = False
@@ -104,7 +107,8 @@ class StreamWire:
     def connection_made(self, transport: Any) -> None:
         self._stream = transport
         transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        transport.write(hello(self._server))
+        login = self._login
+        transport.write(hello(self._server, *(() if login is None else (login.user.encode(), login.password))))
 
     def data_received(self, data: bytes) -> None:
         if not self._is_open:
@@ -221,6 +225,12 @@ class GrpcWire:
                 self._owner.take(answers)
         except FAILURES as error:
             self._owner.fall(text_of(error))
+
+
+def stranger_or_none(error: BaseException) -> NotAuthenticated | None:
+    """Return what a call failed with, if the server does not know who asks: then no other way leads further."""
+    found = from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
+    return found if isinstance(found, NotAuthenticated) else None
 
 
 def text_of(error: BaseException) -> str:

@@ -233,7 +233,7 @@ class BlockingEngine:
             return None
         attempt_s = 2 * self._config.silence_s
         config, clock = self._config, self.env.clock
-        link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls)
+        link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls, config.login)
         self._links[address] = link
         return link
 

@@ -20,9 +20,10 @@ from kvstore.client.core.operation import Operation
 from kvstore.client.core.retries import lost
 from kvstore.env import Clock
 from kvstore.env.tls import Tls
-from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import NotAuthenticated, OutcomeUnknown, PermissionDenied, Retryable, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_channel
+from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
 
 GRACE_S = 0.5
@@ -72,24 +73,28 @@ class BlockingLink:
         tokens: Mapping[str, int],
         guard: threading.Lock,
         tls: Tls | None,
+        login: Login | None = None,
     ) -> None:
         self.address = address
         self.is_broken = False
         """An answer did not come: use another link."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
-        self._channel = open_channel(address, tls)
+        self._channel = open_channel(address, tls, login=login)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
         self._pending: deque[Operation] = deque()
         self._is_busy = False
 
     def topology(self, timeout_s: float) -> kv_pb2.TopologyResponse:
-        """Raises Unavailable."""
+        """Raises Unavailable, and NotAuthenticated if the server does not know who asks."""
         try:
             return self._stub.Topology(kv_pb2.TopologyRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise Unavailable(f"{self.address} gives no topology: {from_rpc_error(error)}") from None
+            found = from_rpc_error(error)
+            if isinstance(found, NotAuthenticated):
+                raise found from None
+            raise Unavailable(f"{self.address} gives no topology: {found}") from None
         except ValueError:  # gRPC's word for a channel that was closed: another caller saw that the link is broken
             raise Unavailable(f"the connection to {self.address} is closed") from None
 
@@ -204,7 +209,7 @@ class BlockingLink:
         """A frame's call has failed as a whole."""
         self.is_broken = self.is_broken or isinstance(error, OutcomeUnknown | Unavailable)
         for operation in numbered.values():
-            if isinstance(error, Retryable):
+            if isinstance(error, Retryable | NotAuthenticated | PermissionDenied):
                 operation.is_sent = False
                 operation.waiter.set(error)
             else:

@@ -95,7 +95,7 @@ class Watch:
 
     def _dial(self) -> Any:
         # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
-        channel = open_channel(next(self._turns), self._config.tls)
+        channel = open_channel(next(self._turns), self._config.tls, login=self._config.login)
         call = kv_pb2_grpc.KVStub(channel).Watch(self._reading.request())
         self._channel, self._call = channel, call
         self.connections += 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvstore.env.tls import Tls
+from kvstore.rpc.login import Login
 
 SCHEME = "kv"
 TLS_SCHEME = "kvs"
@@ -30,6 +31,9 @@ class ClientConfig:
 
     tls: Tls | None = None
     """How to verify the servers, and who this client is; None: plain TCP."""
+    login: Login | None = None
+    """The user and his password; None: those of the environment (KVSTORE_USER, KVSTORE_PASSWORD_FILE or
+    KVSTORE_PASSWORD), if it names any."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -41,24 +45,36 @@ class ClientConfig:
 
 
 def parse_url(url: str) -> ClientConfig:
-    """`kv://host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with TLS
-    `kvs://host:port[?ca=FILE&cert=FILE&key=FILE]`. Raises ValueError."""
+    """`kv://[user:password@]host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with TLS
+    `kvs://host:port[?ca=FILE&cert=FILE&key=FILE]`. User and password are percent-encoded; errors do not show them.
+    Raises ValueError."""
     scheme, _, rest = url.partition("://")
-    hosts = re.split("[/?#]", rest, maxsplit=1)[0]
-    parts = urlsplit(f"{scheme}://hosts{rest.removeprefix(hosts)}")  # it takes no list with an IPv6 address
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    said, at, hosts = authority.rpartition("@")
+    rest = rest.removeprefix(authority)
+    url = f"{scheme}://{hosts}{rest}"  # as errors show it
+    login = _login(said) if at else None
+    parts = urlsplit(f"{scheme}://hosts{rest}")  # it takes no list with an IPv6 address
     if parts.scheme not in (SCHEME, TLS_SCHEME):
         raise ValueError(f"want a URL like kv://host:port,host:port, got {url!r}")
-    if parts.path not in ("", "/") or parts.fragment or "@" in hosts:
+    if parts.path not in ("", "/") or parts.fragment:
         raise ValueError(f"want only hosts and options in a URL, got {url!r}")
     endpoints = tuple(_endpoint(each) for each in hosts.split(",") if each)
     pairs = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = _tls(pairs) if parts.scheme == TLS_SCHEME else None
-    known = {field.name for field in fields(ClientConfig)} - {"endpoints", "tls"}
+    known = {field.name for field in fields(ClientConfig)} - {"endpoints", "tls", "login"}
     unknown = sorted(name for name in pairs if f"{name}_s" not in known)
     if unknown:
         raise ValueError(f"unknown options {unknown} in {url!r}; want some of {sorted(n[:-2] for n in known)}")
     options = {f"{name}_s": _seconds(name, value) for name, value in pairs.items()}
-    return ClientConfig(endpoints=endpoints, tls=tls, **options)
+    return ClientConfig(endpoints=endpoints, tls=tls, login=login, **options)
+
+
+def _login(said: str) -> Login:
+    user, colon, password = said.partition(":")
+    if not user or not colon or not password:
+        raise ValueError("want user:password before the @ of a URL; or neither, and name both in the environment")
+    return Login(unquote(user), unquote(password).encode())
 
 
 def _tls(pairs: dict[str, str]) -> Tls:

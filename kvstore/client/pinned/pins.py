@@ -209,7 +209,7 @@ def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]
         left_s = (end - clock.now()) / (len(config.endpoints) - place)
         if left_s <= 0:
             break
-        with open_channel(address, config.tls) as channel:
+        with open_channel(address, config.tls, login=config.login) as channel:
             try:
                 return call(data_pb2_grpc.DataStub(channel), left_s)
             except grpc.RpcError as error:

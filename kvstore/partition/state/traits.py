@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvstore.access import Right
 from kvstore.partition.state.commands import Code
 
 
@@ -14,6 +15,8 @@ from kvstore.partition.state.commands import Code
 class Traits:
     """The traits of all operations of one code."""
 
+    needs: tuple[Right, ...]
+    """The rights that a user needs on its keys (docs/design/0014); that of a batch is what its operations need."""
     level_at: int | None = None
     """Where a read's level stands in its tuple. What has none is a write: done once, in order, by the leader. A read
     may be asked again elsewhere, whatever became of it."""
@@ -30,19 +33,21 @@ class Traits:
     """Answered with a version, and nothing else if no record is asked for."""
 
 
+_READ, _WRITE = (Right.READ,), (Right.WRITE,)
+
 TRAITS: dict[Code, Traits] = {
-    Code.GET: Traits(level_at=2, seq_at=3, is_in_batch=True),
-    Code.META: Traits(level_at=2, seq_at=3, is_in_batch=True),
-    Code.PUT: Traits(is_in_batch=True, has_value=True, is_versioned=True),
-    Code.DELETE: Traits(is_in_batch=True, is_versioned=True),
-    Code.INCREMENT: Traits(is_in_batch=True),
-    Code.APPEND: Traits(is_in_batch=True, has_value=True),
-    Code.EXPIRE: Traits(is_in_batch=True),
-    Code.BATCH: Traits(),
-    Code.DELETE_RANGE: Traits(is_keyless=True),
-    Code.SCAN: Traits(level_at=5, seq_at=6, is_keyless=True),
-    Code.SCAN_TOKENS: Traits(level_at=3, is_keyless=True),
-    Code.COUNT: Traits(level_at=2, is_keyless=True),
+    Code.GET: Traits(needs=_READ, level_at=2, seq_at=3, is_in_batch=True),
+    Code.META: Traits(needs=_READ, level_at=2, seq_at=3, is_in_batch=True),
+    Code.PUT: Traits(needs=_WRITE, is_in_batch=True, has_value=True, is_versioned=True),
+    Code.DELETE: Traits(needs=_WRITE, is_in_batch=True, is_versioned=True),
+    Code.INCREMENT: Traits(needs=_READ + _WRITE, is_in_batch=True),
+    Code.APPEND: Traits(needs=_WRITE, is_in_batch=True, has_value=True),
+    Code.EXPIRE: Traits(needs=_WRITE, is_in_batch=True),
+    Code.BATCH: Traits(needs=()),
+    Code.DELETE_RANGE: Traits(needs=_WRITE, is_keyless=True),
+    Code.SCAN: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True),
+    Code.SCAN_TOKENS: Traits(needs=_READ, level_at=3, is_keyless=True),
+    Code.COUNT: Traits(needs=_READ, level_at=2, is_keyless=True),
 }
 
 # Plain integers: what comes off a wire is one.
@@ -58,3 +63,4 @@ UNORDERED = KEYLESS | POINT_READS
 IN_BATCH = frozenset(int(code) for code, each in TRAITS.items() if each.is_in_batch)
 WITH_VALUE = frozenset(int(code) for code, each in TRAITS.items() if each.has_value)
 VERSIONED = frozenset(int(code) for code, each in TRAITS.items() if each.is_versioned)
+NEEDS = {int(code): each.needs for code, each in TRAITS.items()}

@@ -19,6 +19,7 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.rpc.status import abort
+from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
 from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState, PartitionId
@@ -61,6 +62,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
         self._ring = RingAdmin(env, source, backend)
+        self._access = AccessAdmin(source.store)
         self._clock = env.clock
         self._began = env.clock.now()
         self._reads = Few("surveys")
@@ -141,6 +143,12 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         return await _answer(self._drain(request.timeout_s or DRAIN_TIMEOUT_S), context)
+
+    async def Access(self, request: admin_pb2.AccessRequest, context: Context) -> admin_pb2.AccessResponse:
+        return await self._read(self._access.read, context)
+
+    async def ChangeAccess(self, request: admin_pb2.ChangeAccessRequest, context: Context) -> admin_pb2.AccessResponse:
+        return await _answer(self._access.change(request), context)
 
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
         """The answer of what reads much of the metadata store."""

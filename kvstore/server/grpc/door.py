@@ -12,6 +12,10 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.call_gate import CallGate
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.admin import Admin, AdminSource
 from kvstore.server.grpc.audit import Audited
@@ -34,13 +38,17 @@ class NodeSource(AdminSource, DataSource, Protocol):
 
     feeds: Feeds
     streams: SessionStreams
+    access: Access
+    logins: Logins
+    audit: AuditLog
 
 
 class GrpcDoor:
     """Open it when operations can be taken; close it before the dispatcher."""
 
     def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:
-        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions)
+        self._gate = CallGate(source.access, source.logins)
+        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions, self._gate.guarded)
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
         admin = Admin(env, source, backend)
@@ -51,10 +59,11 @@ class GrpcDoor:
                 lambda server: feed_pb2_grpc.add_FeedServicer_to_server(self._feed, server),
                 lambda server: data_pb2_grpc.add_DataServicer_to_server(self._data, server),
                 lambda server: admin_pb2_grpc.add_AdminServicer_to_server(
-                    admin, cast("grpc.aio.Server", Audited(server, env.clock.now))
+                    admin, cast("grpc.aio.Server", Audited(server, env.clock.now, source.audit, self._gate.caller))
                 ),
             ),
             connections_max,
+            self._gate,
         )
 
     async def open(self, address: str, tls: Tls | None = None) -> int:
@@ -71,6 +80,7 @@ class GrpcDoor:
         return {"grpc_call_s": self._kv.histograms}
 
     async def close(self) -> None:
+        self._gate.close()
         self._kv.close()
         self._feed.close()
         await self._server.stop(GRACE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -47,9 +47,17 @@ class KV(kv_pb2_grpc.KVServicer):
     """`kvstore.v1.KV`."""
 
     def __init__(
-        self, env: Env, backend: Backend, server: str, feeds: Feeds | None = None, sessions: Sessions | None = None
+        self,
+        env: Env,
+        backend: Backend,
+        server: str,
+        feeds: Feeds | None = None,
+        sessions: Sessions | None = None,
+        guarded: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> None:
-        """Without `feeds` there is nothing to watch. `sessions` has streams of other doors too."""
+        """Without `feeds` there is nothing to watch. `sessions` has streams of other doors too. `guarded` gives the
+        backend as the caller of the present call may use it."""
+        self._guarded = guarded
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanSlots(env.clock.now)
         self._sessions = Sessions(backend, env.clock) if sessions is None else sessions
@@ -115,7 +123,7 @@ class KV(kv_pb2_grpc.KVServicer):
             op = batch_op(request.operations, request.flags, request_id(request.request))
             check_one_partition(op, self._backend.topology.ring.partition_of)
             result = await self._in_time(
-                op, request.ring_version, context, _Batches(self._backend, self._sessions.batches)
+                op, request.ring_version, context, _Batches(self._guarded(self._backend), self._sessions.batches)
             )
             response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
             check_answer(response)
@@ -124,7 +132,7 @@ class KV(kv_pb2_grpc.KVServicer):
         return response
 
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
-        session = self._sessions.open("Execute", UNARY_BYTES_MAX)
+        session = self._sessions.open("Execute", UNARY_BYTES_MAX, backend=self._guarded(self._backend))
         try:
             session.accept(request)
             await session.wait_all_done()
@@ -143,7 +151,7 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         # The head goes out at once: it tells the client that what it sends from now on has been sent.
         await context.send_initial_metadata(())
-        session = self._sessions.open("Session", UNSENT_BYTES_MAX)
+        session = self._sessions.open("Session", UNSENT_BYTES_MAX, backend=self._guarded(self._backend))
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         wrong: InvalidRequest | None = None
         try:
@@ -172,7 +180,8 @@ class KV(kv_pb2_grpc.KVServicer):
             check_operation_sizes(Code.SCAN, request.start, b"")
             check_operation_sizes(Code.SCAN, request.end, b"")
             async with self._scans.place() as place:
-                async for page in scan_pages(self._backend, partial(ask, self._backend), request):
+                backend = self._guarded(self._backend)
+                async for page in scan_pages(backend, partial(ask, backend), request):
                     await place.wait_read(context.write(page))
         except StoreError as error:
             await abort(context, error)
@@ -202,7 +211,7 @@ class KV(kv_pb2_grpc.KVServicer):
     async def _in_time(self, op: Op, ring_version: int, context: Context, backend: Submits | None = None) -> Result:
         """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
         now = self._env.clock.now
-        begun, backend = now(), backend or self._backend
+        begun, backend = now(), backend or self._guarded(self._backend)
         try:
             if context.time_remaining() is not None:
                 return await ask(backend, op, ring_version=ring_version)

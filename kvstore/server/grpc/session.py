@@ -116,6 +116,10 @@ class Session:
             if ops:
                 self._submit(ops, lane, frame.ring_version, timeout)
 
+    def use(self, backend: Backend) -> None:
+        """Hand what comes from now on to another backend: what the client may do has changed."""
+        self._backend = backend
+
     def answer_now(self, frame: brief.Frame) -> brief.Answers[Record] | None:
         """The answers to a frame of a single linearizable GET, if nothing is under way here and it takes no more than a
         look; else None, and the frame has to be accepted."""
@@ -348,15 +352,21 @@ class Sessions:
     """The part that all streams and unary frames of a server share."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
-        self._backend, self._clock = backend, clock
+        self.backend, self._clock = backend, clock
         self.unsent, self.batches = Unsent(), BatchBudget()
         self.histograms = {name: Histogram(1e-6) for name in ("Execute", "Session")}
         """Seconds that lanes took, refused ones too."""
 
-    def open(self, method: str, unsent_bytes_max: int, tell: Callable[[], None] | None = None) -> Session:
-        """Begin one; `tell` as Session has it."""
+    def open(
+        self,
+        method: str,
+        unsent_bytes_max: int,
+        tell: Callable[[], None] | None = None,
+        backend: Backend | None = None,
+    ) -> Session:
+        """Begin one; `tell` as Session has it. `backend`: as its client may use it."""
         return Session(
-            self._backend,
+            backend if backend is not None else self.backend,
             self._clock,
             unsent_bytes_max,
             unsent=self.unsent,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from msgspec import MsgspecError
@@ -21,9 +22,12 @@ from kvstore.proto.session_stream import (
     refusal_or_none,
 )
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.server.access.guard import Guard
+from kvstore.server.access.identities import Access, Identity
 from kvstore.server.grpc.session import UNSENT_BYTES_MAX, Sessions
 from kvstore.server.redis.commands import CommandError
 from kvstore.server.redis.door import AcceptPeer, Leave
+from kvstore.server.routing.backend import Backend
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +37,28 @@ INPUT_BYTES_MAX = 256 << 20
 """Parts of frames that are not complete, over all streams. Who would hold more is sent away."""
 
 
+class Doorman(Protocol):
+    """Finds out who a client is: kvstore.server.access.doorman.StreamDoorman."""
+
+    @property
+    def access(self) -> Access: ...
+
+    def receive(self, handler: SessionStream, login: list[bytes], stream: Stream) -> None:
+        """Welcome it, or turn it away, now or when its password is checked. `login`: user and password, or nothing."""
+        ...
+
+
 class SessionStreams:
     """Those of one server."""
 
-    def __init__(self, sessions: Sessions, server: str) -> None:
+    def __init__(self, sessions: Sessions, server: str, doorman: Doorman | None = None) -> None:
+        """Without a doorman nobody is asked who he is."""
         self.sessions = sessions
         self.input_bytes = 0
-        self._server = server
+        self._server, self._doorman = server, doorman
         self._open: dict[SessionStream, None] = {}
+        if doorman is not None:
+            doorman.access.on_change(self._access_changed)
 
     def beside(self, accept_peer: AcceptPeer) -> AcceptPeer:
         """Share connections that speak no Redis: here are those of clients, `accept_peer` takes those of servers."""
@@ -58,7 +76,23 @@ class SessionStreams:
             raise CommandError(f"ERR {refusal}")
         handler = SessionStream(self, stream, leave)
         self._open[handler] = None
+        if self._doorman is None:
+            handler.welcome(None)
+        else:
+            self._doorman.receive(handler, words[4:], stream)
         return handler
+
+    def backend_of(self, identity: Identity | None, stream: Stream) -> Backend:
+        """The backend as a user may use it; None: whoever has not said who he is."""
+        backend, doorman = self.sessions.backend, self._doorman
+        if doorman is None or not doorman.access.is_on:
+            return backend
+        host, port, *_ = stream.get_extra_info("peername") or ("?", 0)
+        return Guard(doorman.access, identity or doorman.access.nobody, backend, f"{host}:{port}")
+
+    def _access_changed(self) -> None:
+        for handler in list(self._open):
+            handler.access_changed()
 
     def forget(self, handler: SessionStream) -> None:
         self._open.pop(handler, None)
@@ -79,10 +113,37 @@ class SessionStream:
         """Frames that came while there was no room."""
         self._held = 0
         """What the owner counts of this one."""
-        self._is_taking = self._is_paused = self._may_write = False
+        self._is_taking = self._is_paused = self._may_write = self._is_welcome = False
+        self._identity: Identity | None = None
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        stream.write(WELCOME)
-        self._may_write = True
+
+    # ── who it is ──
+
+    def welcome(self, identity: Identity | None) -> None:
+        """Let it in. Nothing that it sends is read before."""
+        if self._session.closed:
+            return  # it has gone meanwhile
+        self._identity = identity
+        self._session.use(self._owner.backend_of(identity, self._stream))
+        self._stream.write(WELCOME)
+        self._is_welcome = self._may_write = True
+
+    def turn_away(self, text: str) -> None:
+        """It is nobody who may come in; `text` begins with the word that clients look at."""
+        self._session.close()
+        self._stream.write(f"-{text}\r\n".encode())
+        self._stream.close()
+
+    def access_changed(self) -> None:
+        """There is another table of users. Whoever may not stay has to come again, and to say who he is."""
+        if not self._is_welcome:
+            return
+        backend = self._owner.backend_of(self._identity, self._stream)
+        is_stranger = self._identity is None or self._identity.is_gone
+        if is_stranger and backend is not self._owner.sessions.backend:
+            self._end("its user is not known any more")
+        else:
+            self._session.use(backend)
 
     # ── the stream ──
 
@@ -92,6 +153,8 @@ class SessionStream:
     def data_received(self, data: bytes) -> None:
         if self._session.closed:
             return
+        if not self._is_welcome:
+            return self._end("a message before the greeting was answered")
         frames = self._frames
         bodies = frames.feed(data)
         if frames.buffered_bytes or self._held:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -55,11 +55,21 @@ class Shown(Protocol):
         ...
 
 
+class Doorman(Protocol):
+    """Finds out who asks, and whether he may: kvstore.server.access.http_doorman.HttpDoorman."""
+
+    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
+        """The answer to a request that may not be done; None if it may."""
+        ...
+
+
 class HttpDoor:
     """Listens from `open` to `close`."""
 
     def __init__(self, shown: Shown, transport: Transport, beat: Beat) -> None:
         self._shown, self._transport = shown, transport
+        self.doorman: Doorman | None = None
+        """Without one nobody is asked who he is; then only health is told, and that the node starts."""
         self._lag = LoopLag(beat)
         collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
         self._measured = Rested(
@@ -91,12 +101,14 @@ class HttpDoor:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _answer(self, request: web.BaseRequest) -> web.Response:
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         page = self._pages.get(request.path)
         if page is None:
             return web.Response(text="404: Not Found", status=404)
         if request.method not in ("GET", "HEAD"):
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
+        if self.doorman is not None and (refusal := await self.doorman.refusal_or_none(request)) is not None:
+            return refusal
         return page(request)
 
     def _status(self, request: web.BaseRequest) -> web.Response:
@@ -131,7 +143,7 @@ def _ok_unless(faults: Sequence[str]) -> web.Response:
 class Connections(web.Server):
     """Speaks HTTP on as many connections as there may be."""
 
-    def __init__(self, answer: Callable[[web.BaseRequest], web.Response]) -> None:
+    def __init__(self, answer: Callable[[web.BaseRequest], Awaitable[web.Response]]) -> None:
         super().__init__(
             self._handle,
             access_log=None,
@@ -161,7 +173,7 @@ class Connections(web.Server):
         if request.transport in self._silent:
             del self._silent[request.transport]
             self._silent[request.transport] = None
-        return self._answer(request)
+        return await self._answer(request)
 
 
 class _OwnFault(logging.Filter):

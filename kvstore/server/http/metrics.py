@@ -196,6 +196,34 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_resp_output_bytes": ("server_resp_output_bytes", "Large or unread replies held in memory."),
     "server_resp_input_bytes": ("server_resp_input_bytes", "Commands held in memory that are incomplete or wait."),
     "server_resp_commands_under_way": ("server_resp_commands_under_way", "Commands begun and not answered."),
+    "server_access_on": (
+        "server_access_on",
+        "1 where clients are asked who they are.",
+    ),
+    "server_access_users": (
+        "server_access_users",
+        "Users in the table that this server goes by.",
+    ),
+    "server_access_denied_total": (
+        "server_access_denied_total",
+        "Operations, calls and requests refused: nobody had said who asks, or he lacked the right.",
+    ),
+    "server_logins_failed_total": (
+        "server_logins_failed_total",
+        "Logins with a wrong user or password.",
+    ),
+    "server_logins_limited_total": (
+        "server_logins_limited_total",
+        "Logins refused unchecked: too many of their address had failed, or too many waited.",
+    ),
+    "server_login_hashes_total": (
+        "server_login_hashes_total",
+        "Passwords hashed; what was verified once costs no second one.",
+    ),
+    "server_logins_pending": (
+        "server_logins_pending",
+        "Logins that wait for their hash.",
+    ),
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",

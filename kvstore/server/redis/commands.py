@@ -7,6 +7,7 @@ What needs more than that (transactions, scans, the connection's own state) is a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
@@ -72,12 +73,33 @@ Plan = Single | Several | Reply | Special
 Build = Callable[[list[bytes], Context], Plan]
 
 
+class Need(Enum):
+    """Requirements of a command, where the cluster asks who its clients are (docs/design/0014)."""
+
+    NOTHING = auto()
+    """Not even a name: by these he says who he is, or leaves; or proves himself in another way."""
+    LOGIN = auto()
+    """To have said who he is. It tells nothing of keys, nor of others."""
+    OPERATIONS = auto()
+    """What each of its operations needs on its key."""
+    READ_SOME = auto()
+    """The right to read some keys: it shows those alone."""
+    READ_ALL = auto()
+    """The right to read every key."""
+    ADMIN = auto()
+
+
 class Command(NamedTuple):
     """`least` and `most` count the words, the command's own included; `most` 0: any number."""
 
     build: Build
     least: int
     most: int
+    need: Need | Callable[[list[bytes]], Need]
+    """Of the command, or of its subcommands."""
+
+    def need_of(self, words: list[bytes]) -> Need:
+        return self.need if isinstance(self.need, Need) else self.need(words)
 
 
 def plan(words: list[bytes], context: Context) -> Plan:
@@ -90,7 +112,7 @@ def known(words: list[bytes]) -> Command:
     name = words[0].upper()
     command = COMMANDS.get(name)
     if command is None and name in FROM_BROWSERS:
-        return Command(_special, 1, 0)
+        return Command(_special, 1, 0, Need.NOTHING)
     if command is None:
         arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
         shown = words[0][:64].decode("utf-8", "replace")
@@ -352,55 +374,60 @@ def _special(words: list[bytes], context: Context) -> Plan:
     return Special(words[0].upper().decode(), words)
 
 
+def _client_need(words: list[bytes]) -> Need:
+    return Need.ADMIN if words[1].upper() == b"LIST" else Need.LOGIN
+
+
 COMMANDS: dict[bytes, Command] = {
-    b"PING": Command(_ping, 1, 2),
-    b"ECHO": Command(_echo, 2, 2),
-    b"SELECT": Command(_select, 2, 2),
-    b"TIME": Command(_time, 1, 1),
-    b"GET": Command(_get, 2, 2),
-    b"SET": Command(_set, 3, OPTIONS_MAX),
-    b"SETNX": Command(_setnx, 3, 3),
-    b"SETEX": Command(_setex(1000, "setex"), 4, 4),
-    b"PSETEX": Command(_setex(1, "psetex"), 4, 4),
-    b"GETSET": Command(_getset, 3, 3),
-    b"GETDEL": Command(_getdel, 2, 2),
-    b"GETRANGE": Command(_getrange, 4, 4),
-    b"SUBSTR": Command(_getrange, 4, 4),
-    b"MGET": Command(_mget, 2, 0),
-    b"MSET": Command(_mset, 3, 0),
-    b"DEL": Command(_delete, 2, 0),
-    b"UNLINK": Command(_delete, 2, 0),
-    b"EXISTS": Command(_exists, 2, 0),
-    b"STRLEN": Command(_meta(Fmt.LENGTH), 2, 2),
-    b"TYPE": Command(_meta(Fmt.TYPE), 2, 2),
-    b"APPEND": Command(_append, 3, 3),
-    b"INCR": Command(_increment(1), 2, 2),
-    b"DECR": Command(_increment(-1), 2, 2),
-    b"INCRBY": Command(_increment(1), 3, 3),
-    b"DECRBY": Command(_increment(-1), 3, 3),
-    b"EXPIRE": Command(_expire(1000, True), 3, OPTIONS_MAX),
-    b"PEXPIRE": Command(_expire(1, True), 3, OPTIONS_MAX),
-    b"EXPIREAT": Command(_expire(1000, False), 3, OPTIONS_MAX),
-    b"PEXPIREAT": Command(_expire(1, False), 3, OPTIONS_MAX),
-    b"PERSIST": Command(_persist, 2, 2),
-    b"TTL": Command(_ttl(1000), 2, 2),
-    b"PTTL": Command(_ttl(1), 2, 2),
-    b"SCAN": Command(_special, 2, OPTIONS_MAX),
-    b"KEYS": Command(_special, 2, 2),
-    b"DBSIZE": Command(_special, 1, 1),
-    b"MULTI": Command(_special, 1, 1),
-    b"EXEC": Command(_special, 1, 1),
-    b"DISCARD": Command(_special, 1, 1),
-    b"HELLO": Command(_special, 1, OPTIONS_MAX),
-    b"AUTH": Command(_special, 2, 0),
-    b"CLIENT": Command(_special, 2, OPTIONS_MAX),
-    b"COMMAND": Command(_special, 1, 8 * OPTIONS_MAX),
-    b"CONFIG": Command(_special, 2, OPTIONS_MAX),
-    b"INFO": Command(_special, 1, OPTIONS_MAX),
-    b"READONLY": Command(_special, 1, 1),
-    b"READWRITE": Command(_special, 1, 1),
-    b"WAIT": Command(_special, 3, 3),
-    b"RESET": Command(_special, 1, 1),
-    b"QUIT": Command(_special, 1, 0),
-    b"KVSTORE.PEER": Command(_special, 4, 6),
+    b"PING": Command(_ping, 1, 2, Need.LOGIN),
+    b"ECHO": Command(_echo, 2, 2, Need.LOGIN),
+    b"SELECT": Command(_select, 2, 2, Need.LOGIN),
+    b"TIME": Command(_time, 1, 1, Need.LOGIN),
+    b"GET": Command(_get, 2, 2, Need.OPERATIONS),
+    b"SET": Command(_set, 3, OPTIONS_MAX, Need.OPERATIONS),
+    b"SETNX": Command(_setnx, 3, 3, Need.OPERATIONS),
+    b"SETEX": Command(_setex(1000, "setex"), 4, 4, Need.OPERATIONS),
+    b"PSETEX": Command(_setex(1, "psetex"), 4, 4, Need.OPERATIONS),
+    b"GETSET": Command(_getset, 3, 3, Need.OPERATIONS),
+    b"GETDEL": Command(_getdel, 2, 2, Need.OPERATIONS),
+    b"GETRANGE": Command(_getrange, 4, 4, Need.OPERATIONS),
+    b"SUBSTR": Command(_getrange, 4, 4, Need.OPERATIONS),
+    b"MGET": Command(_mget, 2, 0, Need.OPERATIONS),
+    b"MSET": Command(_mset, 3, 0, Need.OPERATIONS),
+    b"DEL": Command(_delete, 2, 0, Need.OPERATIONS),
+    b"UNLINK": Command(_delete, 2, 0, Need.OPERATIONS),
+    b"EXISTS": Command(_exists, 2, 0, Need.OPERATIONS),
+    b"STRLEN": Command(_meta(Fmt.LENGTH), 2, 2, Need.OPERATIONS),
+    b"TYPE": Command(_meta(Fmt.TYPE), 2, 2, Need.OPERATIONS),
+    b"APPEND": Command(_append, 3, 3, Need.OPERATIONS),
+    b"INCR": Command(_increment(1), 2, 2, Need.OPERATIONS),
+    b"DECR": Command(_increment(-1), 2, 2, Need.OPERATIONS),
+    b"INCRBY": Command(_increment(1), 3, 3, Need.OPERATIONS),
+    b"DECRBY": Command(_increment(-1), 3, 3, Need.OPERATIONS),
+    b"EXPIRE": Command(_expire(1000, True), 3, OPTIONS_MAX, Need.OPERATIONS),
+    b"PEXPIRE": Command(_expire(1, True), 3, OPTIONS_MAX, Need.OPERATIONS),
+    b"EXPIREAT": Command(_expire(1000, False), 3, OPTIONS_MAX, Need.OPERATIONS),
+    b"PEXPIREAT": Command(_expire(1, False), 3, OPTIONS_MAX, Need.OPERATIONS),
+    b"PERSIST": Command(_persist, 2, 2, Need.OPERATIONS),
+    b"TTL": Command(_ttl(1000), 2, 2, Need.OPERATIONS),
+    b"PTTL": Command(_ttl(1), 2, 2, Need.OPERATIONS),
+    b"SCAN": Command(_special, 2, OPTIONS_MAX, Need.READ_SOME),
+    b"KEYS": Command(_special, 2, 2, Need.READ_SOME),
+    b"DBSIZE": Command(_special, 1, 1, Need.READ_ALL),
+    b"MULTI": Command(_special, 1, 1, Need.LOGIN),
+    b"EXEC": Command(_special, 1, 1, Need.LOGIN),
+    b"DISCARD": Command(_special, 1, 1, Need.LOGIN),
+    b"HELLO": Command(_special, 1, OPTIONS_MAX, Need.NOTHING),
+    b"AUTH": Command(_special, 2, 0, Need.NOTHING),
+    b"ACL": Command(_special, 2, OPTIONS_MAX, Need.LOGIN),
+    b"CLIENT": Command(_special, 2, OPTIONS_MAX, _client_need),
+    b"COMMAND": Command(_special, 1, 8 * OPTIONS_MAX, Need.LOGIN),
+    b"CONFIG": Command(_special, 2, OPTIONS_MAX, Need.LOGIN),
+    b"INFO": Command(_special, 1, OPTIONS_MAX, Need.LOGIN),
+    b"READONLY": Command(_special, 1, 1, Need.LOGIN),
+    b"READWRITE": Command(_special, 1, 1, Need.LOGIN),
+    b"WAIT": Command(_special, 3, 3, Need.LOGIN),
+    b"RESET": Command(_special, 1, 1, Need.NOTHING),
+    b"QUIT": Command(_special, 1, 0, Need.NOTHING),
+    b"KVSTORE.PEER": Command(_special, 4, 6, Need.NOTHING),
 }

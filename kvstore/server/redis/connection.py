@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvstore.env import Stream, StreamHandler
+from kvstore.server.access.certificates import common_names
+from kvstore.server.access.identities import Identity
 from kvstore.server.redis import pipeline
 from kvstore.server.redis.admission import REFUSAL, Admission, Trial
 from kvstore.server.redis.commands import CommandError
@@ -62,6 +64,8 @@ class RespConnection:
     def connection_made(self, transport: Stream) -> None:
         self._stream = self.pipeline.stream = self.replies.stream = transport
         transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        if self._server.access.is_on:
+            self.pipeline.guard(self.identity_of_certificate())
         match self._server.admit(self):
             case Admission.IF_SERVER:
                 self._trial = Trial(self.turn_away)
@@ -163,6 +167,18 @@ class RespConnection:
         """The client's."""
         name = self._stream.get_extra_info("peername") or ("?", 0)
         return f"{name[0]}:{name[1]}"
+
+    def identity_of_certificate(self) -> Identity | None:
+        """The user whom its certificate names, if it had to show one."""
+        return self._server.access.of_certificate(common_names(self._stream.get_extra_info("peercert")))
+
+    def access_changed(self) -> None:
+        """There is another table of users. Who is no user any more is sent away."""
+        identity = self.session.identity
+        if identity is not None and identity.is_gone:
+            self.give_up("NOAUTH Authentication required: the user was removed, or has another password")
+        elif not self.pipeline.is_handed_over:
+            self.pipeline.guard(identity or self.identity_of_certificate())
 
     def become_peer(self, words: list[bytes]) -> None:
         """Give the connection to another server's link. Until that server has proven itself it counts as a client's.

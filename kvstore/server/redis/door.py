@@ -12,6 +12,9 @@ from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.env.histogram import Histogram
 from kvstore.partition.state.commands import Op
 from kvstore.ring.ring import Ring
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
 from kvstore.server.config import Limits
 from kvstore.server.redis import replies
 from kvstore.server.redis.admission import SERVERS_MAX, Admission
@@ -46,9 +49,21 @@ class RespServer:
     """Listens once `open` is called. `accept_peer` makes the next handler of another server's connection."""
 
     def __init__(
-        self, env: Env, backend: Backend, limits: Limits, accept_peer: AcceptPeer, facts: Callable[[], Facts]
+        self,
+        env: Env,
+        backend: Backend,
+        limits: Limits,
+        accept_peer: AcceptPeer,
+        facts: Callable[[], Facts],
+        access: Access | None = None,
+        logins: Logins | None = None,
     ) -> None:
+        """Without `access` nobody is asked who he is."""
         self.backend = backend
+        self.access = access if access is not None else Access()
+        self.logins = (
+            logins if logins is not None else Logins(env, self.access, AuditLog(env.clock.now, env.clock.date_ms))
+        )
         self.commands = 0
         """Received since the start."""
         self.reports_at = 0
@@ -78,6 +93,7 @@ class RespServer:
         self._look: asyncio.TimerHandle | None = None
         self._last_id = 0
         self._listener: Listener | None = None
+        self._end_listening = self.access.on_change(self._access_changed)
 
     async def open(self, address: str) -> str:
         """Accept connections; returns the bound address. Raises OSError."""
@@ -86,6 +102,7 @@ class RespServer:
 
     async def close(self) -> None:
         """Accept nothing more, answer what is under way, and close every connection."""
+        self._end_listening()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
@@ -161,6 +178,10 @@ class RespServer:
         oldest.turn_away()
         return True
 
+    def _access_changed(self) -> None:
+        for connection in list(self._connections):
+            connection.access_changed()
+
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
         self._silent.pop(connection, None)
@@ -229,8 +250,9 @@ class RespServer:
         return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
 
     def facts(self) -> Facts:
+        port = self._listener.address.rpartition(":")[2] if self._listener else "0"
         uptime_s = int(self._env.clock.now() - self._began)
-        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "tcp_port": self._port()}
+        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "tcp_port": port}
         clients = {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max}
         received = {"total_connections_received": self.connections_accepted, "total_commands_processed": self.commands}
         own: dict[str, Mapping[str, object]] = {
@@ -240,6 +262,3 @@ class RespServer:
             "Replication": {"role": "master", "connected_slaves": 0},
         }
         return {**own, **self._facts()}
-
-    def _port(self) -> str:
-        return self._listener.address.rpartition(":")[2] if self._listener else "0"

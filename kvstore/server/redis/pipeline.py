@@ -17,9 +17,12 @@ from kvstore.env import Stream
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.rows import VALUE_AT
+from kvstore.server.access.guard import Guard
+from kvstore.server.access.identities import Access, Identity
 from kvstore.server.redis import replies, reply_queue
 from kvstore.server.redis import server_commands as specials
 from kvstore.server.redis.commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
+from kvstore.server.redis.gate import Gate
 from kvstore.server.redis.gather import Gather
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.key_hazards import KeyHazards
@@ -41,6 +44,7 @@ class Server(reply_queue.Server, specials.Server, Protocol):
 
     window: InflightLimit
     rounds: CommandLatency
+    access: Access
 
     def now_ms(self) -> int: ...
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
@@ -70,6 +74,8 @@ class Pipeline:
         self.is_handed_over = False
         """The connection is another server's: nothing is meant to come after the command that said so."""
         self._backend = server.backend
+        self.gate: Gate | None = None
+        """None where nobody is asked who he is."""
         self._accounted = 0
         """Commands that the window counts as answered."""
         self._value_bytes = 0
@@ -83,6 +89,19 @@ class Pipeline:
         """A Special is being done."""
         self._is_ended = False
         """The client sends no more."""
+
+    # ── whose they are ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def guard(self, identity: Identity | None) -> None:
+        """Let this user do what he may from now on; None: whoever has not said who he is."""
+        access, backend = self.server.access, self.server.backend
+        self.session.identity = identity
+        if not access.is_on:
+            self.gate, self._backend = None, backend
+        else:
+            who, address = identity or access.nobody, self.client.address
+            self.gate, self._backend = Gate(access, who, address), Guard(access, who, backend, address)
+        self.replies.backend = self._backend
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -244,14 +263,26 @@ class Pipeline:
         """Plan a command; None if it was done. Raises CommandError."""
         session = self.session
         now_ms = self.server.now_ms()
+        gate = self.gate
+        if gate is not None:
+            self._check(gate, words)
         if session.queued is not None:
             if words[0].upper() not in specials.WITHIN_MULTI:
-                self.replies.reply(session.queue(words, now_ms))
+                self.replies.reply(session.queue(words, now_ms, None if gate is None else gate.check_ops))
                 return None
             session.check(words)
         return plan(words, Context(session.protocol, session.level, now_ms))
 
+    def _check(self, gate: Gate, words: Command) -> None:
+        try:
+            gate.check(words)
+        except CommandError:
+            self.session.spoil()
+            raise
+
     def perform(self, found: Plan) -> bool:
+        if self.gate is not None and isinstance(found, Several):
+            self.gate.check_ops(found.ops)  # none of it is done if one may not be
         match found:
             case Reply(data):
                 self.replies.reply(data)

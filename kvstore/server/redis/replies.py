@@ -11,9 +11,11 @@ from typing import Any
 from kvstore.errors import (
     ConditionFailed,
     InvalidRequest,
+    NotAuthenticated,
     NotEnoughBookies,
     OutcomeUnknown,
     Overloaded,
+    PermissionDenied,
     Retryable,
     StoreError,
     Unavailable,
@@ -21,6 +23,7 @@ from kvstore.errors import (
 
 OK = b"+OK\r\n"
 QUEUED = b"+QUEUED\r\n"
+NOAUTH = b"-NOAUTH Authentication required.\r\n"
 ZERO, ONE = b":0\r\n", b":1\r\n"
 NULL = {2: b"$-1\r\n", 3: b"_\r\n"}
 
@@ -93,6 +96,10 @@ def failure(reason: StoreError) -> bytes:
             return error(f"CLUSTERDOWN {reason}")
         case Retryable():
             return error(f"TRYAGAIN {reason}")
+        case NotAuthenticated():
+            return NOAUTH
+        case PermissionDenied():
+            return error(f"NOPERM {reason}")
         case _:
             return error(f"ERR {reason}")
 

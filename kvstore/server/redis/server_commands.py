@@ -8,15 +8,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from itertools import zip_longest
 from typing import Any, Protocol
 
-from kvstore.errors import StoreError, Unavailable
+from kvstore.errors import NotAuthenticated, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Level, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.ring.hashing import TOKENS
 from kvstore.ring.ring import Ring
+from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.logins import Logins, network_of
 from kvstore.server.redis import replies, session
 from kvstore.server.redis.commands import FROM_BROWSERS, CommandError, Plan, check_pattern, integer
 from kvstore.server.redis.fresh import Fresh
+from kvstore.server.redis.gate import NOAUTH_HELLO, Gate
 from kvstore.server.redis.gather import REPLY_BYTES_MAX
 from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
@@ -40,6 +43,8 @@ class Server(Protocol):
 
     clients: Fresh[bytes]
     info: Fresh[session.Facts]
+    access: Access
+    logins: Logins
 
     @property
     def ring(self) -> Ring: ...
@@ -53,6 +58,14 @@ class Client(Protocol):
 
     @property
     def address(self) -> str: ...
+    @property
+    def host(self) -> str:
+        """The same without its port."""
+        ...
+
+    def identity_of_certificate(self) -> Identity | None:
+        """The user whom its certificate names."""
+        ...
 
     def become_peer(self, words: Words) -> None:
         """Give the connection to another server's link. Raises CommandError."""
@@ -64,12 +77,16 @@ class Performer(Protocol):
 
     session: session.Session
     replies: ReplyQueue
+    gate: Gate | None
 
     @property
     def server(self) -> Server: ...
     @property
     def client(self) -> Client: ...
     def perform(self, found: Plan) -> bool: ...
+    def guard(self, identity: Identity | None) -> None:
+        """Let this user do what he may from now on."""
+        ...
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Answer with what `work` returns; nothing else is begun meanwhile."""
@@ -118,15 +135,65 @@ def _replying(make: Callable[[Performer, Words], bytes]) -> Callable[[Performer,
 
 
 def _hello(pipeline: Performer, words: Words) -> None:
-    reply = pipeline.session.hello(words)
+    if not pipeline.server.access.is_on:
+        return _greet(pipeline, words, is_checked=False)
+    credentials = session.credentials_of_hello(words)
+    if credentials is not None:
+        pipeline.run_alone(_log_in(pipeline, credentials, words))
+    elif pipeline.session.identity is None:
+        raise CommandError(NOAUTH_HELLO)
+    else:
+        _greet(pipeline, words, is_checked=True)
+    return None
+
+
+def _greet(pipeline: Performer, words: Words, *, is_checked: bool) -> None:
+    reply = pipeline.session.hello(words, is_checked=is_checked)
     pipeline.replies.use_protocol(pipeline.session.protocol)
     pipeline.replies.reply(reply)
 
 
+async def _log_in(pipeline: Performer, credentials: tuple[str, bytes], hello: Words | None = None) -> bytes:
+    """Log in, and answer AUTH or HELLO. Raises CommandError, Overloaded."""
+    server, address = pipeline.server, network_of(pipeline.client.host)
+    try:
+        identity = await server.logins.login(*credentials, address)
+    except NotAuthenticated as error:
+        raise CommandError(f"WRONGPASS {error}") from None
+    if hello is None:
+        pipeline.guard(identity)
+        return replies.OK
+    reply = pipeline.session.hello(hello, is_checked=True)
+    pipeline.guard(identity)
+    pipeline.replies.use_protocol(pipeline.session.protocol)
+    return reply
+
+
+def _auth(pipeline: Performer, words: Words) -> None:
+    if pipeline.server.access.is_on:
+        pipeline.run_alone(_log_in(pipeline, session.credentials_of_auth(words)))
+    else:
+        pipeline.replies.reply(session.auth(words))
+
+
+def _acl(pipeline: Performer, words: Words) -> bytes:
+    identity = pipeline.session.identity if pipeline.server.access.is_on else None
+    return session.acl(words, session.DEFAULT_USER if identity is None else identity.name)
+
+
 def _reset(pipeline: Performer, words: Words) -> None:
     pipeline.session.reset()
+    pipeline.guard(pipeline.client.identity_of_certificate())
     pipeline.replies.use_protocol(pipeline.session.protocol)
     pipeline.replies.reply(replies.status("RESET"))
+
+
+def _shown(pipeline: Performer, found: list[bytes]) -> list[bytes]:
+    """Those keys that the user may read."""
+    if pipeline.gate is None:
+        return found
+    prefixes = pipeline.gate.identity.permissions.read
+    return [key for key in found if key.startswith(prefixes)]
 
 
 def _client(pipeline: Performer, words: Words) -> None:
@@ -198,7 +265,7 @@ def _keys(pipeline: Performer, words: Words) -> None:
         matches = keys.matcher(pattern)
         ask = _asking(pipeline)
         found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
-        return replies.bulks(found)
+        return replies.bulks(_shown(pipeline, found))
 
     pipeline.run_alone(work())
 
@@ -212,7 +279,7 @@ def _scan(pipeline: Performer, words: Words) -> None:
         ask, after, found = _asking(pipeline), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
             after, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
-        matching = await keys.matching(found, matches)
+        matching = await keys.matching(_shown(pipeline, found), matches)
         return replies.array([replies.bulk(b"%d" % after), replies.bulks(matching)])
 
     pipeline.run_alone(work())
@@ -251,7 +318,8 @@ _SPECIALS: dict[str, Callable[[Performer, Words], None]] = {
     "RESET": _reset,
     "QUIT": lambda pipeline, words: pipeline.quit(),
     **dict.fromkeys((name.decode() for name in FROM_BROWSERS), _hang_up),
-    "AUTH": _replying(lambda pipeline, words: session.auth(words)),
+    "AUTH": _auth,
+    "ACL": _replying(_acl),
     "CLIENT": _client,
     "COMMAND": _in_turn(lambda pipeline, words: session.command(words, pipeline.session.protocol)),
     "CONFIG": _in_turn(lambda pipeline, words: session.config(words, pipeline.session.protocol)),

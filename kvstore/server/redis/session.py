@@ -3,12 +3,13 @@ Decides only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.errors import StoreError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.server.access.identities import Identity
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands import (
     COMMANDS,
@@ -38,6 +39,10 @@ ACKNOWLEDGED_REPLICAS = 1
 """Every acknowledged write is on disk on at least two machines: in Redis's count, which leaves the master out, one."""
 _SETTINGS = {b"save": b"", b"appendonly": b"yes", b"appendfsync": b"always", b"maxmemory": b"0", b"databases": b"1"}
 
+DEFAULT_USER = "default"
+"""Whom AUTH means by a password alone, and who everybody is where nobody is asked."""
+WRONGPASS = "WRONGPASS invalid username-password pair or user is disabled."
+
 Facts = Mapping[str, Mapping[str, object]]
 """What INFO shows: sections of names and values."""
 
@@ -47,6 +52,8 @@ class Session:
 
     def __init__(self, id_: int) -> None:
         self.id = id_
+        self.identity: Identity | None = None
+        """Who the client has proven to be; None: nobody."""
         self.protocol = 2
         self.level = int(Level.LINEARIZABLE)
         self.name = b""
@@ -65,9 +72,10 @@ class Session:
         """As the connection was when it was made."""
         self.__init__(self.id)  # type: ignore[misc]
 
-    def queue(self, words: list[bytes], now_ms: int) -> bytes:
+    def queue(self, words: list[bytes], now_ms: int, check: Callable[[Sequence[Op]], None] | None = None) -> bytes:
         """Take a command into the transaction; what to answer. Raises CommandError, which spoils the transaction. As in
-        Redis, arguments that are wrong in themselves only fail their own command, at EXEC."""
+        Redis, arguments that are wrong in themselves only fail their own command, at EXEC. `check` raises CommandError
+        for operations that the user may not do."""
         assert self.queued is not None
         try:
             if len(self.queued) >= QUEUED_MAX:
@@ -82,12 +90,18 @@ class Session:
                 found = Reply(replies.error(str(error)))
             if isinstance(found, Special):
                 raise CommandError(f"ERR {found.name} is not allowed in transactions")
+            if check is not None:
+                check(_ops(found))
         except CommandError:
             self._is_spoilt = True
             raise
         self.queued.append(found)
         self._queued_bytes += size
         return replies.QUEUED
+
+    def spoil(self) -> None:
+        """A command was refused; within a transaction it spoils that."""
+        self._is_spoilt = True
 
     def check(self, words: list[bytes]) -> None:
         """Check the number of words of a command that is not queued; a wrong one spoils the transaction. Raises
@@ -127,8 +141,9 @@ class Session:
         _check_batch(ops, owner_of)
         return Several([_batch(ops)], _combiner(queued, self.protocol))
 
-    def hello(self, words: list[bytes]) -> bytes:
-        """Choose the protocol version; the reply is in the new one."""
+    def hello(self, words: list[bytes], *, is_checked: bool = False) -> bytes:
+        """Choose the protocol version; the reply is in the new one. `is_checked`: the user and password that it may
+        carry are known to be right. Raises CommandError."""
         protocol, at = self.protocol, 1
         if len(words) > 1:
             _integer(words[1], "Protocol version")
@@ -139,7 +154,8 @@ class Session:
         while at < len(words):
             option = words[at].upper()
             if option == b"AUTH" and at + 2 < len(words):
-                _check_user(words[at + 1])
+                if not is_checked:
+                    _check_user(words[at + 1])
                 at += 3
             elif option == b"SETNAME" and at + 1 < len(words):
                 name = _checked_name(words[at + 1])
@@ -186,9 +202,39 @@ class Session:
     def describe(self, address: str) -> bytes:
         """The connection in CLIENT LIST's form."""
         library, version = self.library[b"LIB-NAME"], self.library[b"LIB-VER"]
-        return b"id=%d addr=%b name=%b db=0 resp=%d lib-name=%b lib-ver=%b\n" % (
-            *(self.id, address.encode(), self.name, self.protocol, library, version),
+        user = b" user=%b" % self.identity.name.encode() if self.identity is not None else b""
+        return b"id=%d addr=%b name=%b db=0%b resp=%d lib-name=%b lib-ver=%b\n" % (
+            *(self.id, address.encode(), self.name, user, self.protocol, library, version),
         )
+
+
+def credentials_of_auth(words: list[bytes]) -> tuple[str, bytes]:
+    """User and password of AUTH, which without a user means the default one. Raises CommandError."""
+    if len(words) > 3:
+        raise CommandError("ERR syntax error")
+    return (_user_of(words[1]), words[2]) if len(words) == 3 else (DEFAULT_USER, words[1])
+
+
+def credentials_of_hello(words: list[bytes]) -> tuple[str, bytes] | None:
+    """User and password that HELLO carries; None if it carries none."""
+    at = 2
+    while at < len(words):
+        option = words[at].upper()
+        if option == b"AUTH" and at + 2 < len(words):
+            return _user_of(words[at + 1]), words[at + 2]
+        at += 2
+    return None
+
+
+def acl(words: list[bytes], user: str) -> bytes:
+    """ACL WHOAMI; users and roles are kept by `kvstore user` and `kvstore role`."""
+    if words[1].upper() != b"WHOAMI" or len(words) != 2:
+        raise CommandError("ERR unknown subcommand or wrong arguments. ACL has WHOAMI here; `kvstore user` keeps users")
+    return replies.bulk(user.encode())
+
+
+def _user_of(word: bytes) -> str:
+    return word.decode("utf-8", "replace")
 
 
 def auth(words: list[bytes]) -> bytes:
@@ -320,8 +366,8 @@ def _shares(
 
 
 def _check_user(user: bytes) -> None:
-    if user != b"default":
-        raise CommandError("WRONGPASS invalid username-password pair or user is disabled.")
+    if user != DEFAULT_USER.encode():
+        raise CommandError(WRONGPASS)
 
 
 def _checked_name(name: bytes) -> bytes:

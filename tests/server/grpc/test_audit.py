@@ -6,14 +6,16 @@ import logging
 from typing import Any, cast
 
 import grpc
+import orjson
 import pytest
 
 from kvstore.errors import InvalidRequest
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import abort
-from kvstore.server.grpc import audit
-from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, arguments_of, who
+from kvstore.server.access import audit
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, _Handlers, arguments_of, who
 from tests.waiting import wait_until
 
 
@@ -38,7 +40,7 @@ async def test_a_line_for_each_call_with_its_arguments_and_result(caplog: pytest
         ("kvstore.v1.Admin",),
         (
             lambda each: admin_pb2_grpc.add_AdminServicer_to_server(
-                Answers(), cast(grpc.aio.Server, Audited(each, lambda: 5.0))
+                Answers(), cast(grpc.aio.Server, Audited(each, lambda: 5.0, AuditLog(lambda: 5.0, lambda: 7), str))
             ),
         ),
     )
@@ -53,9 +55,11 @@ async def test_a_line_for_each_call_with_its_arguments_and_result(caplog: pytest
         await wait_until(lambda: has_lines(caplog, 2), what="both calls have ended")
     await server.stop(0)
     one, two = lines_of(caplog)
-    assert one.startswith("who=- from=ipv4:127.0.0.1:")
-    assert "call=Status arguments={} result=OK took_ms=" in one
-    assert 'call=ChangeRing arguments={action: ADD partitions: "p\\n9"} result=INVALID_ARGUMENT' in two
+    first, second = orjson.loads(one), orjson.loads(two)
+    assert first.pop("from").startswith("ipv4:127.0.0.1:")
+    assert first == {"time": 7, "who": "-", "call": "Status", "outcome": "OK", "took_ms": 0}
+    assert second["arguments"] == 'action: ADD partitions: "p\\n9"'
+    assert (second["call"], second["outcome"]) == ("ChangeRing", "INVALID_ARGUMENT")
 
 
 class Context:
@@ -104,7 +108,8 @@ async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_a
 ) -> None:
     monkeypatch.setattr(audit, "LINES_MAX", 3)
     now = 0.0
-    handlers = audit._Handlers(cast(Any, None), lambda: now, audit._Lines(lambda: now))
+    log = audit.AuditLog(lambda: now, lambda: 0)
+    handlers = _Handlers(cast(Any, None), lambda: now, log, lambda: "")
 
     async def changed(request: Any, context: Any) -> Any:
         return request
@@ -122,13 +127,21 @@ async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_a
         await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.8"))
         now = audit.LINES_S
         await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.7"))
-    shown = [" ".join(record.getMessage().split()[:3]) for record in caplog.records]
+    lines = [orjson.loads(record.getMessage()) for record in caplog.records]
+    shown = [(each["from"], each.get("call", each.get("lines_left_out"))) for each in lines]
     assert shown == [
-        "who=- from=ipv4:10.0.0.7:1 call=Status",
-        "who=- from=ipv4:10.0.0.7:1 call=ChangeRing",
-        "who=- from=ipv4:10.0.0.7:1 call=Status",
-        "who=- from=ipv4:10.0.0.7:1 call=Drain",
-        "who=- from=ipv4:10.0.0.8:1 call=Status",
-        "from=ipv4:10.0.0.7 calls_without_a_line=7 within_s=60",
-        "who=- from=ipv4:10.0.0.7:1 call=Status",
+        ("ipv4:10.0.0.7:1", "Status"),
+        ("ipv4:10.0.0.7:1", "ChangeRing"),
+        ("ipv4:10.0.0.7:1", "Status"),
+        ("ipv4:10.0.0.7:1", "Drain"),
+        ("ipv4:10.0.0.8:1", "Status"),
+        ("ipv4:10.0.0.7", 7),
+        ("ipv4:10.0.0.7:1", "Status"),
     ]
+
+
+def test_no_hash_of_a_password_is_written_down() -> None:
+    for name in ("add_user", "set_password"):
+        asked = admin_pb2.ChangeAccessRequest(**{name: {"name": "anna", "password_hash": "scrypt$secret"}})
+        assert arguments_of(asked) == f'{name} {{ name: "anna" }}'
+        assert getattr(asked, name).password_hash == "scrypt$secret"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore.env.ports import Stream, StreamHandler, nothing_has_ended
+from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
 from kvstore.server.redis.commands import CommandError
 from kvstore.server.redis.door import Leave, RespServer
@@ -81,13 +82,16 @@ async def redis_door(
     partitions: int = 3,
     limits: Limits | None = None,
     report_syncs: Callable[[], None] = nothing_has_ended,
+    access: Access | None = None,
 ) -> AsyncIterator[Door]:
     async with one_server(root, partitions) as (env, backend):
         env = replace(env, report_syncs=report_syncs)
-        server = RespServer(env, backend, limits or Limits(), refuse_peers, lambda: {"Kvstore": {"node_id": "n1"}})
+        facts = {"Kvstore": {"node_id": "n1"}}
+        server = RespServer(env, backend, limits or Limits(), refuse_peers, lambda: facts, access)
         address = await server.open("127.0.0.1:0")
         try:
             yield Door(server, backend, address)
         finally:
             backend.let_go()
             await server.close()
+            server.logins.close()

@@ -1,0 +1,52 @@
+"""Users, roles and rights on prefixes of keys, and the table of all of them."""
+
+from kvstore.access.changes import (
+    ADMIN,
+    AddRole,
+    AddUser,
+    Change,
+    GrantRight,
+    GrantRole,
+    RemoveRole,
+    RemoveUser,
+    RevokeRight,
+    RevokeRole,
+    SetPassword,
+    Switch,
+    applied,
+)
+from kvstore.access.passwords import PASSWORD_BYTES_MAX, Password, encoded, parsed
+from kvstore.access.permissions import EVERYTHING, NOTHING, Permissions, permissions_of
+from kvstore.access.ranges import Ranges, end_of_prefix
+from kvstore.access.table import AccessTable, Grant, Right, Role, User
+
+__all__ = [
+    "ADMIN",
+    "EVERYTHING",
+    "NOTHING",
+    "PASSWORD_BYTES_MAX",
+    "AccessTable",
+    "AddRole",
+    "AddUser",
+    "Change",
+    "Grant",
+    "GrantRight",
+    "GrantRole",
+    "Password",
+    "Permissions",
+    "Ranges",
+    "RemoveRole",
+    "RemoveUser",
+    "RevokeRight",
+    "RevokeRole",
+    "Right",
+    "Role",
+    "SetPassword",
+    "Switch",
+    "User",
+    "applied",
+    "encoded",
+    "end_of_prefix",
+    "parsed",
+    "permissions_of",
+]

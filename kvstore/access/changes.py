@@ -1,0 +1,213 @@
+"""Changes of the access table: each with what it wants, and the table that it makes. Decides only.
+
+A change that finds its work done returns the table as it is, so that it can be tried again when its outcome is unknown;
+to remove what is not there is an error of its own (NotThere), which whoever tries again knows for success.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from kvstore.access.table import AccessTable, Grant, Right, Role, User
+from kvstore.errors import InvalidRequest
+
+ADMIN = "admin"
+"""The built-in role: the right admin and nothing else."""
+
+
+class NotThere(InvalidRequest):
+    """The user, role or right to be changed is not in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Ask everybody who he is from now on, or nobody."""
+
+    is_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AddUser:
+    name: str
+    password: str = field(default="", repr=False)
+    """A hash; empty: he comes by certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveUser:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetPassword:
+    name: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRole:
+    user: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeRole:
+    user: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddRole:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRole:
+    """Users lose it too."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRight:
+    role: str
+    right: Right
+    prefix: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeRight:
+    role: str
+    right: Right
+    prefix: bytes = b""
+
+
+Change = (
+    Switch
+    | AddUser
+    | RemoveUser
+    | SetPassword
+    | GrantRole
+    | RevokeRole
+    | AddRole
+    | RemoveRole
+    | GrantRight
+    | RevokeRight
+)
+
+
+def applied(table: AccessTable, change: Change) -> AccessTable:
+    """The table after the change. Raises InvalidRequest, and NotThere for what is not in the table."""
+    try:
+        found = _applied(table, change)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    if found.is_on and not _has_admin(found):
+        raise InvalidRequest(
+            "want a user with a password and the role admin while access control is on, or nobody could change it: "
+            "add one first"
+        )
+    return found
+
+
+def _applied(table: AccessTable, change: Change) -> AccessTable:
+    match change:
+        case Switch(is_on):
+            return replace(table, is_on=is_on)
+        case AddUser():
+            return _add_user(table, change)
+        case RemoveUser(name):
+            _user(table, name)
+            return replace(table, users=tuple(each for each in table.users if each.name != name))
+        case SetPassword(name, password):
+            if not password:
+                raise InvalidRequest(f"user {name}: want a password's hash, got none")
+            return _with_user(table, replace(_user(table, name), password=password))
+        case GrantRole(name, role):
+            user = _user(table, name)
+            if role != ADMIN:
+                _role(table, role)
+            return _with_user(table, replace(user, roles=tuple(sorted({*user.roles, role}))))
+        case RevokeRole(name, role):
+            return _revoke_role(table, name, role)
+        case AddRole(name):
+            _check_own(name)
+            return table if table.role_or_none(name) is not None else _with_role(table, Role(name))
+        case RemoveRole(name):
+            return _remove_role(table, name)
+        case GrantRight(name, right, prefix):
+            _check_own(name)
+            role_ = _role(table, name)
+            return _with_role(table, replace(role_, grants=tuple(sorted({*role_.grants, Grant(right, prefix)}))))
+        case RevokeRight(name, right, prefix):
+            return _revoke_right(table, name, Grant(right, prefix))
+        case _:
+            assert_never(change)
+
+
+def _add_user(table: AccessTable, change: AddUser) -> AccessTable:
+    known = table.user_or_none(change.name)
+    if known is not None:
+        if known.password == change.password:
+            return table
+        raise InvalidRequest(f"user {change.name} is there already; `user passwd` changes the password")
+    # As in etcd, where the first user has to be root: who could grant anybody anything otherwise?
+    roles = () if table.users else (ADMIN,)
+    return _with_user(table, User(change.name, change.password, roles))
+
+
+def _revoke_role(table: AccessTable, name: str, role: str) -> AccessTable:
+    user = _user(table, name)
+    if role not in user.roles:
+        raise NotThere(f"user {name} has no role {role}; he has {', '.join(user.roles) or 'none'}")
+    return _with_user(table, replace(user, roles=tuple(each for each in user.roles if each != role)))
+
+
+def _remove_role(table: AccessTable, name: str) -> AccessTable:
+    _check_own(name)
+    _role(table, name)
+    users = tuple(replace(each, roles=tuple(role for role in each.roles if role != name)) for each in table.users)
+    return replace(table, users=users, roles=tuple(each for each in table.roles if each.name != name))
+
+
+def _revoke_right(table: AccessTable, name: str, grant: Grant) -> AccessTable:
+    _check_own(name)
+    role = _role(table, name)
+    if grant not in role.grants:
+        raise NotThere(f"role {name} has not the right {grant.right} on exactly the prefix {grant.prefix!r}")
+    return _with_role(table, replace(role, grants=tuple(each for each in role.grants if each != grant)))
+
+
+def _has_admin(table: AccessTable) -> bool:
+    admins = {ADMIN} | {role.name for role in table.roles if any(each.right is Right.ADMIN for each in role.grants)}
+    return any(user.password and admins & set(user.roles) for user in table.users)
+
+
+def _user(table: AccessTable, name: str) -> User:
+    found = table.user_or_none(name)
+    if found is None:
+        raise NotThere(f"no user {name[:80]!r}; `kvstore user list` shows those that there are")
+    return found
+
+
+def _role(table: AccessTable, name: str) -> Role:
+    found = table.role_or_none(name)
+    if found is None:
+        raise NotThere(f"no role {name[:80]!r}; `kvstore role list` shows those that there are")
+    return found
+
+
+def _check_own(name: str) -> None:
+    if name == ADMIN:
+        raise InvalidRequest("the role admin is built in: want another name")
+
+
+def _with_user(table: AccessTable, user: User) -> AccessTable:
+    others = [each for each in table.users if each.name != user.name]
+    return replace(table, users=tuple(sorted([*others, user], key=lambda each: each.name)))
+
+
+def _with_role(table: AccessTable, role: Role) -> AccessTable:
+    others = [each for each in table.roles if each.name != role.name]
+    return replace(table, roles=tuple(sorted([*others, role], key=lambda each: each.name)))

@@ -1,0 +1,41 @@
+"""Whether a call may pass: asked before each method of a gRPC server that has a gate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+
+class Gate(Protocol):
+    """Asks callers who they are: kvstore.server.access.call_gate.CallGate."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it asks anybody now."""
+        ...
+
+    def passage(self, method: str, request: Any, context: Any) -> AbstractAsyncContextManager[None]:
+        """Let a call pass, or abort it; and abort it later if it may not go on. `request` is None where the client
+        streams."""
+        ...
+
+
+class Passage:
+    """The gate as one method has it; without a gate everything passes."""
+
+    def __init__(self, gate: Gate | None, method: str) -> None:
+        self._gate, self._method = gate, method
+
+    @property
+    def is_asked(self) -> bool:
+        return self._gate is not None and self._gate.is_on
+
+    @asynccontextmanager
+    async def through(self, request: Any, context: Any) -> AsyncIterator[None]:
+        """Of calls that last: they are known to the gate also while it asks nobody."""
+        if self._gate is None:
+            yield
+            return
+        async with self._gate.passage(self._method, request, context):
+            yield

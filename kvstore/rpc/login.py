@@ -1,0 +1,105 @@
+"""Logins of clients: a user and a password, by a URL, a file or the environment, and how calls carry it.
+
+Never by an option of a command: whoever lists the machine's processes would read it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvstore.errors import ConfigError
+
+USER, PASSWORD, PASSWORD_FILE = "KVSTORE_USER", "KVSTORE_PASSWORD", "KVSTORE_PASSWORD_FILE"
+FILE_BYTES_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A user with a password. Its `repr` does not show that."""
+
+    user: str
+    password: bytes = field(repr=False)
+
+    @property
+    def header(self) -> str:
+        """The value of `authorization`."""
+        return "Basic " + base64.b64encode(self.user.encode() + b":" + self.password).decode()
+
+
+def login_of_environment(environ: Mapping[str, str] | None = None) -> Login | None:
+    """The login that KVSTORE_USER and KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD name; None without a user. Raises
+    ConfigError."""
+    environ = os.environ if environ is None else environ
+    user, file = environ.get(USER, ""), environ.get(PASSWORD_FILE, "")
+    if not user:
+        return None
+    if file:
+        return Login(user, password_in(Path(file)))
+    if PASSWORD not in environ:
+        raise ConfigError(f"{USER} is set: want {PASSWORD_FILE} or {PASSWORD} beside it")
+    return Login(user, environ[PASSWORD].encode())
+
+
+def password_in(path: Path) -> bytes:
+    """The first line of a file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not data or len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: want a password on its first line, 1 to {FILE_BYTES_MAX} bytes, got {len(data)}")
+    return data.splitlines()[0]
+
+
+class LoggedInChannel:
+    """A channel of either API of gRPC whose calls carry a login. Generated stubs take it for a channel."""
+
+    def __init__(self, channel: Any, login: Login) -> None:
+        self._channel = channel
+        self._metadata = (("authorization", login.header),)
+
+    def unary_unary(self, *args: Any, **options: Any) -> Any:
+        return _Method(self._channel.unary_unary(*args, **options), self._metadata)
+
+    def unary_stream(self, *args: Any, **options: Any) -> Any:
+        return _Method(self._channel.unary_stream(*args, **options), self._metadata)
+
+    def stream_unary(self, *args: Any, **options: Any) -> Any:
+        return _Method(self._channel.stream_unary(*args, **options), self._metadata)
+
+    def stream_stream(self, *args: Any, **options: Any) -> Any:
+        return _Method(self._channel.stream_stream(*args, **options), self._metadata)
+
+    def close(self) -> Any:
+        return self._channel.close()
+
+    def __enter__(self) -> LoggedInChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    async def __aenter__(self) -> LoggedInChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+
+class _Method:
+    __slots__ = ("_metadata", "_method")
+
+    def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._method, self._metadata = method, metadata
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._method(*args, metadata=self._metadata, **options)
+
+    def future(self, *args: Any, **options: Any) -> Any:
+        return self._method.future(*args, metadata=self._metadata, **options)

@@ -1,0 +1,110 @@
+"""The gate of the gRPC door: who calls, whether he may, and whether he still may while a call lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import unquote
+
+from kvstore.errors import NotAuthenticated, StoreError
+from kvstore.rpc.calls import address_of
+from kvstore.rpc.status import abort
+from kvstore.server.access.guard import Guard
+from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.logins import Logins, basic_or_none
+from kvstore.server.access.needs import RPC_NEEDS, admin
+from kvstore.server.routing.backend import Backend
+
+AUTHORIZATION = "authorization"
+_caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
+_address: ContextVar[str] = ContextVar("address", default="?")
+
+
+class _Stay:
+    """A call that lasts."""
+
+    __slots__ = ("check", "refused", "task")
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+        self.task = asyncio.current_task()
+        self.refused: StoreError | None = None
+
+
+class CallGate:
+    """That of one server; a Gate."""
+
+    def __init__(self, access: Access, logins: Logins) -> None:
+        self._access, self._logins = access, logins
+        self._stays: dict[_Stay, None] = {}
+        self.close = access.on_change(self._look_again)
+
+    @property
+    def is_on(self) -> bool:
+        return self._access.is_on
+
+    def caller(self) -> str:
+        """The user of the present call; empty where nobody was asked."""
+        identity = _caller.get()
+        return identity.name if identity is not None and self._access.is_on else ""
+
+    def guarded(self, backend: Backend) -> Backend:
+        """The backend as the caller of the present call may use it."""
+        if not self._access.is_on:
+            return backend
+        return Guard(self._access, _caller.get() or self._access.nobody, backend, _address.get())
+
+    @asynccontextmanager
+    async def passage(self, method: str, request: Any, context: Any) -> AsyncIterator[None]:
+        need = RPC_NEEDS.get(method, admin)
+        identity = self._access.nobody
+        try:
+            if self._access.is_on:
+                identity = await self._identify(context)
+            need(identity, request)
+        except StoreError as error:
+            self._note(identity.name, context, method, error)
+            await abort(context, error)
+        _caller.set(identity)
+        _address.set(unquote(context.peer()))
+        stay = _Stay(lambda: need(identity, request))
+        self._stays[stay] = None
+        try:
+            yield
+        except asyncio.CancelledError:
+            if stay.refused is None or stay.task is None:
+                raise
+            stay.task.uncancel()
+            self._note(identity.name, context, method, stay.refused)
+            await abort(context, stay.refused)
+        finally:
+            self._stays.pop(stay, None)
+
+    async def _identify(self, context: Any) -> Identity:
+        """Find out who calls: by the header, else by the certificate; nobody if he says nothing. Raises
+        NotAuthenticated, Overloaded."""
+        for name, value in context.invocation_metadata() or ():
+            if name == AUTHORIZATION:
+                said = basic_or_none(value) if isinstance(value, str) else None
+                if said is None:
+                    raise NotAuthenticated("want authorization: Basic with user and password in base64")
+                return await self._logins.login(*said, address_of(context.peer()))
+        names = context.auth_context().get("x509_common_name") or ()
+        found = self._access.of_certificate(each.decode("utf-8", "replace") for each in names)
+        return found or self._access.nobody
+
+    def _note(self, user: str, context: Any, method: str, error: StoreError) -> None:
+        self._access.refused(user, unquote(context.peer()), method.rpartition(".")[2], error)
+
+    def _look_again(self) -> None:
+        """There is another table: calls that may not go on end."""
+        for stay in list(self._stays):
+            try:
+                stay.check()
+            except StoreError as error:
+                if stay.refused is None and stay.task is not None:
+                    stay.refused = error
+                    stay.task.cancel()

@@ -1,0 +1,50 @@
+"""Receives sessions on the Redis port: by user and password, or by certificate, where the cluster asks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kvstore.env import Nursery, Stream
+from kvstore.errors import NotAuthenticated, Overloaded
+from kvstore.server.access.certificates import common_names
+from kvstore.server.access.identities import NOT_LOGGED_IN, Access, Identity
+from kvstore.server.access.logins import Logins, network_of
+
+
+class Guest(Protocol):
+    """Somebody at the door: kvstore.server.grpc.stream.SessionStream."""
+
+    def welcome(self, identity: Identity | None) -> None: ...
+    def turn_away(self, text: str) -> None: ...
+
+
+class StreamDoorman:
+    """That of one server."""
+
+    def __init__(self, access: Access, logins: Logins, nursery: Nursery) -> None:
+        self.access, self._logins, self._nursery = access, logins, nursery
+
+    def receive(self, handler: Guest, login: list[bytes], stream: Stream) -> None:
+        """Welcome it, or turn it away, now or when its password is checked. `login`: user and password, or nothing."""
+        if not self.access.is_on:
+            return handler.welcome(None)
+        if not login:
+            found = self.access.of_certificate(common_names(stream.get_extra_info("peercert")))
+            return handler.welcome(found) if found is not None else handler.turn_away(f"NOAUTH {NOT_LOGGED_IN}")
+        user, password = login[0].decode("utf-8", "replace"), login[1]
+        known = self._logins.known_or_none(user, password)
+        if known is not None:
+            return handler.welcome(known)
+        peer: Any = stream.get_extra_info("peername") or ("?", 0)
+        self._nursery.spawn(self._log_in(handler, user, password, network_of(str(peer[0]))), name="login")
+        return None
+
+    async def _log_in(self, handler: Guest, user: str, password: bytes, address: str) -> None:
+        try:
+            identity = await self._logins.login(user, password, address)
+        except NotAuthenticated as error:
+            handler.turn_away(f"WRONGPASS {error}")
+        except Overloaded as error:
+            handler.turn_away(f"TRYAGAIN {error}")
+        else:
+            handler.welcome(identity)

@@ -1,0 +1,73 @@
+"""Stands before the backend of one client: passes on what its user may do, and refuses the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Sink
+from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
+from kvstore.server.routing.backend import Backend, Topology
+from kvstore.types import PartitionId
+
+_GET, _PUT, _OLD = int(Code.GET), int(Code.PUT), int(Flag.RETURN_OLD)
+
+
+class Guard:
+    """A Backend. There is one where access control is on, and none otherwise: then nothing costs anything."""
+
+    __slots__ = ("_access", "_address", "_backend", "_identity", "_read_now", "_submit")
+
+    def __init__(self, access: Access, identity: Identity, backend: Backend, address: str = "?") -> None:
+        """`address`: the client's, for the audit log."""
+        self._address = address
+        self._access, self._identity, self._backend = access, identity, backend
+        self._read_now, self._submit = backend.read_now, backend.submit
+
+    @property
+    def topology(self) -> Topology:
+        return self._backend.topology
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return self._backend.on_topology(changed)
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        return self._backend.progress(partition)
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        """`sink.complete(token, result)` follows, once; also of what is refused."""
+        code = op[0]
+        if code == _GET:
+            is_allowed = op[1].startswith(self._identity.read)
+        else:
+            is_allowed = code == _PUT and not op[4] & _OLD and op[1].startswith(self._identity.write)
+        if is_allowed or (refusal := self._identity.refusal_or_none(op)) is None:
+            return self._submit(op, sink, token, ring_version, partition)
+        self._refuse(op, sink, token, refusal)
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """The same for puts of one sink."""
+        prefixes = self._identity.write
+        if all(op[1].startswith(prefixes) and not op[4] & _OLD for op in ops):
+            return self._backend.submit_puts(ops, sink, tokens)
+        for op, token in zip(ops, tokens, strict=True):
+            self.submit(op, sink, token)
+
+    def read_now(self, key: bytes) -> bytes | NotNow | None:
+        """As the backend's; NOT_NOW also for a key that the user may not read, whose refusal then comes in its turn."""
+        if key.startswith(self._identity.read):
+            return self._read_now(key)
+        return NOT_NOW
+
+    def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
+        """On the next turn: a sink is never completed from inside `submit`."""
+        self._access.refused(self._identity.name, self._address, OPERATION_NAMES[op[0]], refusal)
+
+        def complete() -> None:
+            sink.complete(token, refusal)
+            sink.flush()
+
+        asyncio.get_running_loop().call_soon(complete)

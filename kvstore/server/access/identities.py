@@ -1,0 +1,159 @@
+"""Identities of users, and what each may do: by the last table that this server has seen;
+follow.py brings the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, User, permissions_of
+from kvstore.access.permissions import shown_key, shown_range
+from kvstore.errors import NotAuthenticated, StoreError
+from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.partition.state.traits import NEEDS
+from kvstore.server.access.audit import AuditLog
+
+NOBODY = ""
+NOT_LOGGED_IN = "this cluster asks who its clients are: want a user and a password, or a client's certificate"
+_BATCH, _SCAN, _DELETE_RANGE = int(Code.BATCH), int(Code.SCAN), int(Code.DELETE_RANGE)
+_ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
+_FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
+OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
+
+
+class Identity:
+    """One user, shared by all of his connections. Its permissions are those of the newest table."""
+
+    __slots__ = ("is_gone", "name", "password", "permissions", "read", "write")
+
+    def __init__(self, name: str, permissions: Permissions, password: str = "") -> None:
+        self.name, self.password = name, password
+        self.allow(permissions)
+        self.is_gone = False
+        """Removed, or his password is another one: he is nobody any more."""
+
+    def allow(self, permissions: Permissions) -> None:
+        """Let him do this from now on, and nothing else."""
+        self.permissions = permissions
+        self.read, self.write = permissions.read, permissions.write
+
+    def refusal_or_none(self, op: Op) -> StoreError | None:
+        """Why an operation is not allowed; None if it is."""
+        if not self.name or self.is_gone:
+            return None if self.permissions is EVERYTHING else NotAuthenticated(NOT_LOGGED_IN)
+        code = op[0]
+        if code == _BATCH:
+            return next((found for each in op[2] if (found := self.refusal_or_none(each)) is not None), None)
+        needs = NEEDS[code]
+        flags_at = _FLAGS_AT.get(code)
+        if flags_at is not None and op[flags_at] & Flag.RETURN_OLD:
+            needs = (*needs, Right.READ)
+        for right in needs:
+            if not self._may(right, op):
+                return self.permissions.refused(right, f"{OPERATION_NAMES[code]} of {_shown(op)}")
+        return None
+
+    def _may(self, right: Right, op: Op) -> bool:
+        code = op[0]
+        if code in (_SCAN, _DELETE_RANGE):
+            return self.permissions.may_all(right, op[1], op[2])
+        if code in _ALL_KEYS:
+            return self.permissions.may_all(right, b"", b"")
+        return self.permissions.may(right, op[1])
+
+    def check(self, right: Right, start: bytes, end: bytes, what: str) -> None:
+        """Raise NotAuthenticated, or PermissionDenied unless he has the right on all keys in [start, end)."""
+        self.check_known()
+        if not self.permissions.may_all(right, start, end):
+            raise self.permissions.refused(right, f"{what} of {shown_range(start, end)}")
+
+    def check_some(self, rights: Iterable[Right], what: str) -> None:
+        """Raise NotAuthenticated, or PermissionDenied unless he has one of the rights on some key, or at all."""
+        self.check_known()
+        rights = tuple(rights)
+        if not any(map(self.permissions.may_some, rights)):
+            raise self.permissions.refused(rights[0], what)
+
+    def check_known(self) -> None:
+        """Raise NotAuthenticated if nobody knows who he is."""
+        if (not self.name or self.is_gone) and self.permissions is not EVERYTHING:
+            raise NotAuthenticated(NOT_LOGGED_IN)
+
+
+class Access:
+    """The table as this server goes by it. Where `is_on` is False nobody is asked, and nothing else is looked at."""
+
+    def __init__(self, table: AccessTable | None = None, audit: AuditLog | None = None) -> None:
+        """`audit` hears of what is refused."""
+        self.is_on = False
+        self._audit = audit
+        self.nobody = Identity(NOBODY, EVERYTHING)
+        """Whoever has not said who he is."""
+        self.denied = 0
+        """Operations and calls that were refused."""
+        self._users: dict[str, User] = {}
+        self._identities: dict[str, Identity] = {}
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._last_listener = 0
+        if table is not None:
+            self.take(table)
+
+    def take(self, table: AccessTable) -> None:
+        """Go by another table from now on, and tell all who listen."""
+        self.is_on = table.is_on
+        self.nobody.allow(NOTHING if table.is_on else EVERYTHING)
+        self._users = {each.name: each for each in table.users}
+        for name, identity in list(self._identities.items()):
+            user = self._users.get(name)
+            if user is None or user.password != identity.password:
+                identity.is_gone = True
+                identity.allow(self.nobody.permissions)
+                del self._identities[name]
+            else:
+                identity.allow(permissions_of(table, user) if table.is_on else EVERYTHING)
+        for user in table.users:
+            if user.name not in self._identities:
+                permissions = permissions_of(table, user) if table.is_on else EVERYTHING
+                self._identities[user.name] = Identity(user.name, permissions, user.password)
+        for changed in list(self._listeners.values()):
+            changed()
+
+    def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
+        """Count a refusal, and have it in the audit log."""
+        self.denied += 1
+        if self._audit is not None:
+            self._audit.refused(who, address, call, error)
+
+    def shut(self) -> None:
+        """Refuse everybody: what the table says is not known."""
+        self.take(AccessTable(is_on=True, users=(), roles=()))
+
+    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each table; returns what ends that."""
+        self._last_listener += 1
+        number = self._last_listener
+        self._listeners[number] = changed
+
+        def end() -> None:
+            self._listeners.pop(number, None)
+
+        return end
+
+    def user_or_none(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def identity_or_none(self, name: str) -> Identity | None:
+        """The user of this name, however he has proven that he is it."""
+        return self._identities.get(name)
+
+    def of_certificate(self, names: Iterable[str]) -> Identity | None:
+        """The user whom a verified certificate names as its common name; None if it names none."""
+        return next((found for each in names if (found := self._identities.get(each)) is not None), None)
+
+    def statistics(self) -> dict[str, int]:
+        return {"access_on": int(self.is_on), "access_users": len(self._users), "access_denied_total": self.denied}
+
+
+def _shown(op: Op) -> str:
+    if op[0] in (_SCAN, _DELETE_RANGE):
+        return shown_range(op[1], op[2])
+    return "all keys" if op[0] in _ALL_KEYS else shown_key(op[1])

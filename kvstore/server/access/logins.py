@@ -1,0 +1,169 @@
+"""Logins by password: hashed beside the event loop, by one thread, few at once, and counted where they fail.
+
+A hash is meant to be slow, so none is made for each connection, nor for whoever likes. What was verified once is known
+by a keyed hash with a key of this process alone; the same login asked for by many is verified once; an address that has
+failed too often is refused for a while without any hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from kvstore.access import PASSWORD_BYTES_MAX, Password, parsed
+from kvstore.access.passwords import HASH_BYTES, SALT_BYTES, N, P
+from kvstore.env import Env
+from kvstore.errors import NotAuthenticated, Overloaded
+from kvstore.rpc.calls import address_of
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.identities import Access, Identity
+
+PENDING_MAX = 64
+"""Logins that wait for the thread; more are refused."""
+FAILURES_MAX, FAILURES_S = 10, 60.0
+"""Of one address within that time; after that its logins are refused unless the server knows them already."""
+ADDRESSES_MAX = 1_000
+"""Addresses that are remembered; the one that failed longest ago is forgotten first."""
+WRONG = "invalid username-password pair or user is disabled."
+_NOBODYS = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
+"""Hashed in vain for a user who is not there, so that time does not tell who is."""
+
+
+class _Failures(NamedTuple):
+    times: int
+    since: float
+
+
+class _Verified(NamedTuple):
+    """A login that was right."""
+
+    hash: str
+    """The user's, then."""
+    mark: bytes
+
+
+class Logins:
+    """Those of one server, at all of its doors."""
+
+    def __init__(self, env: Env, access: Access, audit: AuditLog) -> None:
+        self._clock, self._access = env.clock, access
+        self._audit = audit
+        self._key = env.random.randbytes(32)
+        self._verified: dict[str, _Verified] = {}
+        self._under_way: dict[tuple[str, str, bytes], asyncio.Future[bool]] = {}
+        self._failures: dict[str, _Failures] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self.failed = self.limited = self.hashes = 0
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "logins_failed_total": self.failed,
+            "logins_limited_total": self.limited,
+            "login_hashes_total": self.hashes,
+            "logins_pending": len(self._under_way),
+        }
+
+    def known_or_none(self, user: str, password: bytes) -> Identity | None:
+        """The user, if this server has verified this login before and it still holds. Takes microseconds."""
+        found, known = self._verified.get(user), self._access.user_or_none(user)
+        if found is None or known is None or known.password != found.hash:
+            return None
+        if not hmac.compare_digest(found.mark, self._mark(user, password)):
+            return None
+        return self._access.identity_or_none(user)
+
+    async def login(self, user: str, password: bytes, address: str) -> Identity:
+        """Find out who it is. `address` is that of the client as `network_of` names it. Raises NotAuthenticated, also
+        if too many of this address have failed, and Overloaded if too many wait."""
+        identity = self.known_or_none(user, password)
+        if identity is not None:
+            return identity
+        known = self._access.user_or_none(user)
+        if self._is_limited(address):
+            self.limited += 1
+            raise self._noted(user, address, f"too many failed logins of this address; try again in {FAILURES_S:.0f} s")
+        text = known.password if known is not None else ""
+        if not 1 <= len(password) <= PASSWORD_BYTES_MAX or not await self._verify(user, text, password, address):
+            self._note_failure(address)
+            self.failed += 1
+            raise self._noted(user, address, WRONG)
+        identity = self._access.identity_or_none(user)
+        if identity is None or identity.password != text:  # changed while the hash was made
+            raise NotAuthenticated(WRONG)
+        self._verified.pop(user, None)
+        self._verified[user] = _Verified(text, self._mark(user, password))
+        return identity
+
+    async def _verify(self, user: str, text: str, password: bytes, address: str) -> bool:
+        mark = user, text, self._mark(user, password)
+        under_way = self._under_way.get(mark)
+        if under_way is None:
+            if len(self._under_way) >= PENDING_MAX:
+                self.limited += 1
+                raise Overloaded(f"{PENDING_MAX} logins wait to be checked; try again")
+            self._note_failure(address)  # counts until it turns out right, so that many at once are no way around
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="login")
+            hashed = parsed(text) if text else _NOBODYS
+            self.hashes += 1
+            under_way = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, password)
+            self._under_way[mark] = under_way
+            under_way.add_done_callback(lambda _: self._under_way.pop(mark, None))
+            is_right = await asyncio.shield(under_way)
+            self._take_back(address)
+        else:
+            is_right = await asyncio.shield(under_way)
+        return is_right and bool(text)
+
+    def _noted(self, user: str, address: str, why: str) -> NotAuthenticated:
+        error = NotAuthenticated(why)
+        self._audit.refused(ascii(user[:64]), address, "login", error)
+        return error
+
+    def _mark(self, user: str, password: bytes) -> bytes:
+        return hmac.digest(self._key, hashlib.sha256(user.encode()).digest() + password, hashlib.sha256)
+
+    # ── failures ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_limited(self, address: str) -> bool:
+        found = self._failures.get(address)
+        return found is not None and found.times >= FAILURES_MAX and self._clock.now() - found.since < FAILURES_S
+
+    def _note_failure(self, address: str) -> None:
+        now, found = self._clock.now(), self._failures.pop(address, None)
+        if found is None or now - found.since >= FAILURES_S:
+            found = _Failures(0, now)
+        if len(self._failures) >= ADDRESSES_MAX:
+            del self._failures[next(iter(self._failures))]
+        self._failures[address] = _Failures(found.times + 1, found.since)
+
+    def _take_back(self, address: str) -> None:
+        found = self._failures.get(address)
+        if found is not None:
+            self._failures[address] = _Failures(max(0, found.times - 1), found.since)
+
+
+def network_of(host: str) -> str:
+    """An address as failures are counted by it: of IPv6 the network, of which one machine may have every address."""
+    return address_of(f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0")
+
+
+def basic_or_none(header: str) -> tuple[str, bytes] | None:
+    """User and password of an `authorization` header of the kind Basic; None if it is none."""
+    kind, _, text = header.partition(" ")
+    if kind.lower() != "basic" or len(text) > 2 * PASSWORD_BYTES_MAX:
+        return None
+    try:
+        user, colon, password = base64.b64decode(text.strip(), validate=True).partition(b":")
+        return (user.decode(), password) if colon else None
+    except (binascii.Error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,95 @@
+"""Needs of each RPC and each HTTP route, where the cluster asks who its clients are: one table. Decides only.
+
+Operations on keys have theirs in partition/state/traits.py, Redis commands in server/redis/commands.py. A method or a
+route without a row here is an administrator's, and a test names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.access import Right
+from kvstore.access.permissions import shown_range
+from kvstore.server.access.identities import Identity
+
+Check = Callable[[Identity, Any], None]
+"""Raises NotAuthenticated or PermissionDenied. The request is None where the client streams, and on HTTP."""
+
+
+def nothing(identity: Identity, request: Any) -> None:
+    """Let everybody pass: load balancers, who ask for health."""
+
+
+def login(identity: Identity, request: Any) -> None:
+    """Ask for a user, whoever he is. Where operations follow, each is checked by a Guard."""
+    identity.check_known()
+
+
+def admin(identity: Identity, request: Any) -> None:
+    """Ask for an administrator."""
+    identity.check_some((Right.ADMIN,), "the cluster")
+
+
+def _backup(identity: Identity, request: Any) -> None:
+    identity.check_some((Right.BACKUP,), "pins")
+
+
+def _feed(identity: Identity, request: Any) -> None:
+    identity.check_some((Right.WATCH, Right.BACKUP), "the change feed")
+
+
+def _watch(identity: Identity, request: Any) -> None:
+    identity.check(Right.WATCH, request.start, request.end, "a watch")
+
+
+def _changes(identity: Identity, request: Any) -> None:
+    """Watch or backup, whole and not pieced together of both."""
+    identity.check_known()
+    if not identity.permissions.may_all(Right.BACKUP, request.start, request.end):
+        identity.check(Right.WATCH, request.start, request.end, "changes")
+
+
+def _read_pinned(identity: Identity, request: Any) -> None:
+    identity.check_known()
+    if not identity.permissions.may_all(Right.BACKUP, request.start, request.end):
+        raise identity.permissions.refused(Right.BACKUP, f"a pinned read of {shown_range(request.start, request.end)}")
+
+
+RPC_NEEDS: dict[str, Check] = {
+    **dict.fromkeys(
+        (
+            f"/kvstore.v1.KV/{name}"
+            for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Topology")
+        ),
+        login,
+    ),
+    "/kvstore.v1.KV/Watch": _watch,
+    "/kvstore.v1.Feed/Positions": _feed,
+    "/kvstore.v1.Feed/Changes": _changes,
+    "/kvstore.v1.Feed/Hold": _feed,
+    **dict.fromkeys((f"/kvstore.v1.Data/{name}" for name in ("Pin", "Renew", "Unpin", "Pins")), _backup),
+    "/kvstore.v1.Data/ReadPinned": _read_pinned,
+    **dict.fromkeys(
+        (
+            f"/kvstore.v1.Admin/{name}"
+            for name in (
+                *("Status", "Ring", "ChangeRing", "RingStatus", "Loads", "ChangeReplicas", "Partitions", "Ledgers"),
+                *("Ledger", "Bookies", "Drain", "Access", "ChangeAccess"),
+            )
+        ),
+        admin,
+    ),
+    "/grpc.health.v1.Health/Check": nothing,
+    "/grpc.health.v1.Health/Watch": nothing,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": login,
+}
+
+HTTP_NEEDS: dict[str, Check] = {
+    "/": admin,
+    "/healthz": nothing,
+    "/readyz": nothing,
+    "/clusterz": nothing,
+    "/metrics": login,
+}
+"""`/metrics` is for a scraper, which is a user without a role."""

@@ -1,0 +1,83 @@
+"""Users, roles and rights as administrators change them: messages ↔ changes of the access table."""
+
+from __future__ import annotations
+
+from kvstore.access import (
+    AccessTable,
+    AddRole,
+    AddUser,
+    Change,
+    GrantRight,
+    GrantRole,
+    RemoveRole,
+    RemoveUser,
+    RevokeRight,
+    RevokeRole,
+    Right,
+    SetPassword,
+    Switch,
+)
+from kvstore.errors import InvalidRequest
+from kvstore.meta.access import AccessStore
+from kvstore.meta.store import MetadataStore
+from kvstore.proto import admin_pb2
+
+
+class AccessAdmin:
+    """Raises StoreError."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._access = AccessStore(store)
+
+    async def read(self) -> admin_pb2.AccessResponse:
+        return response_of(await self._access.read())
+
+    async def change(self, request: admin_pb2.ChangeAccessRequest) -> admin_pb2.AccessResponse:
+        return response_of(await self._access.change(change_of(request)))
+
+
+def change_of(request: admin_pb2.ChangeAccessRequest) -> Change:
+    """The change that is asked for. Raises InvalidRequest."""
+    match request.WhichOneof("change"):
+        case "switch_on":
+            return Switch(request.switch_on)
+        case "add_user":
+            return AddUser(request.add_user.name, request.add_user.password_hash)
+        case "remove_user":
+            return RemoveUser(request.remove_user)
+        case "set_password":
+            return SetPassword(request.set_password.name, request.set_password.password_hash)
+        case "grant_role":
+            return GrantRole(request.grant_role.user, request.grant_role.role)
+        case "revoke_role":
+            return RevokeRole(request.revoke_role.user, request.revoke_role.role)
+        case "add_role":
+            return AddRole(request.add_role)
+        case "remove_role":
+            return RemoveRole(request.remove_role)
+        case "grant_right":
+            return GrantRight(request.grant_right.role, _right(request.grant_right.right), request.grant_right.prefix)
+        case "revoke_right":
+            asked = request.revoke_right
+            return RevokeRight(asked.role, _right(asked.right), asked.prefix)
+        case _:
+            raise InvalidRequest("want a change of users or roles, got one that this server does not know")
+
+
+def response_of(table: AccessTable) -> admin_pb2.AccessResponse:
+    """The table as it travels: without a hash."""
+    response = admin_pb2.AccessResponse(on=table.is_on)
+    for user in table.users:
+        response.users.add(name=user.name, has_password=bool(user.password), roles=user.roles)
+    for role in table.roles:
+        shown = response.roles.add(name=role.name)
+        for grant in role.grants:
+            shown.grants.add(role=role.name, right=str(grant.right), prefix=grant.prefix)
+    return response
+
+
+def _right(text: str) -> Right:
+    try:
+        return Right(text)
+    except ValueError:
+        raise InvalidRequest(f"want one of the rights {', '.join(Right)}, got {text[:32]!r}") from None

@@ -1,0 +1,63 @@
+"""The rights of one Redis client, where the cluster asks who its clients are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from kvstore.access import Right
+from kvstore.errors import NotAuthenticated, StoreError
+from kvstore.partition.state.commands import Op
+from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
+from kvstore.server.redis.commands import CommandError, Need, known
+
+NOAUTH = "NOAUTH Authentication required."
+NOAUTH_HELLO = (
+    "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> "
+    "option can be used to authenticate the client and select the RESP protocol version at the same time"
+)
+
+
+class Gate:
+    """Of one connection, as long as nobody else logs in on it."""
+
+    __slots__ = ("_access", "_address", "identity")
+
+    def __init__(self, access: Access, identity: Identity, address: str) -> None:
+        self._access, self.identity, self._address = access, identity, address
+
+    def check(self, words: list[bytes]) -> None:
+        """Check a command before anything of it is done. Raises CommandError. Its operations are checked by
+        `check_ops`."""
+        try:
+            need = known(words).need_of(words)
+        except CommandError:
+            return  # no such command: said by whoever plans it
+        identity, what = self.identity, f"the command {words[0][:32].decode('utf-8', 'replace').lower()}"
+        if need is Need.NOTHING:
+            return
+        try:
+            match need:
+                case Need.LOGIN | Need.OPERATIONS:
+                    identity.check_known()
+                case Need.READ_SOME:
+                    identity.check_some((Right.READ,), what)
+                case Need.READ_ALL:
+                    identity.check(Right.READ, b"", b"", what)
+                case Need.ADMIN:
+                    identity.check_some((Right.ADMIN,), what)
+                case _:
+                    assert_never(need)
+        except StoreError as error:
+            raise self._refused(words[0][:32].decode("utf-8", "replace").lower(), error) from None
+
+    def check_ops(self, ops: Sequence[Op]) -> None:
+        """Check what a command does to keys. Raises CommandError: all of it, or nothing."""
+        for op in ops:
+            refusal = self.identity.refusal_or_none(op)
+            if refusal is not None:
+                raise self._refused(OPERATION_NAMES[op[0]], refusal)
+
+    def _refused(self, call: str, error: StoreError) -> CommandError:
+        self._access.refused(self.identity.name, self._address, call, error)
+        return CommandError(NOAUTH if isinstance(error, NotAuthenticated) else f"NOPERM {error}")

@@ -1,0 +1,158 @@
+"""Changes of the access table, and the rights that come out of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvstore.access import (
+    ADMIN,
+    AccessTable,
+    AddRole,
+    AddUser,
+    Change,
+    Grant,
+    GrantRight,
+    GrantRole,
+    RemoveRole,
+    RemoveUser,
+    RevokeRight,
+    RevokeRole,
+    Right,
+    SetPassword,
+    Switch,
+    User,
+    applied,
+    encoded,
+    parsed,
+    permissions_of,
+)
+from kvstore.errors import InvalidRequest
+
+HASH = encoded(b"secret", bytes(16), p=1)
+OTHER = encoded(b"other", bytes(16), p=1)
+
+
+def table_of(*changes: Change) -> AccessTable:
+    table = AccessTable()
+    for change in changes:
+        table = applied(table, change)
+        if not isinstance(change, RemoveUser | RemoveRole | RevokeRight | RevokeRole):
+            assert applied(table, change) == table, "a change that is tried again finds its work done"
+    return table
+
+
+FOUNDED = (AddUser("root", HASH), Switch(True))
+TENANT = (
+    *FOUNDED,
+    AddUser("anna", HASH),
+    AddRole("tenant"),
+    GrantRight("tenant", Right.READ, b"a/"),
+    GrantRight("tenant", Right.WRITE, b"a/"),
+    GrantRole("anna", "tenant"),
+)
+
+
+def rights_of(table: AccessTable, name: str) -> set[Right]:
+    user = table.user_or_none(name)
+    assert user is not None
+    return {right for right in Right if permissions_of(table, user).may_some(right)}
+
+
+def test_the_first_user_is_an_administrator_and_reads_nothing() -> None:
+    table = table_of(AddUser("root", HASH))
+    assert rights_of(table, "root") == {Right.ADMIN}
+    assert rights_of(table_of(*FOUNDED, AddUser("anna", HASH)), "anna") == set()
+
+
+def test_access_control_cannot_be_switched_on_without_an_administrator_who_can_log_in() -> None:
+    for changes in ((), (AddUser("root"),), (AddUser("root", HASH), RevokeRole("root", ADMIN))):
+        table = table_of(*changes)
+        with pytest.raises(InvalidRequest, match="role admin"):
+            applied(table, Switch(True))
+
+
+@pytest.mark.parametrize("change", [RemoveUser("root"), RevokeRole("root", ADMIN)])
+def test_the_last_administrator_stays_while_it_is_on(change: Change) -> None:
+    table = table_of(*FOUNDED)
+    with pytest.raises(InvalidRequest, match="role admin"):
+        applied(table, change)
+    applied(applied(table, Switch(False)), change)
+
+
+def test_rights_hold_on_their_prefix_and_nowhere_else() -> None:
+    table = table_of(*TENANT)
+    user = table.user_or_none("anna")
+    assert user is not None
+    mine = permissions_of(table, user)
+    assert mine.may(Right.READ, b"a/1")
+    assert not mine.may(Right.READ, b"b/1")
+    assert not mine.may(Right.WATCH, b"a/1")
+    assert not mine.is_admin
+    assert mine.may_all(Right.READ, b"a/", b"a0")
+    assert not mine.may_all(Right.READ, b"a/", b"")
+    assert "secret" not in str(mine.refused(Right.WATCH, "key 'a/1'"))
+    assert "anna" in str(mine.refused(Right.WATCH, "key 'a/1'"))
+    assert "watch" in str(mine.refused(Right.WATCH, "key 'a/1'"))
+
+
+def test_what_is_revoked_or_removed_is_gone() -> None:
+    table = table_of(*TENANT)
+    assert rights_of(applied(table, RevokeRight("tenant", Right.READ, b"a/")), "anna") == {Right.WRITE}
+    assert rights_of(applied(table, RevokeRole("anna", "tenant")), "anna") == set()
+    without = applied(table, RemoveRole("tenant"))
+    assert rights_of(without, "anna") == set()
+    assert rights_of(applied(without, AddRole("tenant")), "anna") == set()  # a new one of that name is another one
+    assert applied(table, RemoveUser("anna")).user_or_none("anna") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (AddUser("root", OTHER), "there already"),
+        (AddUser("no body", HASH), "user of letters"),
+        (AddUser("x", "plain"), "hash"),
+        (SetPassword("anna", ""), "hash"),
+        (SetPassword("nobody", HASH), "no user 'nobody'"),
+        (GrantRole("anna", "none"), "no role 'none'"),
+        (GrantRight("none", Right.READ), "no role 'none'"),
+        (GrantRight("tenant", Right.ADMIN, b"a"), "no prefix"),
+        (GrantRight(ADMIN, Right.READ), "built in"),
+        (RemoveRole(ADMIN), "built in"),
+        (AddRole(ADMIN), "built in"),
+        (RevokeRole("anna", "admin"), "has no role admin"),
+        (RevokeRight("tenant", Right.READ, b"b/"), "exactly"),
+        (RemoveUser("nobody"), "no user"),
+    ],
+)
+def test_what_cannot_be_done_says_why(change: Change, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as raised:
+        applied(table_of(*TENANT), change)
+    assert "scrypt$1" not in str(raised.value)
+
+
+def test_a_table_that_is_built_wrong_is_refused() -> None:
+    with pytest.raises(ValueError, match="sorted"):
+        AccessTable(users=(User("b"), User("a")))
+    with pytest.raises(ValueError, match="prefix"):
+        Grant(Right.READ, bytes(2000))
+
+
+def test_a_password_is_recognised_and_never_shown() -> None:
+    hashed = parsed(HASH)
+    assert hashed.is_right(b"secret")
+    assert not hashed.is_right(b"secret ")
+    assert HASH.split("$")[-1] not in repr(hashed) + repr(User("root", HASH)) + repr(AddUser("root", HASH))
+    assert encoded(b"secret", b"\1" * 16, p=1) != HASH
+
+
+@pytest.mark.parametrize(
+    "text", ["", "scrypt$1048576$8$1$" + "0" * 32 + "$" + "0" * 64, HASH[:-1], HASH + "0", "x" + HASH]
+)
+def test_a_hash_that_would_cost_too_much_or_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="want"):
+        parsed(text)
+
+
+def test_replacing_a_password_keeps_the_roles() -> None:
+    table = applied(table_of(*TENANT), SetPassword("anna", OTHER))
+    assert table.user_or_none("anna") == replace(User("anna", OTHER), roles=("tenant",))

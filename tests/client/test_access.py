@@ -1,0 +1,138 @@
+"""Clients of a cluster that asks who they are: both of them, over both of the ways that frames go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from kvstore.access import RemoveUser, RevokeRole, SetPassword, Switch
+from kvstore.client import AsyncClient, Client
+from kvstore.client.core.config import parse_url
+from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError
+from kvstore.server.access.identities import Access
+from tests.client.model import ModelCluster
+from tests.client.serving import PATIENT, Servers, serving, serving_in_a_thread
+from tests.server.access.tables import OTHER_HASH, table
+
+
+def access() -> Access:
+    return Access(table())
+
+
+def url_of(servers: Servers, user: str, password: str = "secret") -> str:
+    return servers.url.replace("kv://", f"kv://{user}:{password}@") + PATIENT
+
+
+@pytest.fixture(params=[True, False], ids=["streams", "grpc"])
+async def servers(request: pytest.FixtureRequest) -> AsyncIterator[Servers]:
+    async with serving(ModelCluster(), has_streams=request.param, access=access) as running:
+        yield running
+
+
+async def test_a_user_does_what_he_may_and_hears_what_he_may_not(servers: Servers) -> None:
+    async with AsyncClient(url_of(servers, "tenant")) as client:
+        await client.put(b"t/a", b"1")
+        found = await client.get(b"t/a")
+        assert found is not None
+        assert found.value == b"1"
+        for call in (client.get(b"x"), client.put(b"x", b"1"), client.delete(b"x"), client.count()):
+            with pytest.raises(PermissionDenied, match=r"user tenant lacks the right (read|write) for"):
+                await call
+        assert [key async for key, _ in client.scan(prefix=b"t/")] == [b"t/a"]
+        with pytest.raises(PermissionDenied, match="keys from"):
+            _ = [key async for key, _ in client.scan()]
+    async with AsyncClient(url_of(servers, "reader")) as client:
+        assert await client.get(b"x") is None
+        with pytest.raises(PermissionDenied):
+            await client.put(b"t/a", b"2")
+        with pytest.raises(PermissionDenied):
+            await client.put(b"t/a", b"2")
+
+
+@pytest.mark.parametrize(("user", "password"), [("tenant", "wrong"), ("nobody", "secret"), ("", "")])
+async def test_a_stranger_is_told_so_at_once(servers: Servers, user: str, password: str) -> None:
+    url = url_of(servers, user, password) if user else servers.patient_url
+    with pytest.raises(NotAuthenticated):
+        async with AsyncClient(url):
+            pass
+
+
+async def test_the_environment_names_a_user(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_USER", "tenant")
+    monkeypatch.setenv("KVSTORE_PASSWORD", "secret")
+    async with AsyncClient(servers.patient_url) as client:
+        await client.put(b"t/a", b"1")
+
+
+@pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
+async def test_a_user_who_is_none_any_more_is_thrown_out(servers: Servers, change: RemoveUser | SetPassword) -> None:
+    config = parse_url(url_of(servers, "tenant").partition("?")[0] + "?timeout=2s")
+    async with AsyncClient(config) as client:
+        await client.put(b"t/a", b"1")
+        for each in servers.access.values():
+            each.take(table(change))
+        with pytest.raises(StoreError):
+            await client.get(b"t/a")
+        assert not any(streams._open for streams in servers.streams.values())
+
+
+async def test_a_right_that_is_taken_away_holds_for_open_sessions(servers: Servers) -> None:
+    async with AsyncClient(url_of(servers, "tenant")) as client:
+        await client.put(b"t/a", b"1")
+        for each in servers.access.values():
+            each.take(table(RevokeRole("tenant", "owns")))
+        with pytest.raises(PermissionDenied):
+            await client.get(b"t/a")
+
+
+async def test_sessions_outlive_the_switch_if_their_client_can_say_who_he_is(servers: Servers) -> None:
+    for each in servers.access.values():
+        each.take(table(Switch(False)))
+    async with AsyncClient(url_of(servers, "tenant")) as known, AsyncClient(servers.patient_url) as stranger:
+        await known.put(b"t/a", b"1")
+        await stranger.put(b"t/b", b"1")
+        for each in servers.access.values():
+            each.take(table())
+        found = await known.get(b"t/a")
+        assert found is not None
+        with pytest.raises(StoreError):
+            await stranger.get(b"t/b", timeout_s=1.0)
+
+
+async def test_many_clients_of_one_user_cost_one_hash_at_each_server(servers: Servers) -> None:
+    clients = [AsyncClient(url_of(servers, "tenant")) for _ in range(12)]
+    await asyncio.gather(*(each.open() for each in clients))
+    await asyncio.gather(*(each.put(b"t/%d" % number, b"") for number, each in enumerate(clients)))
+    await asyncio.gather(*(each.close() for each in clients))
+    assert all(each.hashes <= 1 for each in servers.logins.values())
+
+
+async def test_too_many_failures_are_refused_without_a_hash_and_the_loop_stays_free(servers: Servers) -> None:
+    async def attempt(number: int) -> None:
+        with pytest.raises(StoreError):
+            async with AsyncClient(url_of(servers, "root", f"guess{number}")):
+                pass
+
+    await asyncio.gather(*map(attempt, range(24)))
+    assert all(each.hashes <= 10 for each in servers.logins.values())
+    assert sum(each.limited for each in servers.logins.values()) > 0
+
+
+@pytest.fixture
+def threaded() -> Iterator[Servers]:
+    with serving_in_a_thread(ModelCluster(), access) as running:
+        yield running
+
+
+def test_the_blocking_client_says_who_it_is(threaded: Servers) -> None:
+    with Client(url_of(threaded, "tenant")) as client:
+        client.put(b"t/a", b"1")
+        assert client.get_many([b"t/a", b"t/b"]).keys() == {b"t/a"}
+        for call in (lambda: client.get(b"x"), lambda: client.put(b"x", b"1")):
+            with pytest.raises(PermissionDenied):
+                call()
+    for url in (threaded.patient_url, url_of(threaded, "tenant", "wrong")):
+        with pytest.raises(NotAuthenticated), Client(url):
+            pass

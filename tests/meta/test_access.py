@@ -1,0 +1,95 @@
+"""The access table on each driver of the metadata store."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from kvstore.access import AccessTable, AddRole, AddUser, GrantRight, GrantRole, RemoveUser, Right, Switch, encoded
+from kvstore.errors import InvalidRequest, MetadataUnknown, UndecodableNode
+from kvstore.meta import codec, paths
+from kvstore.meta.access import AccessStore, decoded
+from kvstore.meta.store import MetadataStore
+
+HASH = encoded(b"secret", bytes(16), p=1)
+
+
+async def test_a_cluster_without_a_table_asks_nobody(store: MetadataStore) -> None:
+    assert await AccessStore(store).read() == AccessTable()
+
+
+async def test_changes_of_two_writers_are_all_there(store: MetadataStore, other: MetadataStore) -> None:
+    one, two = AccessStore(store), AccessStore(other)
+    await one.change(AddUser("root", HASH))
+    await asyncio.gather(*(each.change(AddRole(f"r{number}")) for number, each in enumerate((one, two) * 3)))
+    await two.change(GrantRight("r1", Right.READ, b"\xff\x00"))
+    await one.change(GrantRole("root", "r1"))
+    await one.change(Switch(True))
+    table = await two.read()
+    assert table.is_on
+    assert [each.name for each in table.roles] == [f"r{number}" for number in range(6)]
+    assert [(each.name, each.roles) for each in table.users] == [("root", ("admin", "r1"))]
+    assert await one.read() == table
+
+
+async def test_a_change_is_told(store: MetadataStore, other: MetadataStore) -> None:
+    told = asyncio.Event()
+    AccessStore(other).watch(told.set)
+    await AccessStore(store).change(AddUser("root", HASH))
+    await asyncio.wait_for(told.wait(), 10)
+
+
+async def test_what_cannot_be_done_changes_nothing(store: MetadataStore) -> None:
+    access = AccessStore(store)
+    with pytest.raises(InvalidRequest, match="role admin"):
+        await access.change(Switch(True))
+    with pytest.raises(InvalidRequest, match="no user"):
+        await access.change(RemoveUser("root"))
+    assert await access.read() == AccessTable()
+
+
+async def test_a_removal_whose_outcome_was_unknown_is_found_done(
+    store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = AccessStore(store)
+    await access.change(AddUser("root", HASH))
+    await access.change(AddUser("anna", HASH))
+    real = store.set
+
+    async def set_and_lose_the_answer(path: str, data: bytes, version: int) -> int:
+        monkeypatch.setattr(store, "set", real)
+        with suppress(MetadataUnknown):
+            await real(path, data, version)
+        raise MetadataUnknown("the answer was lost")
+
+    monkeypatch.setattr(store, "set", set_and_lose_the_answer)
+    assert [each.name for each in (await access.change(RemoveUser("anna"))).users] == ["root"]
+
+
+async def test_a_table_of_a_later_build_is_not_taken_for_none(store: MetadataStore) -> None:
+    await store.create(paths.ACCESS, codec.encode(AccessTable(is_on=True), format=2))
+    with pytest.raises(UndecodableNode):
+        await AccessStore(store).read()
+
+
+async def test_a_table_that_would_be_too_large_is_refused(store: MetadataStore) -> None:
+    access = AccessStore(store)
+
+    async def fill() -> None:
+        for role in range(9):
+            await access.change(AddRole(f"r{role}"))
+            for number in range(60):
+                await access.change(GrantRight(f"r{role}", Right.READ, b"%04d" % number + bytes(1000)))
+
+    with pytest.raises(InvalidRequest, match="larger"):
+        await fill()
+
+
+def test_the_bytes_in_the_metadata_store_stay_as_they_are() -> None:
+    data = (
+        b'{"format":1,"is_on":true,"users":[{"name":"root","password":"' + HASH.encode() + b'","roles":["admin"]}],'
+        b'"roles":[{"name":"r","grants":[{"right":"read","prefix":"YS8="}]}]}'
+    )
+    assert codec.encode(decoded(data)) == data
+    with pytest.raises(UndecodableNode):
+        decoded(data.replace(b'"read"', b'"rea"'))

@@ -1,0 +1,42 @@
+"""Credentials of the environment: what names them, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.rpc.login import Login, login_of_environment
+from kvstore.server.access.logins import basic_or_none
+
+
+def test_without_a_user_there_is_no_login() -> None:
+    assert login_of_environment({"KVSTORE_PASSWORD": "x"}) is None
+
+
+def test_a_file_or_a_variable_holds_the_password(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(b"from a file\n")
+    assert login_of_environment({"KVSTORE_USER": "anna", "KVSTORE_PASSWORD": "said"}) == Login("anna", b"said")
+    environ = {"KVSTORE_USER": "anna", "KVSTORE_PASSWORD": "said", "KVSTORE_PASSWORD_FILE": str(file)}
+    assert login_of_environment(environ) == Login("anna", b"from a file")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_PASSWORD_FILE"):
+        login_of_environment({"KVSTORE_USER": "anna"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        login_of_environment({"KVSTORE_USER": "anna", "KVSTORE_PASSWORD_FILE": str(tmp_path / "none")})
+
+
+def test_a_header_is_read_as_it_was_made() -> None:
+    assert basic_or_none(Login("anna", b"a:b\xff").header) == ("anna", b"a:b\xff")
+    assert "a:b" not in repr(Login("anna", b"a:b"))
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Basic", "Basic !", "Bearer YTpi", "Basic YQ==", "Basic /w==", "Basic " + "A" * 9000]
+)
+def test_a_header_that_is_none_is_nobody(header: str) -> None:
+    assert basic_or_none(header) is None

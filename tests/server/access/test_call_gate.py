@@ -1,0 +1,201 @@
+"""Calls of a gRPC server that asks: all admin calls by a data user, and a watch whose role is taken away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from kvstore.access import AddUser, GrantRole, RemoveUser, RevokeRole, Switch
+from kvstore.env.nursery import TaskNursery
+from kvstore.env.tls import Tls
+from kvstore.errors import NotAuthenticated, PermissionDenied
+from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import open_aio_channel
+from kvstore.rpc.login import Login
+from kvstore.rpc.server import GrpcServer
+from kvstore.rpc.status import from_rpc_error
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.call_gate import CallGate
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
+from tests.client.serving import env_of
+from tests.server.access.tables import table
+from tests.waiting import PATIENCE_S
+
+ADMIN_CALLS = [each.name for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods]
+
+
+class Services(kv_pb2_grpc.KVServicer):
+    """Answers whatever passes the gate."""
+
+    def __init__(self) -> None:
+        self.admin_calls = 0
+        self.ended = asyncio.Event()
+
+    async def Watch(self, request: Any, context: Any) -> None:  # type: ignore[override]
+        try:
+            await context.write(kv_pb2.WatchResponse())
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+
+
+class Admin(admin_pb2_grpc.AdminServicer):
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in ADMIN_CALLS:
+            return super().__getattribute__(name)
+
+        async def answer(request: Any, context: Any) -> Any:
+            self._services.admin_calls += 1
+            await context.abort(grpc.StatusCode.ABORTED, "it passed")
+
+        return answer
+
+
+class World:
+    def __init__(self, access: Access, address: str, services: Services) -> None:
+        self.access, self.address, self.services = access, address, services
+
+    @asynccontextmanager
+    async def channel(self, user: str | None, password: bytes = b"secret") -> AsyncIterator[grpc.aio.Channel]:
+        login = Login(user, password) if user is not None else None
+        async with open_aio_channel(self.address, None, login) as opened:
+            yield opened
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    nursery = TaskNursery("test")
+    access, services = Access(table()), Services()
+    audit = AuditLog(lambda: 0.0, lambda: 1)
+    logins = Logins(env_of(nursery), access, audit)
+    gate = CallGate(access, logins)
+    server = GrpcServer(
+        ("kvstore.v1.KV", "kvstore.v1.Admin"),
+        (
+            lambda each: kv_pb2_grpc.add_KVServicer_to_server(services, each),
+            lambda each: admin_pb2_grpc.add_AdminServicer_to_server(Admin(services), each),
+        ),
+        gate=gate,
+    )
+    port = await server.start("127.0.0.1:0")
+    yield World(access, f"127.0.0.1:{port}", services)
+    gate.close()
+    await server.stop(0)
+    logins.close()
+    await nursery.close()
+
+
+async def failure_of(call: Any) -> Exception:
+    with pytest.raises(grpc.RpcError) as raised:
+        await asyncio.wait_for(call, PATIENCE_S)
+    return from_rpc_error(raised.value)  # type: ignore[arg-type]
+
+
+def request_of(method: str) -> Any:
+    return getattr(admin_pb2, f"{method}Request")()
+
+
+@pytest.mark.parametrize("user", ["tenant", "reader", "backup", "nothing"])
+async def test_no_admin_call_is_done_for_a_user_of_data(world: World, user: str) -> None:
+    async with world.channel(user) as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        for method in ADMIN_CALLS:
+            failure = await failure_of(getattr(stub, method)(request_of(method)))
+            assert isinstance(failure, PermissionDenied), method
+            assert f"user {user} lacks the right admin" in str(failure)
+    assert world.services.admin_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [(None, b""), ("root", b"wrong"), ("nobody", b"secret"), ("certified", b"")]
+)
+async def test_no_call_is_done_for_a_stranger(world: World, user: str | None, password: bytes) -> None:
+    async with world.channel(user, password) as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        for method in ADMIN_CALLS:
+            assert isinstance(await failure_of(getattr(stub, method)(request_of(method))), NotAuthenticated)
+    assert world.services.admin_calls == 0
+
+
+async def test_an_administrator_passes(world: World) -> None:
+    async with world.channel("root") as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        for method in ADMIN_CALLS:
+            await failure_of(getattr(stub, method)(request_of(method)))
+    assert world.services.admin_calls == len(ADMIN_CALLS)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"), [(RevokeRole("tenant", "owns"), PermissionDenied), (RemoveUser("tenant"), NotAuthenticated)]
+)
+async def test_a_watch_ends_with_the_right_to_it(world: World, change: Any, kind: type[Exception]) -> None:
+    async with world.channel("tenant") as channel, world.channel("reader") as other:
+        stub, stays = kv_pb2_grpc.KVStub(channel), kv_pb2_grpc.KVStub(other)
+        call: Any = stub.Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0"))
+        staying: Any = stays.Watch(kv_pb2.WatchRequest())
+        assert await call.read() == kv_pb2.WatchResponse()
+        assert await staying.read() == kv_pb2.WatchResponse()
+        world.access.take(table(change))
+        assert isinstance(await failure_of(call.read()), kind)
+        await asyncio.wait_for(world.services.ended.wait(), PATIENCE_S)
+        assert not staying.done()
+
+
+async def test_a_watch_of_a_stranger_ends_when_the_cluster_begins_to_ask(world: World) -> None:
+    world.access.take(table(Switch(False)))
+    async with world.channel(None) as channel:
+        call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest())
+        assert await call.read() == kv_pb2.WatchResponse()
+        world.access.take(table())
+        assert isinstance(await failure_of(call.read()), NotAuthenticated)
+
+
+async def test_a_certificate_says_who_calls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+
+    def issued(host: str, name: str) -> Tls:
+        ca, cert, key = (tmp_path / f"{name}.{kind}" for kind in ("ca", "pem", "key"))
+        made = authority.issue_cert(host, common_name=name)
+        authority.cert_pem.write_to_path(str(ca))
+        made.cert_chain_pems[0].write_to_path(str(cert))
+        made.private_key_pem.write_to_path(str(key))
+        return Tls(ca=ca, cert=cert, key=key)
+
+    nursery = TaskNursery("test")
+    access = Access(table(AddUser("application"), GrantRole("application", "reads")))
+    logins = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 1))
+    services = Services()
+    server = GrpcServer(
+        ("kvstore.v1.KV", "kvstore.v1.Admin"),
+        (
+            lambda each: kv_pb2_grpc.add_KVServicer_to_server(services, each),
+            lambda each: admin_pb2_grpc.add_AdminServicer_to_server(Admin(services), each),
+        ),
+        gate=CallGate(access, logins),
+    )
+    port = await server.start("127.0.0.1:0", replace(issued("127.0.0.1", "n1"), verify_clients=True))
+    async with open_aio_channel(f"127.0.0.1:{port}", issued("a.example", "application")) as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        failure = await failure_of(stub.Status(admin_pb2.StatusRequest()))
+        assert "user application lacks the right admin" in str(failure)
+        call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest())
+        assert await call.read() == kv_pb2.WatchResponse()
+        call.cancel()
+    async with open_aio_channel(f"127.0.0.1:{port}", issued("b.example", "stranger")) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        assert isinstance(await failure_of(stub.Status(admin_pb2.StatusRequest())), NotAuthenticated)
+    await server.stop(0)
+    logins.close()
+    await nursery.close()

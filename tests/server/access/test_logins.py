@@ -1,0 +1,134 @@
+"""Logins: what they cost, and what is refused without a cost; whom a certificate names; what the audit log says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+
+from kvstore.access import Right, SetPassword, Switch
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError
+from kvstore.server.access import logins as module
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.certificates import common_names
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins, network_of
+from tests.client.serving import env_of
+from tests.server.access.tables import OTHER_HASH, PASSWORD, table
+
+
+@pytest.fixture
+def access() -> Access:
+    return Access(table(), AuditLog(lambda: 0.0, lambda: 5))
+
+
+@pytest.fixture
+async def logins(access: Access) -> AsyncIterator[Logins]:
+    nursery = TaskNursery("test")
+    made = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 5))
+    yield made
+    made.close()
+    await nursery.close()
+
+
+async def test_what_was_verified_costs_no_second_hash_until_the_password_changes(
+    logins: Logins, access: Access
+) -> None:
+    for _ in range(3):
+        assert (await logins.login("tenant", PASSWORD, "a")).name == "tenant"
+    assert logins.hashes == 1
+    access.take(table(SetPassword("tenant", OTHER_HASH)))
+    assert logins.known_or_none("tenant", PASSWORD) is None
+    with pytest.raises(NotAuthenticated):
+        await logins.login("tenant", PASSWORD, "a")
+    assert (await logins.login("tenant", b"another", "a")).name == "tenant"
+
+
+async def test_many_who_log_in_alike_share_a_hash(logins: Logins) -> None:
+    found = await asyncio.gather(*(logins.login("tenant", PASSWORD, "a") for _ in range(40)))
+    assert {each.name for each in found} == {"tenant"}
+    assert logins.hashes == 1
+
+
+async def test_guesses_of_one_address_cost_few_hashes_and_others_may_log_in(logins: Logins) -> None:
+    async def guess(number: int) -> None:
+        with pytest.raises(StoreError):
+            await logins.login("root", b"%d" % number, "a")
+
+    await asyncio.gather(*map(guess, range(100)))
+    assert logins.hashes <= module.FAILURES_MAX
+    assert logins.statistics()["logins_limited_total"] >= 90
+    with pytest.raises(NotAuthenticated, match="too many"):
+        await logins.login("tenant", PASSWORD, "a")
+    assert (await logins.login("tenant", PASSWORD, "b")).name == "tenant"
+
+
+async def test_addresses_that_are_remembered_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ADDRESSES_MAX", 4)
+    for number in range(20):
+        logins._note_failure(str(number))
+    assert list(logins._failures) == ["16", "17", "18", "19"]
+
+
+async def test_logins_that_wait_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 2)
+    found = await asyncio.gather(
+        *(logins.login("root", b"%d" % number, str(number)) for number in range(6)), return_exceptions=True
+    )
+    assert sum("wait to be checked" in str(each) for each in found) == 4
+    assert logins.hashes == 2
+
+
+async def test_a_user_without_a_password_comes_by_certificate_alone(logins: Logins, access: Access) -> None:
+    for password in (b"", b"secret"):
+        with pytest.raises(NotAuthenticated):
+            await logins.login("certified", password, "a")
+    shown = {"subject": ((("organizationName", "x"),), (("commonName", "certified"),))}
+    found = access.of_certificate(common_names(shown))
+    assert found is not None
+    found.check(Right.READ, b"", b"", "a test")
+    assert access.of_certificate(common_names(None)) is None
+    assert access.of_certificate(["nobody", "n1"]) is None
+
+
+async def test_a_refusal_is_audited_without_the_secret(
+    logins: Logins, access: Access, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "kvstore.audit"):
+        with pytest.raises(NotAuthenticated):
+            await logins.login("an\nna", b"guessed", "ipv4:10.0.0.7")
+        access.refused("anna", "10.0.0.7:1", "get", PermissionDenied("user anna lacks the right read"))
+    one, two = (orjson.loads(record.getMessage()) for record in caplog.records)
+    assert (one["who"], one["from"], one["call"], one["outcome"]) == (
+        "'an\\nna'", "ipv4:10.0.0.7", "login", "NOT_AUTHENTICATED",
+    )  # fmt: skip
+    assert two == {
+        "time": 5,
+        "who": "anna",
+        "from": "10.0.0.7:1",
+        "call": "get",
+        "outcome": "PERMISSION_DENIED",
+        "why": "user anna lacks the right read",
+    }
+    assert "guessed" not in caplog.text
+
+
+def test_an_access_table_that_cannot_be_read_lets_nobody_in(access: Access) -> None:
+    tenant = access.identity_or_none("tenant")
+    assert tenant is not None
+    access.shut()
+    assert access.is_on
+    assert tenant.is_gone
+    assert isinstance(tenant.refusal_or_none((1, b"t/a", 0, 0)), NotAuthenticated)
+    assert isinstance(access.nobody.refusal_or_none((1, b"t/a", 0, 0)), NotAuthenticated)
+    access.take(table(Switch(False)))
+    assert access.nobody.refusal_or_none((1, b"t/a", 0, 0)) is None
+
+
+def test_failures_are_counted_by_network() -> None:
+    assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db9::1")
+    assert network_of("10.0.0.1") != network_of("10.0.0.2")

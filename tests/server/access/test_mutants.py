@@ -1,0 +1,167 @@
+"""What a guard lets through, for every operation by every way in; and that each way to break it is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvstore.access import AddRole, AddUser, GrantRight, GrantRole, Right
+from kvstore.errors import NotAuthenticated, PermissionDenied
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op
+from kvstore.server.access import identities
+from kvstore.server.access.guard import Guard
+from kvstore.server.access.identities import Access, Identity
+from tests.server.access.tables import HASH, table
+
+MINE, OTHERS = b"t/a", b"x"
+
+
+def ops_on(key: bytes, start: bytes, end: bytes) -> list[Op]:
+    """One operation of each code, and those whose flags matter."""
+    put = commands.put(key, b"v")
+    return [
+        commands.get(key),
+        commands.meta(key),
+        put,
+        commands.put(key, b"v", flags=Flag.RETURN_OLD),
+        commands.delete(key),
+        commands.delete(key, flags=Flag.RETURN_OLD),
+        commands.increment(key, 1),
+        commands.append(key, b"v"),
+        commands.expire(key, 1),
+        commands.batch(MINE, (commands.put(MINE, b"v"), put)),
+        commands.delete_range(start, end),
+        commands.scan(start, end, 10),
+    ]
+
+
+BEYOND = [*ops_on(OTHERS, b"t/", b""), commands.scan_tokens(0, 10), commands.count(), commands.scan(b"s", b"t/b", 1)]
+WITHIN = ops_on(MINE, b"t/", b"t0")
+
+
+class Backend:
+    """Keeps what reaches it."""
+
+    def __init__(self) -> None:
+        self.reached: list[Op] = []
+
+    def submit(self, op: Op, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+        self.reached.append(op)
+
+    def submit_puts(self, ops: list[Op], sink: Any, tokens: Sequence[int]) -> None:
+        self.reached += ops
+
+    def read_now(self, key: bytes) -> bytes:
+        self.reached.append(commands.get(key))
+        return b""
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.results: dict[int, Any] = {}
+
+    def complete(self, token: int, result: Any) -> None:
+        self.results[token] = result
+
+    def flush(self) -> None:
+        """Nothing is sent."""
+
+
+async def let_through(identity: Identity, access: Access, ops: Sequence[Op]) -> tuple[list[Op], dict[int, Any]]:
+    """What reaches the backend by all ways in, and how the rest is answered."""
+    backend: Any = Backend()
+    guard, sink = Guard(access, identity, backend), Sink()
+    for token, op in enumerate(ops):
+        guard.submit(op, sink, token)  # type: ignore[arg-type]
+    puts = [op for op in ops if op[0] == Code.PUT]
+    guard.submit_puts(puts, sink, range(100, 100 + len(puts)))  # type: ignore[arg-type]
+    for op in ops:
+        if op[0] == Code.GET and guard.read_now(op[1]) is NOT_NOW:
+            sink.results[200] = PermissionDenied("not now")
+    await asyncio.sleep(0)
+    return backend.reached, sink.results
+
+
+async def leaks() -> list[Op]:
+    """What somebody may do who may not."""
+    access = Access(
+        table(AddUser("writer", HASH), AddRole("w"), GrantRight("w", Right.WRITE), GrantRole("writer", "w"))
+    )
+    found = []
+    for name, ops in (("tenant", BEYOND), ("nothing", WITHIN), ("root", WITHIN), ("reader", WITHIN[2:11])):
+        identity = access.identity_or_none(name)
+        assert identity is not None
+        found += (await let_through(identity, access, ops))[0]
+    found += (await let_through(access.nobody, access, WITHIN))[0]
+    writer = access.identity_or_none("writer")
+    assert writer is not None
+    tells = [op for op in WITHIN if op[0] == Code.INCREMENT or Flag.RETURN_OLD in op[2:5]]
+    found += (await let_through(writer, access, tells))[0]
+    access.take(table())
+    found += (await let_through(writer, access, WITHIN))[0]
+    return found
+
+
+async def test_nothing_beyond_a_users_rights_reaches_the_backend() -> None:
+    assert await leaks() == []
+
+
+async def test_what_is_refused_is_answered_and_what_is_allowed_is_not() -> None:
+    access = Access(table())
+    tenant = access.identity_or_none("tenant")
+    assert tenant is not None
+    reached, answers = await let_through(tenant, access, WITHIN)
+    assert [op for op in WITHIN if op not in reached] == []
+    assert answers == {}
+    _, answers = await let_through(tenant, access, BEYOND)
+    assert len(answers) == len(BEYOND) + 3
+    assert all(isinstance(each, PermissionDenied) for each in answers.values())
+    _, answers = await let_through(access.nobody, access, WITHIN[:3])
+    assert all(isinstance(each, NotAuthenticated | PermissionDenied) for each in answers.values())
+
+
+def _first_key_only(identity: Identity, op: Op) -> Any:
+    return _whole(identity, (*op[:2], op[2][:1], *op[3:]) if op[0] == Code.BATCH else op)
+
+
+def _keep(identity: Identity, permissions: Any) -> None:
+    """Take rights once, and never lose them."""
+    if not hasattr(identity, "permissions"):
+        _allow(identity, permissions)
+
+
+_allow = Identity.allow
+_whole = Identity.refusal_or_none
+_may = Identity._may
+BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a batch is judged by its first key": lambda patch: patch.setattr(Identity, "refusal_or_none", _first_key_only),
+    "a range is judged by its start": lambda patch: patch.setattr(
+        Identity,
+        "_may",
+        lambda self, right, op: (
+            self.permissions.may(right, op[1]) if isinstance(op[1], bytes) else _may(self, right, op)
+        ),
+    ),
+    "old values are shown without the right to read": lambda patch: patch.setattr(identities, "_FLAGS_AT", {}),
+    "counts need no right": lambda patch: patch.setitem(identities.NEEDS, int(Code.COUNT), ()),
+    "a sum is shown without the right to read": lambda patch: patch.setitem(
+        identities.NEEDS, int(Code.INCREMENT), (Right.WRITE,)
+    ),
+    "puts together are not looked at": lambda patch: patch.setattr(
+        Guard, "submit_puts", lambda self, ops, sink, tokens: self._backend.submit_puts(ops, sink, tokens)
+    ),
+    "reads at once are not looked at": lambda patch: patch.setattr(
+        Guard, "read_now", lambda self, key: self._backend.read_now(key)
+    ),
+    "a removed user goes on": lambda patch: patch.setattr(Identity, "allow", _keep),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BREAKAGES))
+async def test_a_broken_guard_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BREAKAGES[name](monkeypatch)
+    assert await leaks() != [], name

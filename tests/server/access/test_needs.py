@@ -1,0 +1,106 @@
+"""Each RPC and each HTTP route has its row; what has none is an administrator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.env.beat import Beat
+from kvstore.errors import NotAuthenticated, PermissionDenied
+from kvstore.partition.state.commands import Code
+from kvstore.partition.state.traits import NEEDS
+from kvstore.proto import (
+    admin_pb2,
+    data_pb2,
+    feed_pb2,
+    kv_pb2,
+)
+from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.needs import HTTP_NEEDS, RPC_NEEDS, nothing
+from kvstore.server.http.door import HttpDoor
+from tests.server.access.tables import table
+
+
+def methods() -> list[str]:
+    modules = (admin_pb2, data_pb2, feed_pb2, kv_pb2)
+    services = [service for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
+    return sorted(f"/{service.full_name}/{method.name}" for service in services for method in service.methods)
+
+
+def test_each_rpc_has_a_row_and_no_row_is_of_none() -> None:
+    others = {each for each in RPC_NEEDS if each.startswith("/grpc.")}
+    assert methods() == sorted(RPC_NEEDS.keys() - others)
+
+
+def test_each_http_route_has_a_row_and_no_row_is_of_none() -> None:
+    nothing_: Any = None
+    assert HttpDoor(nothing_, nothing_, Beat())._pages.keys() == HTTP_NEEDS.keys()
+
+
+def test_each_operation_has_a_row() -> None:
+    assert NEEDS.keys() == {int(code) for code in Code}
+    assert all(needs or code == Code.BATCH for code, needs in NEEDS.items())
+
+
+def identity_of(name: str) -> Identity:
+    access = Access(table())
+    return access.identity_or_none(name) or access.nobody
+
+
+REQUESTS: dict[str, Callable[[], Any]] = {
+    "/kvstore.v1.KV/Watch": lambda: kv_pb2.WatchRequest(start=b"t/", end=b"t0"),
+    "/kvstore.v1.Feed/Changes": lambda: feed_pb2.ChangesRequest(start=b"t/", end=b"t0"),
+    "/kvstore.v1.Data/ReadPinned": data_pb2.ReadPinnedRequest,
+}
+
+
+def allowed(name: str) -> set[str]:
+    """The methods, without the service's package, that a user of `table` may call."""
+    found = set()
+    for method, need in RPC_NEEDS.items():
+        try:
+            need(identity_of(name), REQUESTS.get(method, lambda: None)())
+        except (NotAuthenticated, PermissionDenied):
+            continue
+        found.add(method.removeprefix("/kvstore.v1."))
+    return found
+
+
+OPEN = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
+KV = {f"KV/{name}" for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Topology")}
+LOGGED_IN = OPEN | KV | {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("nothing", set()),
+        ("tenant", {"KV/Watch", "Feed/Positions", "Feed/Changes", "Feed/Hold"}),
+        (
+            "backup",
+            {"Feed/Positions", "Feed/Changes", "Feed/Hold"}
+            | {m.removeprefix("/kvstore.v1.") for m in methods() if "Data" in m},
+        ),
+        ("root", {m.removeprefix("/kvstore.v1.") for m in methods() if "Admin" in m}),
+    ],
+)
+def test_each_user_may_call_what_his_rights_are_for_and_no_more(name: str, more: set[str]) -> None:
+    assert allowed(name) == LOGGED_IN | more
+
+
+def test_a_stranger_may_ask_for_health_and_nothing_else() -> None:
+    assert allowed("stranger") == OPEN
+    assert {path for path, need in HTTP_NEEDS.items() if need is nothing} == {"/healthz", "/readyz", "/clusterz"}
+
+
+def test_a_watch_and_changes_beyond_the_prefix_are_refused() -> None:
+    tenant = identity_of("tenant")
+    for method, request in (
+        ("/kvstore.v1.KV/Watch", kv_pb2.WatchRequest()),
+        ("/kvstore.v1.KV/Watch", kv_pb2.WatchRequest(start=b"t/", end=b"u")),
+        ("/kvstore.v1.Feed/Changes", feed_pb2.ChangesRequest(start=b"t/")),
+    ):
+        with pytest.raises(PermissionDenied, match=r"user tenant lacks the right watch for .* of keys from"):
+            RPC_NEEDS[method](tenant, request)

@@ -1,0 +1,224 @@
+"""Who may do what at the Redis door: strangers, users without a right, and changes while they are connected."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+from redis import exceptions
+
+from kvstore.access import RemoveUser, RevokeRole, SetPassword, Switch
+from kvstore.server.access import logins
+from kvstore.server.access.identities import Access
+from kvstore.server.redis.commands import COMMANDS, Need
+from tests.server.access.tables import OTHER_HASH, table
+from tests.server.redis.door import Door, Raw, redis_door
+from tests.server.redis.test_parser import packed
+
+OFF = (Switch(False),)
+
+
+@pytest.fixture
+def access() -> Access:
+    return Access(table())
+
+
+@pytest.fixture
+async def door(tmp_path: Path, access: Access) -> AsyncIterator[Door]:
+    async with redis_door(tmp_path, access=access) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def client_of(door: Door, user: str | None, password: str = "secret") -> AsyncIterator[redis.Redis]:
+    client = redis.Redis(host=door.host, port=door.port, username=user, password=password if user else None, protocol=3)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def line_of(raw: Raw, *words: bytes) -> bytes:
+    raw.writer.write(packed(*words))
+    return await raw.read_line()
+
+
+@asynccontextmanager
+async def logged_in(door: Door, user: bytes, password: bytes = b"secret") -> AsyncIterator[Raw]:
+    async with door.raw() as raw:
+        assert await line_of(raw, b"AUTH", user, password) == b"+OK\r\n"
+        yield raw
+
+
+WORDS = {b"KVSTORE.PEER": [b"1", b"n2", b"n1"], b"CLIENT": [b"ID"], b"CONFIG": [b"GET", b"*"], b"ACL": [b"WHOAMI"]}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+async def test_a_stranger_gets_nothing_by_any_command(door: Door, name: bytes) -> None:
+    """A new command is among these by itself."""
+    command = COMMANDS[name]
+    words = [name, *WORDS.get(name, [b"1"] * (command.least - 1))]
+    async with door.raw() as raw:
+        answer = await line_of(raw, *words)
+    if command.need_of(words) is Need.NOTHING:
+        assert name in (b"AUTH", b"HELLO", b"RESET", b"QUIT", b"KVSTORE.PEER")
+    else:
+        assert answer == b"-NOAUTH Authentication required.\r\n"
+
+
+async def test_a_stranger_gets_nothing_by_pipelines_either(door: Door) -> None:
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"SET", b"t/a", b"1") * 8 + packed(b"GET", b"t/a") * 8)
+        for _ in range(16):
+            assert await raw.read_line() == b"-NOAUTH Authentication required.\r\n"
+    async with client_of(door, "reader") as reader:
+        assert await reader.get("t/a") is None
+
+
+async def test_wrong_names_and_passwords_are_refused_alike(door: Door) -> None:
+    async with door.raw() as raw:
+        for user, password in ((b"tenant", b"Secret"), (b"nobody", b"secret"), (b"certified", b""), (b"tenant", b"")):
+            answer = await line_of(raw, b"AUTH", user, password)
+            assert answer == b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+        assert (await line_of(raw, b"AUTH", b"secret")).startswith(b"-WRONGPASS")  # of the user default
+        assert (await line_of(raw, b"HELLO", b"3")).startswith(b"-NOAUTH HELLO must be called")
+        assert (await line_of(raw, b"HELLO", b"3", b"AUTH", b"tenant", b"x")).startswith(b"-WRONGPASS")
+        assert await line_of(raw, b"PING") == b"-NOAUTH Authentication required.\r\n"
+
+
+async def test_redis_clients_log_in_by_user_and_password(door: Door) -> None:
+    async with client_of(door, "tenant") as client:
+        assert await client.acl_whoami() in (b"tenant", "tenant")
+        assert await client.set("t/a", "1")
+        assert await client.get("t/a") == b"1"
+        with pytest.raises(exceptions.NoPermissionError, match="user tenant lacks the right read for get of key 'a'"):
+            await client.get("a")
+    async with client_of(door, "tenant", "wrong") as client:
+        with pytest.raises(exceptions.AuthenticationError):
+            await client.ping()
+    async with client_of(door, None) as client:
+        with pytest.raises(exceptions.AuthenticationError):
+            await client.ping()
+
+
+DENIED = [
+    (b"GET", b"x"),
+    (b"SET", b"x", b"1"),
+    (b"SET", b"t", b"1"),
+    (b"MGET", b"t/1", b"x"),
+    (b"MSET", b"t/1", b"new", b"x", b"1"),
+    (b"DEL", b"t/1", b"x"),
+    (b"EXISTS", b"x"),
+    (b"INCR", b"x"),
+    (b"EXPIRE", b"x", b"1"),
+    (b"TTL", b"x"),
+    (b"GETRANGE", b"x", b"0", b"-1"),
+    (b"DBSIZE",),
+    (b"CLIENT", b"LIST"),
+]
+
+
+@pytest.mark.parametrize("words", DENIED, ids=lambda words: b" ".join(words).decode())
+async def test_a_tenant_does_nothing_beyond_his_prefix_not_even_in_part(door: Door, words: tuple[bytes, ...]) -> None:
+    async with logged_in(door, b"tenant") as raw:
+        assert await line_of(raw, b"SET", b"t/1", b"old") == b"+OK\r\n"
+        assert (await line_of(raw, *words)).startswith(b"-NOPERM user tenant lacks the right ")
+        assert await raw.ask(packed(b"GET", b"t/1"), b"$3\r\nold\r\n") == b"$3\r\nold\r\n"
+        assert await line_of(raw, b"MULTI") == b"+OK\r\n"
+        assert await line_of(raw, b"SET", b"t/1", b"new") == b"+QUEUED\r\n"
+        assert (await line_of(raw, *words)).startswith(b"-NOPERM ")
+        assert (await line_of(raw, b"EXEC")).startswith(b"-EXECABORT ")
+        assert await raw.ask(packed(b"GET", b"t/1"), b"$3\r\nold\r\n") == b"$3\r\nold\r\n"
+
+
+async def test_a_write_that_tells_the_old_value_needs_the_right_to_read(door: Door, access: Access) -> None:
+    async with client_of(door, "reader") as reader, client_of(door, "tenant") as tenant:
+        await tenant.set("t/a", "1")
+        with pytest.raises(exceptions.NoPermissionError, match="right write"):
+            await reader.set("t/a", "2")
+        for words in (("GETSET", "t/a", "2"), ("GETDEL", "t/a"), ("INCR", "t/a"), ("SET", "t/a", "2", "GET")):
+            with pytest.raises(exceptions.NoPermissionError):
+                await reader.execute_command(*words)
+        assert await reader.get("t/a") == b"1"
+
+
+async def test_a_tenant_sees_only_his_prefix_in_scans(door: Door) -> None:
+    async with client_of(door, "tenant") as tenant, client_of(door, "reader") as reader:
+        async with logged_in(door, b"tenant") as raw:
+            await line_of(raw, b"SET", b"t/a", b"1")
+        door.server.access.take(table(*OFF))
+        async with client_of(door, None) as anybody:
+            await anybody.set("other", "1")
+        door.server.access.take(table())
+        assert await tenant.keys("*") == [b"t/a"]
+        assert [key async for key in tenant.scan_iter()] == [b"t/a"]
+        assert sorted(await reader.keys("*")) == [b"other", b"t/a"]
+        assert await reader.dbsize() == 2
+
+
+async def test_an_administrator_is_no_reader(door: Door) -> None:
+    async with client_of(door, "root") as root:
+        assert len(await root.client_list()) == 1
+        for words in (("GET", "a"), ("SET", "a", "1"), ("KEYS", "*"), ("SCAN", "0"), ("DBSIZE",)):
+            with pytest.raises(exceptions.NoPermissionError):
+                await root.execute_command(*words)
+
+
+async def test_a_removed_user_and_one_with_another_password_are_thrown_out(door: Door, access: Access) -> None:
+    for change in (RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)):
+        access.take(table())
+        async with logged_in(door, b"tenant") as raw, logged_in(door, b"reader") as stays:
+            access.take(table(change))
+            assert (await raw.read_to_end()).startswith(b"-NOAUTH ")
+            assert await line_of(stays, b"PING") == b"+PONG\r\n"
+        async with door.raw() as raw:  # what was verified once does not outlive it
+            assert (await line_of(raw, b"AUTH", b"tenant", b"secret")).startswith(b"-WRONGPASS")
+
+
+async def test_a_right_that_is_taken_away_holds_for_the_next_command(door: Door, access: Access) -> None:
+    async with logged_in(door, b"tenant") as raw:
+        assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
+        access.take(table(RevokeRole("tenant", "owns")))
+        assert (await line_of(raw, b"GET", b"t/a")).startswith(b"-NOPERM ")
+        access.take(table())
+        assert await line_of(raw, b"GET", b"t/a") == b"$1\r\n"
+
+
+async def test_switching_on_and_off_reaches_open_connections(door: Door, access: Access) -> None:
+    access.take(table(*OFF))
+    async with door.raw() as raw:
+        assert await line_of(raw, b"SET", b"a", b"1") == b"+OK\r\n"
+        assert await raw.ask(packed(b"ACL", b"WHOAMI"), b"$7\r\ndefault\r\n") == b"$7\r\ndefault\r\n"
+        access.take(table())
+        assert (await line_of(raw, b"GET", b"a")).startswith(b"-NOAUTH ")
+        access.take(table(*OFF))
+        assert await line_of(raw, b"GET", b"a") == b"$1\r\n"
+
+
+async def test_reset_forgets_who_the_client_is(door: Door) -> None:
+    async with logged_in(door, b"tenant") as raw:
+        assert await line_of(raw, b"RESET") == b"+RESET\r\n"
+        assert (await line_of(raw, b"GET", b"t/a")).startswith(b"-NOAUTH ")
+
+
+async def test_failed_logins_are_limited_and_those_that_are_known_go_on(door: Door) -> None:
+    async with logged_in(door, b"tenant"), door.raw() as raw:
+        for number in range(logins.FAILURES_MAX):
+            assert (await line_of(raw, b"AUTH", b"root", b"guess%d" % number)).startswith(b"-WRONGPASS")
+        hashes = door.server.logins.hashes
+        for _ in range(50):
+            assert b"too many failed logins" in await line_of(raw, b"AUTH", b"root", b"secret")
+        assert door.server.logins.hashes == hashes
+        assert await line_of(raw, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
+        assert door.server.logins.statistics()["logins_limited_total"] == 50
+
+
+async def test_without_a_table_nothing_stands_before_the_backend(tmp_path: Path) -> None:
+    async with redis_door(tmp_path) as door, door.raw() as raw:
+        assert await line_of(raw, b"PING") == b"+PONG\r\n"
+        (connection,) = door.server._connections
+        assert connection.pipeline.gate is None
+        assert connection.pipeline._backend is door.backend
