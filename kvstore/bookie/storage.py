@@ -58,7 +58,16 @@ class BookieStorage:
     raw: RawAdds
     reader: Reader
 
-    def __init__(self, env: Env, config: BookieConfig, bookie: BookieId, authority: Authority) -> None:
+    def __init__(
+        self,
+        env: Env,
+        config: BookieConfig,
+        bookie: BookieId,
+        authority: Authority,
+        *,
+        admission: Admission | None = None,
+    ) -> None:
+        """`admission`: of the bookie, where this is the storage in one of its directories."""
         self.statistics = Statistics()
         self.inventory = Inventory()
         self.bookie = bookie
@@ -66,7 +75,9 @@ class BookieStorage:
         """For all from elsewhere, while too much waits for a sync."""
         self.gate = Door(lambda: self.admission.is_busy)
         """For what `may_ask`, while too much waits for the metadata."""
-        self.admission = Admission(authority, bookie, env.nursery, self.statistics, on_answered=self.gate.let_in)
+        self.admission = admission or Admission(
+            authority, bookie, env.nursery, self.statistics, on_answered=self.gate.let_in
+        )
         self.digests = Digests(self.admission, self.statistics)
         self._env = env
         self._config = config
@@ -178,8 +189,12 @@ class BookieStorage:
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, as far as this bookie could use them, and bytes that are free."""
-        free = self._env.disk.free_bytes(self._config.journal_dir)
+        free = self.free_bytes()
         return free + sum(segment.capacity for segment in self.inventory.segments.values()), free
+
+    def free_bytes(self) -> int:
+        """Bytes that are free in the journal's directory. Raises OSError."""
+        return self._env.disk.free_bytes(self._config.journal_dir)
 
     def refresh_statistics(self) -> Statistics:
         """Fill in what is counted only on demand."""

@@ -365,7 +365,7 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
     """The node's candidate for auditor, and who reports what its bookie's scrub finds."""
     if node.bookie is not None:
         node.damage_reports = reports = DamageReports(node.env, node.store, node.bookie.id)
-        node.bookie.scrubber.on_damage = reports.found
+        node.bookie.on_damage(reports.found)
         reports.start()
         stack.push_async_callback(reports.close)
     if node.config.autorecovery.auditor:
