@@ -44,7 +44,8 @@ class Bookie:
         self._listener: Listener | None = None
         self._registration: BookieRegistration | None = None
         self._nursery: Nursery | None = None
-        self._upkeep: list[Upkeep] = []
+        self.upkeep: list[Upkeep] = []
+        """Of each directory, once it has started."""
 
     async def start(self) -> None:
         """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is taken)."""
@@ -64,7 +65,7 @@ class Bookie:
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)
         await self._registration.start(nursery, readonly=storage.is_readonly)
-        self._upkeep = start_upkeep(env, config, storage, authority, nursery)
+        self.upkeep = start_upkeep(env, config, storage, authority, nursery)
         log.info("bookie=%s serves at %s", self.id, self.address)
 
     @property
@@ -104,7 +105,7 @@ class Bookie:
     def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
         """Call `listener` with ledgers of which entries are found damaged here; now with those that may lack some since
         a directory was lost."""
-        for each in self._upkeep:
+        for each in self.upkeep:
             each.scrubber.on_damage = listener
         if isinstance(self.storage, SpreadStorage):
             listener(self.storage.homes.doubted)
