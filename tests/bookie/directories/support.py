@@ -65,6 +65,14 @@ class Spread(Shelf):
 
     storage: Any
 
+    @property
+    def doubted(self) -> list[int]:
+        """The ledgers in limbo; −1: those that nobody knows too."""
+        several = isinstance(self.storage, SpreadStorage)
+        inventories = [each.storage.inventory for each in self.storage.parts] if several else [self.storage.inventory]
+        ledgers = [ledger for each in inventories for ledger, found in each.ledgers.items() if found.is_limbo]
+        return sorted([-1] * any(each.is_limbo for each in inventories) + ledgers)
+
     def home(self, ledger: int) -> str:
         """The directory that has the ledger."""
         (part,) = (each for each in self.storage.parts if ledger in each.ledgers)

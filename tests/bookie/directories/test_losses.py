@@ -1,5 +1,5 @@
-"""A bookie that goes on without a directory: what that may have held is never denied, no fence is forgotten, and it does
-not come back (docs/protocol.md, B23)."""
+"""A bookie that goes on without a directory: what that may have held is never denied, no fence is forgotten, and it
+does not come back (docs/protocol.md, B23)."""
 
 from __future__ import annotations
 
@@ -263,5 +263,5 @@ def test_a_directory_of_another_bookie_is_refused(world: SimWorld, lives: Lives,
     here, there = world.node("b1").disk, world.node("b2").disk
     inode = there.names.now.files[f"{B}/PLACE"]
     here.overwrite(f"{B}/PLACE", 0, inode.cache.read(0, inode.cache.size))
-    with pytest.raises(ConfigError, match="belongs to bookie b[12]-.*, other directories to b[12]-"):
+    with pytest.raises(ConfigError, match=r"belongs to bookie b[12]-.*, other directories to b[12]-"):
         lives.starts()
