@@ -52,6 +52,13 @@ class Part:
         except OSError:
             return 0
 
+    def space(self) -> tuple[int, int]:
+        """Bytes in all, and bytes that are free; none if its disk does not say."""
+        try:
+            return self.storage.space()
+        except OSError:
+            return 0, 0
+
     def knows(self, ledger: int) -> bool:
         return ledger in self.ledgers or ledger in self.tombstones
 

@@ -139,7 +139,7 @@ class SpreadStorage:
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, as far as this bookie could use them, and bytes that are free."""
-        found = [part.storage.space() for part in self.homes.alive]
+        found = [part.space() for part in self.homes.alive]
         return sum(total for total, _ in found), sum(free for _, free in found)
 
     def refresh_statistics(self) -> Statistics:

@@ -112,7 +112,10 @@ class SegmentSupply:
             return False
         config, start = self._config, start_bytes(self._config.segment_bytes)
         stays = start if use is Use.FACT else max(start, config.reserve_bytes // 2)
-        return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
+        try:
+            return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
+        except OSError:
+            return False  # whoever writes next finds out
 
     def _piece_bytes(self, size: int, use: Use) -> int:
         """How large a small segment is made. For facts down to what the record itself takes: half of what is free, so

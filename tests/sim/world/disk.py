@@ -261,6 +261,11 @@ class SimDisk:
             self.names.change(Remove(each))
             self.names.sync_dir(parent(each))
 
+    @property
+    def has_dead(self) -> bool:
+        """Some directory's disk is broken, and was not exchanged yet."""
+        return bool(self._dead)
+
     def is_dead(self, path: str) -> bool:
         return any(f"{path}/".startswith(f"{each}/") for each in self._dead)
 
