@@ -192,7 +192,7 @@ def test_the_last_directory_ends_the_process(world: SimWorld, store: MemoryStore
         await lose(world, shelf)
         world.node("b1").disk.die(A)
         shelf.submit(150, 0)
-        await asyncio.sleep(60)
+        await asyncio.get_running_loop().create_future()
 
     with pytest.raises(NodeCrashed):
         run(world, scenario())

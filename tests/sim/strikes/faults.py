@@ -236,7 +236,7 @@ async def slow_disk(chaos: Chaos) -> None:
 
 @fault
 async def failing_sync(chaos: Chaos) -> None:
-    """A sync fails: the node must end itself."""
+    """A sync fails: the node must end itself, or go on without one directory of several, until it is started again."""
     node = chaos.a_node()
     if node is None:
         return
@@ -245,11 +245,17 @@ async def failing_sync(chaos: Chaos) -> None:
         node.disk.fail_sync(chaos.random.randint(1, 5))
         await chaos.a_pause(0.5, 2.0)
         node.disk.fail_sync(0)  # if it has not come to that
-        if not node.is_running:
+        if not node.is_running or has_failed_directory(node):
             probe("fault.failing_sync")
+            node.crash()
             node.start()
 
     await chaos.hold(node, fail_and_restart())
+
+
+def has_failed_directory(node: Node) -> bool:
+    bookie = node.served.bookie if node.served is not None else None
+    return bookie is not None and bookie.statistics()["directories_failed"] > 0
 
 
 @fault
