@@ -62,7 +62,7 @@ def is_unreadable(error: OSError) -> bool:
 
 
 def unreadable(path: str, error: OSError) -> ConfigError:
-    """What the operator is told of a directory that cannot be read or written at the start."""
+    """The error for the operator of a directory that cannot be read or written at the start."""
     return ConfigError(
         f"{path} cannot be read or written: {error}. If its disk is lost, name it in storage.lost_dirs: the bookie "
         "starts without it, and what it held is copied here from other bookies"
@@ -154,7 +154,7 @@ class _Gathering:
 
 
 def say_gone(env: Env, config: BookieConfig, found: Plan) -> Plan:
-    """What the lost directories may have held is in limbo, on the disks: note that they are gone. Raises OSError."""
+    """Note that the lost directories are gone: what they may have held is in limbo, on the disks. Raises OSError."""
     now = found.after(State.LOST, State.GONE)
     _Gathering(env, config).say(now, now.present)
     return now

@@ -1,4 +1,4 @@
-"""Which of a bookie's directories a ledger is in.
+"""Finds which of a bookie's directories a ledger is in.
 
 A ledger is in one directory, all of it. That holds for those too that wait for the metadata store before their first
 record: what is asked about one ledger goes to one directory as long as anything waits.

@@ -1,5 +1,5 @@
-"""Which of a bookie's directories is which, which are new, and which are lost. Decides only; gathering.py reads and
-writes.
+"""Decides which of a bookie's directories is which, which are new, and which are lost. Decides only; gathering.py
+reads and writes.
 
     (absent) ──► JOINING ──► PRESENT ──► LOST ──► GONE
 

@@ -44,7 +44,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one directory says."""
+    """The contents of one directory's file."""
 
     bookie: str
     version: int

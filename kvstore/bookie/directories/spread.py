@@ -215,7 +215,7 @@ class SpreadStorage:
 
 
 class AddsTogether:
-    """What connections ask about all adds that are under way."""
+    """Tells connections about all adds that are under way."""
 
     def __init__(self, storage: SpreadStorage) -> None:
         self._storage = storage
@@ -227,7 +227,7 @@ class AddsTogether:
 
 
 class SpreadRawAdds:
-    """What connections ask about raw adds (kvstore.bookie.raw_adds)."""
+    """Takes raw adds from connections (kvstore.bookie.raw_adds)."""
 
     def __init__(self, storage: SpreadStorage, *, is_on: bool) -> None:
         self.is_on = is_on

@@ -1,4 +1,4 @@
-"""What runs in the background of each of a bookie's directories, until that fails."""
+"""The work in the background of each of a bookie's directories, until that fails."""
 
 from __future__ import annotations
 

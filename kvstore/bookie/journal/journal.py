@@ -303,7 +303,7 @@ class Journal:
             self._die(f"journal sync failed: {error}")
 
     def _die(self, reason: str) -> None:
-        """What is appended from now on finds no room, where the process outlives this journal."""
+        """Take nothing more: where the process outlives this journal, what is appended from now on finds no room."""
         self.stop()
         self._limit, self._is_blocked = 0, True
         self._env.fatal(reason)
