@@ -148,7 +148,7 @@ class Adds:
     def _await_sync(self, size: int) -> None:
         self.pending_bytes += size
         if self.pending_bytes > self._pending_bytes_max and not self._journal.is_full:  # else adds are refused at once
-            self._door.shut()
+            self._door.shut(self)
 
     def _has(self, ledger: Ledger, entry: int, body: bytes) -> bool:
         place, size = ledger.index.get(entry)
@@ -178,4 +178,4 @@ class Adds:
         for ledger, lac in raised.items():
             ledger.raise_lac(lac)
         if self._door.is_shut and self.pending_bytes <= self._pending_bytes_max:
-            self._door.open()
+            self._door.open(self)

@@ -109,7 +109,7 @@ class Admission:
     def _ask(self, ledger: int, on_answer: Callable[[LedgerMetadata | Exception | None], None]) -> None:
         self._count += 1
         if self._is_busy():
-            self._gate.shut()
+            self._gate.shut(self)
         waiting = self._waiting.setdefault(ledger, [])
         waiting.append(on_answer)
         if len(waiting) == 1:
@@ -129,4 +129,4 @@ class Admission:
         for on_answer in waiting:
             on_answer(answer)
         if self._gate.is_shut and not self._is_busy():
-            self._gate.open()
+            self._gate.open(self)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.errors import ConfigError
 
 MIB = 1 << 20
+JOURNAL_DIR = "bookie/journal"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}")
 _HOST = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,252}")
 
@@ -16,10 +17,16 @@ _HOST = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,252}")
 class StorageConfig:
     """The operator's settings for one bookie's disks: `[storage]` of a node's file. Raises ConfigError."""
 
-    journal_dir: str = "bookie/journal"
+    journal_dir: str = JOURNAL_DIR
     """Segments: every byte of every entry, once. Relative to the data directory, or a path of its own."""
     index_dir: str = "bookie/index"
     """Checkpoints of full segments; they can be made again from the journal."""
+    journal_dirs: tuple[str, ...] = ()
+    """Several directories in place of `journal_dir`, each on a disk of its own: ledgers are spread over them, and the
+    bookie outlives the loss of any (docs/protocol.md, B23 and B24). The first is the one that the bookie had while it
+    had only one. What is found in full segments of the others is kept in `index` below each."""
+    lost_dirs: tuple[str, ...] = ()
+    """Those of them whose disks are lost: the bookie starts without them, for good."""
     segment_bytes: int = 64 * MIB
     reserve_bytes: int = 256 * MIB
     """Free space below which the bookie becomes read-only. What is left serves fences, recovery and restarts."""
@@ -49,8 +56,29 @@ class StorageConfig:
         return [
             *self._wrong("journal_dir", _is_directory(self.journal_dir), "a path without . and .."),
             *self._wrong("index_dir", _is_directory(self.index_dir), "a path without . and .."),
-            *self._wrong("index_dir", self.index_dir != self.journal_dir, "another directory than journal_dir"),
+            *self._wrong("index_dir", self.index_dir not in self.directories, "another directory than journal_dir"),
+            *self._wrong("journal_dirs", not self.journal_dirs or self._are_apart(), "distinct paths without . and .."),
+            *self._wrong("journal_dir", self._is_only_way(), "journal_dirs alone, where there are several"),
+            *self._wrong("lost_dirs", all(_is_directory(each) for each in self.lost_dirs), "paths without . and .."),
         ]
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Where segments are."""
+        return self.journal_dirs or (self.journal_dir,)
+
+    def _are_apart(self) -> bool:
+        """Whether none of the directories is another one, or in it, or takes its index."""
+        paths = [*self.journal_dirs, self.index_dir]
+        return all(_is_directory(each) and each.isprintable() for each in self.journal_dirs) and not any(
+            f"{one}/".startswith(f"{other}/")
+            for at, one in enumerate(paths)
+            for number, other in enumerate(paths)
+            if at != number
+        )
+
+    def _is_only_way(self) -> bool:
+        return not self.journal_dirs or self.journal_dir in (JOURNAL_DIR, self.journal_dirs[0])
 
     def _wrong_numbers(self) -> list[str]:
         faults = [
@@ -93,6 +121,10 @@ class BookieConfig(StorageConfig):
     """Bytes of one connection's requests not answered, and of answers that it has not read."""
     poll_ms_max: int = 60_000
     """Longest a long poll waits, whatever it asks for."""
+
+    def alone(self, journal_dir: str, index_dir: str) -> BookieConfig:
+        """The same with one directory."""
+        return replace(self, journal_dir=journal_dir, index_dir=index_dir, journal_dirs=(), lost_dirs=())
 
     @property
     def _name(self) -> str:

@@ -16,6 +16,7 @@ an older one were restored from a copy, and records may be missing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -49,15 +50,28 @@ class Identity:
     """The directories were empty."""
     doubts: tuple[str, ...]
     """Why records may be missing."""
+    doubted: tuple[str, ...] = ()
+    """Of the bookie's further directories, those that were restored from a copy."""
 
 
 # docs/protocol.md B8
 async def establish(
-    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, *, authority: Authority | None = None
+    env: Env,
+    config: BookieConfig,
+    cookies: CookieStore,
+    instance_id: str,
+    *,
+    authority: Authority | None = None,
+    others: Sequence[str] = (),
+    is_survivor: bool = False,
 ) -> Identity:
-    """Find out, or decide, who this bookie is. `authority` is needed where the id is given. Raises ConfigError that
-    names the directory at fault, MetadataError."""
-    return await _Identification(env, config, cookies, instance_id, authority).run()
+    """Find out, or decide, who this bookie is. `authority` is needed where the id is given.
+
+    `others`: further directories of its, which remember the start too. `is_survivor`: the journal's directory, which is
+    looked at alone, is not the one that was formatted first; that is lost. Raises ConfigError that names the directory
+    at fault, MetadataError.
+    """
+    return await _Identification(env, config, cookies, instance_id, authority, others, is_survivor=is_survivor).run()
 
 
 async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
@@ -67,7 +81,7 @@ async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore
     if not env.disk.exists(path):
         return
     try:
-        bookie = decode_cookie(_read(env.disk, path), what=path).bookie
+        bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
         await cookies.read(bookie)
     except NoSuchNode:
         return  # decommissioned
@@ -79,32 +93,34 @@ async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore
     )
 
 
-def _read(disk: Disk, path: str) -> bytes:
-    file = disk.open(path)
-    try:
-        return file.read(0, file.size())
-    finally:
-        file.close()
-
-
 class _Identification:
     def __init__(
-        self, env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: Authority | None
+        self,
+        env: Env,
+        config: BookieConfig,
+        cookies: CookieStore,
+        instance_id: str,
+        authority: Authority | None,
+        others: Sequence[str],
+        *,
+        is_survivor: bool,
     ) -> None:
         self._env = env
         self._disk: Disk = env.disk
         self._config = config
-        self._directories = (config.journal_dir, config.index_dir)
+        self._directories = (config.journal_dir,) if is_survivor else (config.journal_dir, config.index_dir)
+        self._others = others
+        self._is_survivor = is_survivor
         self._cookies = cookies
         self._instance_id = instance_id
         self._authority = authority
 
     async def run(self) -> Identity:
-        contents = {each: self._list(each) for each in self._directories}
-        unfinished = [each for each in self._directories if FORMATTING in contents[each]]
-        if unfinished or not any(contents.values()):
-            return await self._format(contents, unfinished)
-        cookies = {each: self._cookie_in(each, contents[each]) for each in self._directories}
+        found = {each: contents(self._disk, each) for each in self._directories}
+        unfinished = [each for each in self._directories if FORMATTING in found[each]]
+        if unfinished or not any(found.values()):
+            return await self._format(found, unfinished)
+        cookies = {each: self._cookie_in(each, found[each]) for each in self._directories}
         first = cookies[self._directories[0]]
         for directory, cookie in cookies.items():
             if cookie != first:
@@ -114,10 +130,6 @@ class _Identification:
                 )
         self._check(first)
         return await self._known(first)
-
-    def _list(self, directory: str) -> set[str]:
-        """List the files that count: not the root of a file system's own, nor what a crash left half written."""
-        return {name for name in self._disk.list(directory) if name != "lost+found" and not name.endswith(_ASIDE)}
 
     def _cookie_in(self, directory: str, content: set[str]) -> Cookie:
         if VERSION not in content:
@@ -135,7 +147,7 @@ class _Identification:
 
     def _read_cookie(self, path: str) -> Cookie:
         try:
-            return decode_cookie(_read(self._disk, path), what=path)
+            return decode_cookie(read_file(self._disk, path), what=path)
         except Corrupted as error:
             raise ConfigError(str(error)) from None
 
@@ -149,7 +161,7 @@ class _Identification:
         if not self._is_ours(cookie.bookie):
             called = self._config.id or self._config.name
             raise ConfigError(f"{directory} belongs to bookie {cookie.bookie}, this one is called {called}")
-        if cookie != self._cookie(cookie.bookie):
+        if cookie != self._cookie(cookie.bookie) and not self._is_survivor:
             raise ConfigError(f"{directory} was formatted together with other directories than configured: {cookie}")
 
     def _is_ours(self, bookie: BookieId) -> bool:
@@ -176,21 +188,22 @@ class _Identification:
             ) from None
         if known != cookie:
             raise ConfigError(f"{directory} has the cookie {cookie}, the metadata store has {known}")
-        doubts = await self._count_start(cookie, version)
-        return Identity(cookie.bookie, False, doubts)
-
-    async def _count_start(self, cookie: Cookie, version: int) -> tuple[str, ...]:
-        path = f"{self._config.journal_dir}/{STARTS}"
-        words = _read(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
-        remembered = [int(word) for word in words if word.isdigit()]
-        doubts: tuple[str, ...] = ()
-        if version not in remembered:
-            doubts = (
-                f"{self._config.journal_dir} remembers start {words}, the metadata store {version}: it is a copy",
-            )
-        self._note_start(path, version, version + 1)
+        doubts = {}
+        for each in (self._config.journal_dir, *self._others):
+            if doubt := self._note_this_start(each, version):
+                doubts[each] = doubt
         await self._claim(cookie, version)
-        return doubts
+        own = doubts.pop(self._config.journal_dir, "")
+        return Identity(cookie.bookie, False, (own,) if own else (), tuple(doubts))
+
+    def _note_this_start(self, directory: str, version: int) -> str:
+        """Returns why the directory may lack records; empty if it remembers the last start."""
+        path = f"{directory}/{STARTS}"
+        words = read_file(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
+        self._note_start(path, version, version + 1)
+        if version in [int(word) for word in words if word.isdigit()]:
+            return ""
+        return f"{directory} remembers start {words}, the metadata store {version}: it is a copy"
 
     async def _claim(self, cookie: Cookie, version: int) -> None:
         """Raise the version of the cookie's node by one, which only one process can do."""
@@ -208,9 +221,9 @@ class _Identification:
 
         await until_known(write)
 
-    async def _format(self, contents: dict[str, set[str]], unfinished: list[str]) -> Identity:
+    async def _format(self, found: dict[str, set[str]], unfinished: list[str]) -> Identity:
         """Make a new incarnation, or finish what a crash has interrupted. Nothing is stored before this is complete."""
-        for directory, content in contents.items():
+        for directory, content in found.items():
             strange = content - {FORMATTING, VERSION, STARTS}
             if strange:
                 raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
@@ -284,13 +297,31 @@ class _Identification:
         file.close()
 
     def _write(self, path: str, data: bytes) -> None:
-        """Replace a small file as a whole."""
-        directory, _, name = path.rpartition("/")
-        aside = f"{directory}/{name}{_ASIDE}"
-        file = self._disk.open(aside, create=True)
-        file.truncate(0)
-        file.pwrite(0, data)
-        file.sync()
+        replace_file(self._disk, path, data)
+
+
+def contents(disk: Disk, directory: str) -> set[str]:
+    """List the files that count: not the root of a file system's own, nor what a crash left half written."""
+    return {name for name in disk.list(directory) if name != "lost+found" and not name.endswith(_ASIDE)}
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    """A small file as a whole. Raises OSError."""
+    file = disk.open(path)
+    try:
+        return file.read(0, file.size())
+    finally:
         file.close()
-        self._disk.rename(aside, path)
-        self._disk.sync_dir(directory)
+
+
+def replace_file(disk: Disk, path: str, data: bytes) -> None:
+    """Replace a small file as a whole: after a crash there is the former one or this one. Raises OSError."""
+    directory, _, name = path.rpartition("/")
+    aside = f"{directory}/{name}{_ASIDE}"
+    file = disk.open(aside, create=True)
+    file.truncate(0)
+    file.pwrite(0, data)
+    file.sync()
+    file.close()
+    disk.rename(aside, path)
+    disk.sync_dir(directory)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.service import BookieService
-from kvstore.bookie.identity import establish
-from kvstore.bookie.storage import BookieStorage
-from kvstore.bookie.upkeep.limbo import watch
-from kvstore.bookie.upkeep.reclaim import Reclaimer
-from kvstore.bookie.upkeep.scrub import Scrubber
+from kvstore.bookie.directories.gathering import gather
+from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
+from kvstore.bookie.directories.upkeep import Upkeep, start_upkeep
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError
@@ -35,9 +34,7 @@ class Bookie:
 
     id: BookieId
     """With the incarnation; what ensembles name. Known after `start`."""
-    storage: BookieStorage
-    scrubber: Scrubber
-    reclaimer: Reclaimer
+    storage: AnyStorage
 
     def __init__(self, env: Env, config: BookieConfig, store: MetadataStore) -> None:
         self._env = env
@@ -47,18 +44,20 @@ class Bookie:
         self._listener: Listener | None = None
         self._registration: BookieRegistration | None = None
         self._nursery: Nursery | None = None
+        self.upkeep: list[Upkeep] = []
+        """Of each directory, once it has started."""
 
     async def start(self) -> None:
         """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is taken)."""
         config, env = self._config, self._env
         instance_id = await LayoutStore(self._store).instance_id()
         authority = MetadataAuthority(self._store, Identity(self._store, instance_id))
-        identity = await establish(env, config, CookieStore(self._store), instance_id, authority=authority)
-        self.id = identity.bookie
+        gathered = await gather(env, config, CookieStore(self._store), instance_id, authority)
+        self.id = gathered.identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
-        self.storage = storage = BookieStorage(env, config, self.id, authority)
-        storage.statistics.new_incarnations = int(identity.is_new)
-        await storage.start(identity.doubts)
+        self.storage = storage = storage_of(env, config, gathered, authority)
+        storage.statistics.new_incarnations = int(gathered.identity.is_new)
+        await storage.start(gathered.identity.doubts)
         if config.admit_raw_adds:
             log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
         self._service = BookieService(storage, config)
@@ -66,11 +65,7 @@ class Bookie:
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)
         await self._registration.start(nursery, readonly=storage.is_readonly)
-        self.reclaimer = Reclaimer(env, config, storage, authority)
-        self.scrubber = Scrubber(config, storage)
-        nursery.spawn(watch(storage, authority), name="limbo")
-        nursery.spawn(self.reclaimer.run(), name="reclaim")
-        nursery.spawn(self.scrubber.run(), name="scrub")
+        self.upkeep = start_upkeep(env, config, storage, authority, nursery)
         log.info("bookie=%s serves at %s", self.id, self.address)
 
     @property
@@ -105,7 +100,15 @@ class Bookie:
 
     def histograms(self) -> dict[str, Histogram]:
         """How what has been counted is distributed."""
-        return self.storage.statistics.histograms()
+        return self.storage.refresh_statistics().histograms()
+
+    def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
+        """Call `listener` with ledgers of which entries are found damaged here; now with those that may lack some since
+        a directory was lost."""
+        for each in self.upkeep:
+            each.scrubber.on_damage = listener
+        if isinstance(self.storage, SpreadStorage):
+            listener(self.storage.homes.doubted)
 
     async def close(self) -> None:
         """Withdraw, close connections, write nothing more. What was acknowledged is on the disk anyway."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from kvstore.env.histogram import Histogram
@@ -64,6 +65,10 @@ class Statistics:
     bad_requests: int = 0
     connections: int = 0
     """Now."""
+    directories: int = 1
+    """Now: those that the journal is spread over, failed ones too."""
+    directories_failed: int = 0
+    """Now: those of them that have failed since the start."""
 
     def numbers(self) -> dict[str, int | float]:
         """Everything as plain numbers; of a histogram the count, the sum and three quantiles."""
@@ -79,3 +84,18 @@ class Statistics:
 
     def histograms(self) -> dict[str, Histogram]:
         return {each.name: value for each in fields(self) if isinstance(value := getattr(self, each.name), Histogram)}
+
+
+def added_up(several: Sequence[Statistics]) -> Statistics:
+    """The counters of a bookie's directories as if they were one's. What is no sum the caller says."""
+    total = Statistics()
+    for each in fields(Statistics):
+        values = [getattr(one, each.name) for one in several]
+        if isinstance(values[0], Histogram):
+            for value in values:
+                getattr(total, each.name).include(value)
+        elif isinstance(values[0], bool):
+            setattr(total, each.name, all(values))
+        else:
+            setattr(total, each.name, sum(values))
+    return total

@@ -59,7 +59,16 @@ class BookieStorage:
     raw: RawAdds
     reader: Reader
 
-    def __init__(self, env: Env, config: BookieConfig, bookie: BookieId, authority: Authority) -> None:
+    def __init__(
+        self,
+        env: Env,
+        config: BookieConfig,
+        bookie: BookieId,
+        authority: Authority,
+        *,
+        admission: Admission | None = None,
+    ) -> None:
+        """`admission`: of the bookie, where this is the storage in one of its directories."""
         self.statistics = Statistics()
         self.inventory = Inventory(IndexFiles(env.disk, config.index_dir))
         self.bookie = bookie
@@ -67,7 +76,7 @@ class BookieStorage:
         """For all from elsewhere, while too much waits for a sync."""
         self.gate = Door()
         """For what `may_ask`, while too much waits for the metadata."""
-        self.admission = Admission(authority, bookie, env.nursery, self.statistics, self.gate)
+        self.admission = admission or Admission(authority, bookie, env.nursery, self.statistics, self.gate)
         self.digests = Digests(self.admission, self.statistics)
         self._env = env
         self._config = config
@@ -179,12 +188,16 @@ class BookieStorage:
             self.statistics.readonly = is_full
             log.warning("bookie=%s is %s", self.bookie, "read-only: the disk is full" if is_full else "writable again")
             self._on_readonly(is_full)
-            self.door.open()
+            self.door.open(self.adds)
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, as far as this bookie could use them, and bytes that are free."""
-        free = self._env.disk.free_bytes(self._config.journal_dir)
+        free = self.free_bytes()
         return free + sum(segment.capacity for segment in self.inventory.segments.values()), free
+
+    def free_bytes(self) -> int:
+        """Bytes that are free in the journal's directory. Raises OSError."""
+        return self._env.disk.free_bytes(self._config.journal_dir)
 
     def refresh_statistics(self) -> Statistics:
         """Fill in what is counted only on demand."""

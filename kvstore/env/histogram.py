@@ -24,6 +24,13 @@ class Histogram:
         self.total += value
         self.buckets[bisect_right(self._bounds, value)] += 1
 
+    def include(self, other: Histogram) -> None:
+        """Count what another one of the same unit has counted too."""
+        assert other.unit == self.unit, f"want the unit {self.unit}, got {other.unit}"
+        self.count += other.count
+        self.total += other.total
+        self.buckets = [own + its for own, its in zip(self.buckets, other.buckets, strict=True)]
+
     def quantile(self, share: float) -> float:
         """An upper bound of the value below which `share` of all lie; 0 if there are none."""
         left = share * self.count

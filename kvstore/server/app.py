@@ -387,7 +387,7 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
     """The node's candidate for auditor, and who reports what its bookie's scrub finds."""
     if node.bookie is not None:
         node.damage_reports = reports = DamageReports(node.env, node.store, node.bookie.id)
-        node.bookie.scrubber.on_damage = reports.found
+        node.bookie.on_damage(reports.found)
         reports.start()
         stack.push_async_callback(reports.close)
     if node.config.autorecovery.auditor:
@@ -438,13 +438,7 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     doorman = StreamDoorman(node.access, node.logins, env.nursery)
     node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id, doorman)
     node.resp = RespServer(
-        env,
-        dispatcher,
-        config.limits,
-        node.streams.beside(node.peers.accept),
-        node.facts,
-        node.access,
-        node.logins,
+        env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts, node.access, node.logins
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)

@@ -195,7 +195,8 @@ class NodeConfig:
     @property
     def outside(self) -> list[Path]:
         """The directories of its bookie that are not below the data directory."""
-        return [Path(each) for each in (self.storage.journal_dir, self.storage.index_dir) if each.startswith("/")]
+        places = (*self.storage.directories, *self.storage.lost_dirs, self.storage.index_dir)
+        return [Path(each) for each in dict.fromkeys(places) if each.startswith("/")]
 
     def told(self, address: str) -> str:
         """Return what others are told for one of our addresses."""

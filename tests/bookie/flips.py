@@ -134,8 +134,8 @@ async def write(env: Env, directory: Path, *, is_doubted: bool) -> Original:
     async with started(env, directory, tree) as one:
         for gone in (GONE, GONE_FENCED):
             await ledgers.remove(LedgerId(gone), -1)
-        await one.bookie.reclaimer.drop_deleted()
-        await one.bookie.reclaimer.free_segments()
+        await one.bookie.upkeep[0].reclaimer.drop_deleted()
+        await one.bookie.upkeep[0].reclaimer.free_segments()
         for ledger in (CLOSED, OPEN):
             for entry in range(12, COUNTS[ledger]):
                 await _stored(one, ledger, entry)
@@ -282,7 +282,7 @@ class Trial:
             if self._reads_first:
                 await self._judge_reads(one)
                 await self._judge_writes(one)
-            await one.bookie.scrubber.round()
+            await one.bookie.upkeep[0].scrubber.round()
             found = one.storage.statistics.damaged_records > 0
             mended = await self._mend(one)
             await self._judge_reads(one)

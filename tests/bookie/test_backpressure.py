@@ -126,27 +126,40 @@ def test_who_waits_when_the_disk_becomes_full_is_told_so(world: SimWorld) -> Non
 def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
     room, called = 0, []
     door = Door()
-    door.shut()
+    door.shut(door)
 
     def come(name: str) -> None:
         nonlocal room
         room -= 1
         called.append(name)
         if not room:
-            door.shut()
+            door.shut(door)
 
     a, b, c = (lambda name=name: come(name) for name in "abc")
     for each in (a, b, a, c):
         door.wait(each)
     assert called == []
     room = 2
-    door.open()
+    door.open(door)
     assert called == ["a", "b"]
     assert door.is_shut
     room = 5
-    door.open()
+    door.open(door)
     assert called == ["a", "b", "c"]
     assert not door.is_shut
+
+
+def test_a_door_is_open_when_nobody_holds_it_shut() -> None:
+    door, called = Door(), []
+    for holder in ("one directory", "another"):
+        door.shut(holder)
+    door.wait(lambda: called.append("in"))
+    door.open("one directory")
+    assert door.is_shut
+    door.open("one that never held it")
+    assert called == []
+    door.open("another")
+    assert called == ["in"]
 
 
 def test_what_needs_the_metadata_store_keeps_nothing_waiting_that_does_not(world: SimWorld) -> None:

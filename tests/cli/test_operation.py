@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from kvstore.cli import admin, ring_changes
-from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, OutcomeUnknown, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc import channels
 
@@ -56,14 +56,14 @@ class Servers:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Servers]:
     def of(*answers: Lost | None) -> Servers:
         servers = Servers(*answers)
-        endpoints = SimpleNamespace(endpoints=[f"n{number}:1" for number in range(len(answers))], tls=None)
+        endpoints = SimpleNamespace(endpoints=[f"n{number}:1" for number in range(len(answers))], tls=None, login=None)
         monkeypatch.setattr(admin, "config_of", lambda *_: endpoints)
         monkeypatch.setattr(channels, "open_channel", channel)
         monkeypatch.setattr(admin_pb2_grpc, "AdminStub", lambda _: servers)
         return servers
 
     @contextmanager
-    def channel(*_: Any) -> Iterator[None]:
+    def channel(*_: Any, **__: Any) -> Iterator[None]:
         yield
 
     return of
@@ -129,5 +129,5 @@ def test_a_refusal_does_not_hide_that_an_attempt_before_it_may_be_done(serve: Ca
 
 def test_a_refusal_behind_what_reached_nobody_is_one(serve: Callable[..., Servers]) -> None:
     serve(NOT_SENT, Lost(grpc.StatusCode.PERMISSION_DENIED, "no"))
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(PermissionDenied):
         change()

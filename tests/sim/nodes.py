@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.env import Env
 from kvstore.env.secret import ClusterSecret
-from kvstore.errors import MetadataError
+from kvstore.errors import ConfigError, MetadataError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.partition import Partition
 from kvstore.server import app
@@ -35,6 +35,7 @@ declare("node.start_failed")
 
 Connect = Callable[[], Awaitable[MetadataStore]]
 """A new session for the process that asks."""
+Dirs = tuple[str, ...]
 SECRET = ClusterSecret((bytes(range(32)),))
 """Of every simulated cluster."""
 RESTART_S = 0.2
@@ -54,6 +55,9 @@ class Node:
         self.store: MetadataStore | None = None
         self._world, self._connect = world, connect
         self._stopping: asyncio.Event | None = None
+        self.journal_dirs = ("bookie/journal", "disk2/journal", "disk3/journal")[: knobs.directories]
+        self.lost_dirs: tuple[str, ...] = ()
+        """What the operator has declared lost."""
         self.zone = knobs.zones[(int(name[1:]) - 1) % len(knobs.zones)] if knobs.zones else ""
         self.config = NodeConfig(
             id=name,
@@ -70,6 +74,7 @@ class Node:
             log=replace(knobs.log, bookies=Keepers.EXTERNAL) if knobs.bookies and not is_bookie else knobs.log,
             roles=(Role.BOOKIE,) if is_bookie else None,
             autorecovery=knobs.autorecovery,
+            storage=StorageConfig(journal_dirs=self.journal_dirs) if knobs.directories > 1 else StorageConfig(),
         )
 
     # ── what others see ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,6 +170,12 @@ class Node:
             trace=self._world.trace,
         )
         self.engines.wipe()
+        self.declare_lost(())
+
+    def declare_lost(self, paths: tuple[str, ...]) -> None:
+        """Directories of its bookie that the operator declares lost, as of the next start."""
+        self.lost_dirs = paths
+        self.config = replace(self.config, storage=replace(self.config.storage, lost_dirs=paths))
 
     async def _main(self, env: Env) -> None:
         self._stopping = asyncio.Event()
@@ -189,6 +200,10 @@ class Node:
             probe("node.start_failed")
             self._world.trace.event(self.name, "start failed", repr(error))
             self._world.network.at(self._world.loop.time() + RESTART_S, self._start_again, process)
+        except ConfigError:
+            if not self.disk.has_dead:
+                raise
+            self._world.trace.event(self.name, "waits for its operator")  # who has not heard of the disk yet
 
     def _start_again(self, process: Process | None) -> None:
         if self.sim.process is process:
@@ -211,8 +226,11 @@ def small_journals(knobs: Knobs) -> Iterator[None]:
     """Let all nodes that are composed meanwhile have the bookie that the knobs say."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def small(*, name: str, id: str, listen: str, zone: str, **_: object) -> BookieConfig:
-            return replace(knobs.bookie(name, listen), id=id, zone=zone)
+        def small(
+            *, name: str, id: str, listen: str, zone: str, journal_dirs: Dirs, lost_dirs: Dirs, **_: object
+        ) -> BookieConfig:
+            small = knobs.bookie(name, listen)
+            return replace(small, id=id, zone=zone, journal_dirs=journal_dirs, lost_dirs=lost_dirs)
 
         patch.setattr(app, "BookieConfig", small)
         yield

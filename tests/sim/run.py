@@ -25,7 +25,7 @@ from tests.sim.judges import checks, probes
 from tests.sim.judges.operations import Status
 from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import small_journals
-from tests.sim.strikes.faults import FAULTS, Chaos
+from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
 from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_split
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
@@ -157,6 +157,9 @@ def heal(cluster: Cluster) -> None:
         if node.is_paused:
             node.resume()
         if not node.sim.is_running:
+            node.start()
+        elif has_failed_directory(node):  # its operator sees that
+            node.crash()
             node.start()
 
 

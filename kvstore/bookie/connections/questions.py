@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.limits import Answers, Member, has_room, may_poll
+from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.reader import ReadDone
-from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.turns import Turns
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
@@ -54,7 +54,7 @@ class Shared(Protocol):
 class Questions:
     """The questions of one client."""
 
-    def __init__(self, client: Client, shared: Shared, storage: BookieStorage, config: BookieConfig) -> None:
+    def __init__(self, client: Client, shared: Shared, storage: AnyStorage, config: BookieConfig) -> None:
         self.pending = 0
         """Questions under way."""
         self._client, self._shared, self._storage, self._config = client, shared, storage, config

@@ -16,8 +16,8 @@ from typing import Any
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, Answers, silent_one
 from kvstore.bookie.connections.questions import Questions
+from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.sparing import SparingLog
-from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.turns import Turns
 from kvstore.env.ports import Stream
 from kvstore.proto import bookkeeper as wire
@@ -40,7 +40,7 @@ _ADD = int(Operation.ADD_ENTRY)
 class BookieService:
     """Makes a handler for each connection, and closes them all."""
 
-    def __init__(self, storage: BookieStorage, config: BookieConfig) -> None:
+    def __init__(self, storage: AnyStorage, config: BookieConfig) -> None:
         self.storage = storage
         self.config = config
         self.connections: dict[BookieConnection, None] = {}

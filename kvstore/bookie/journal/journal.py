@@ -167,6 +167,8 @@ class Journal:
             if each is not None and each.number == group:
                 each.after.append(done)
                 return
+        if self._is_stopped:
+            return
         raise AssertionError(f"group {group} was never begun")
 
     def barrier(self, done: Callable[[], None]) -> None:
@@ -243,12 +245,13 @@ class Journal:
 
     # docs/protocol.md L12
     def _on_sync(self, error: OSError | None) -> None:
-        group, self._syncing = self._syncing, None
+        group = self._syncing
         if self._is_stopped or group is None:
             return
         if error is not None:
             self._sync_failed(error)
             return
+        self._syncing = None
         statistics = self._statistics
         statistics.syncs += 1
         statistics.synced_bytes += group.end - group.start
@@ -303,8 +306,14 @@ class Journal:
             self._die(f"journal sync failed: {error}")
 
     def _die(self, reason: str) -> None:
+        """Take nothing more: where the process outlives this journal, what is appended from now on finds no room."""
         self.stop()
+        self._limit, self._is_blocked = 0, True
         self._env.fatal(reason)
+
+    def unreported(self) -> list[Group]:
+        """The groups that were not reported as synced, and after a failure never will be."""
+        return [each for each in (self._syncing, *self._queue, self.open_group) if each is not None]
 
     # Segments
 

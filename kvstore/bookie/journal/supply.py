@@ -78,7 +78,7 @@ class SegmentSupply:
         """The segment that the journal goes on in, with room for a record of `size` bytes. Raises JournalFull."""
         spare = self.spare
         needed = overhead(len(self._segments) + 1) + size
-        if spare is None and not self.may_make(size, use):
+        if self._is_stopped or (spare is None and not self.may_make(size, use)):
             raise JournalFull
         try:
             if spare is None:
@@ -108,9 +108,14 @@ class SegmentSupply:
     def may_make(self, size: int, use: Use) -> bool:
         """Whether a small segment for a record of `size` bytes may be made of the reserve, half of which is for facts
         alone."""
+        if self._is_stopped:
+            return False
         config, start = self._config, start_bytes(self._config.segment_bytes)
         stays = start if use is Use.FACT else max(start, config.reserve_bytes // 2)
-        return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
+        try:
+            return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
+        except OSError:
+            return False  # whoever writes next finds out
 
     def _piece_bytes(self, size: int, use: Use) -> int:
         """How large a small segment is made. For facts down to what the record itself takes: half of what is free, so

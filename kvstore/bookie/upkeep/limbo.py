@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.fencing import names
@@ -22,25 +22,36 @@ SETTLE_S = 10.0
 """Between two looks at the ledgers in limbo."""
 
 
-async def survey(storage: BookieStorage, authority: Authority) -> None:
+Elsewhere = Callable[[int], bool]
+"""Whether another directory of the bookie has the ledger: then nothing of it was in this one."""
+
+
+def nowhere(_ledger: int) -> bool:
+    """The bookie has no other directory."""
+    return False
+
+
+async def survey(storage: BookieStorage, authority: Authority, is_elsewhere: Elsewhere = nowhere) -> None:
     """Mark every ledger that names this bookie, or is known here, as possibly incomplete; then doubt no others.
 
     A ledger created after this began has lost nothing. Returns when that is done and on the disk.
     """
     while storage.inventory.is_limbo:
         try:
-            await _survey(storage, authority)
+            await _survey(storage, authority, is_elsewhere)
             return
         except (MetadataError, JournalFull) as error:
             log.warning("the survey of ledgers that may lack records stopped: %r", error)
             await asyncio.sleep(RETRY_S)
 
 
-async def _survey(storage: BookieStorage, authority: Authority) -> None:
+async def _survey(storage: BookieStorage, authority: Authority, is_elsewhere: Elsewhere) -> None:
     inventory = storage.inventory
     for ledger in await authority.ledgers():
         is_unknown = ledger not in inventory.ledgers and ledger not in inventory.tombstones
-        if is_unknown and await may_name(authority, LedgerId(ledger), storage.bookie):
+        if not is_unknown or is_elsewhere(ledger) or not await may_name(authority, LedgerId(ledger), storage.bookie):
+            continue
+        if not is_elsewhere(ledger):  # nor did it come there meanwhile
             inventory.known(ledger)
     for _, found in sorted(inventory.ledgers.items()):
         storage.facts.set_limbo(found, True)
@@ -60,10 +71,10 @@ async def may_name(authority: Authority, ledger: LedgerId, bookie: BookieId) -> 
     return metadata is not None and names(metadata, bookie)
 
 
-async def watch(storage: BookieStorage, authority: Authority) -> None:
+async def watch(storage: BookieStorage, authority: Authority, is_elsewhere: Elsewhere = nowhere) -> None:
     """Survey, then end the doubt of ledger after ledger as it is repaired. Runs for ever: a ledger may come into limbo
     at any time."""
-    await survey(storage, authority)
+    await survey(storage, authority, is_elsewhere)
     while True:
         await asyncio.sleep(SETTLE_S)
         try:

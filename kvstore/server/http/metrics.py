@@ -111,6 +111,14 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_new_incarnations": ("bookie_new_incarnation", "1 if this process found its directories empty: a new id."),
     "bookie_bad_requests": ("bookie_bad_requests_total", "Requests that were not the protocol."),
     "bookie_connections": ("bookie_connections", "Connections of other nodes."),
+    "bookie_directories": (
+        "bookie_directories",
+        "Directories that its journal is spread over, failed ones too.",
+    ),
+    "bookie_directories_failed": (
+        "bookie_directories_failed",
+        "Those of them whose disk has failed since the start: what they hold is refused.",
+    ),
     # The worker that makes copies again.
     "autorecovery_enabled": ("autorecovery_enabled", "1 while auto-recovery is switched on, as this worker last saw."),
     "autorecovery_ledgers_marked": (

@@ -45,9 +45,9 @@ def test_a_bit_that_turns_over_on_a_disk_is_mended_without_being_asked(monkeypat
         ((segment, at),) = places(other)
         other.disk.flip_bit(segment, 8 * at)
         assert not places(other)
-        await stage.until(lambda: bool(bookie.scrubber.damaged), 60)
+        await stage.until(lambda: bool(bookie.upkeep[0].scrubber.damaged), 60)
         assert bookie.storage.statistics.damaged_records > 0, "kvstore_bookie_damaged_records_total"
         await stage.until(lambda: bool(places(other)), 60)
-        await stage.until(lambda: not bookie.scrubber.damaged, 60)
+        await stage.until(lambda: not bookie.upkeep[0].scrubber.damaged, 60)
 
     play(story, replace(knobs(roll_entries=10, retention_ms=3_600_000), segment_bytes=16 << 10))

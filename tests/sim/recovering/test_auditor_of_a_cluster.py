@@ -125,9 +125,9 @@ def test_what_a_bookies_scrub_finds_is_marked(monkeypatch: pytest.MonkeyPatch) -
             if path.endswith(".journal") and b"0003" * 500 in data
         ]
         other.disk.flip_bit(segment, 8 * at)
-        await stage.until(lambda: bool(bookie.scrubber.damaged), 60)
+        await stage.until(lambda: bool(bookie.upkeep[0].scrubber.damaged), 60)
         await asyncio.sleep(1)
-        (damaged,) = {ledger for ledger, _ in bookie.scrubber.damaged}
+        (damaged,) = {ledger for ledger, _ in bookie.upkeep[0].scrubber.damaged}
         before = {mark.ledger: mark for mark in await marks(stage)}[damaged]
         assert bookie.id in before.replicas
         await asyncio.sleep(20)

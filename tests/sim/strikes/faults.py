@@ -13,6 +13,8 @@ from tests.sim.strikes.chaos import Chaos as Chaos
 from tests.sim.strikes.chaos import fault
 from tests.sim.strikes.damage import damage
 
+EXCHANGED_S = 3.0
+"""How long a disk waits to be exchanged: a node must have come up without it before."""
 WRITABLE_S, LOOK_S = 3.0, 0.1
 """How soon after there is room on its disk a bookie takes adds; how often that is looked at."""
 
@@ -176,6 +178,48 @@ async def damaged_replica(chaos: Chaos) -> None:
         damage(node, partition)
 
 
+async def _is_up_within(node: Node, seconds: float) -> bool:
+    """Whether a node that was started is up so soon."""
+    for _ in range(int(seconds / LOOK_S)):
+        if node.served is not None:
+            return True
+        await asyncio.sleep(LOOK_S)
+    return False
+
+
+@fault
+async def directory_dies(chaos: Chaos) -> None:
+    """A disk of several that a bookie has breaks, while it runs or is down. Later its operator declares it lost, and
+    perhaps mounts a new one there."""
+    node = chaos.a_node()
+    if node is None or len(node.journal_dirs) - len(node.lost_dirs) < 2 or not chaos.may_lose_data_of(node):
+        return
+    probe("fault.directory_dies")
+    path = chaos.random.choice([each for each in node.journal_dirs if each not in node.lost_dirs])
+
+    async def die_and_start_without() -> None:
+        if chaos.random.random() < 0.3:
+            node.crash(power=chaos.random.random() < 0.5)
+        node.disk.die(path)
+        await chaos.a_pause(0.2, 3.0)
+        node.crash(power=chaos.random.random() < 0.5)
+        node.declare_lost((*node.lost_dirs, path))
+        await chaos.a_pause(0.0, 1.0)
+        node.start()
+        if chaos.random.random() < 0.3:
+            await chaos.a_pause(0.0, 0.1)  # and is killed in the middle of that
+            node.crash(power=chaos.random.random() < 0.5)
+            node.start()
+        if chaos.random.random() < 0.6 and await _is_up_within(node, EXCHANGED_S):
+            await chaos.a_pause(0.0, 2.0)
+            node.crash(power=chaos.random.random() < 0.5)
+            node.disk.exchange(path)
+            node.declare_lost(tuple(each for each in node.lost_dirs if each != path))
+            node.start()
+
+    await chaos.hold(node, die_and_start_without())
+
+
 # ── disks and clocks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,7 +236,7 @@ async def slow_disk(chaos: Chaos) -> None:
 
 @fault
 async def failing_sync(chaos: Chaos) -> None:
-    """A sync fails: the node must end itself."""
+    """A sync fails: the node must end itself, or go on without one directory of several, until it is started again."""
     node = chaos.a_node()
     if node is None:
         return
@@ -201,11 +245,17 @@ async def failing_sync(chaos: Chaos) -> None:
         node.disk.fail_sync(chaos.random.randint(1, 5))
         await chaos.a_pause(0.5, 2.0)
         node.disk.fail_sync(0)  # if it has not come to that
-        if not node.is_running:
+        if not node.is_running or has_failed_directory(node):
             probe("fault.failing_sync")
+            node.crash()
             node.start()
 
     await chaos.hold(node, fail_and_restart())
+
+
+def has_failed_directory(node: Node) -> bool:
+    bookie = node.served.bookie if node.served is not None else None
+    return bookie is not None and bookie.statistics()["directories_failed"] > 0
 
 
 @fault

@@ -35,6 +35,8 @@ class Knobs:
     segment_bytes: int = 64 << 10
     reclaim_s: float = 5.0
     scrub_first_s: float = 600.0
+    directories: int = 1
+    """Of each bookie, for its journal."""
     load: Load = field(default_factory=Load)
     faults: tuple[str, ...] = ()
     """Names in tests.sim.strikes.faults.FAULTS."""
@@ -101,6 +103,7 @@ def draw(random: Random, faults: list[str]) -> Knobs:
         power_cut_at_end=random.random() < 0.5,
         search=random.random() < 0.25,
         autorecovery=_autorecovery(random),
+        directories=random.choice((1, 1, 2, 3)),
     )
 
 
@@ -114,6 +117,8 @@ def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
     `partition.x` and `load.x` for those inside)."""
     drawn = draw(Random(f"{seed}/hinted"), [])
     changes: dict[str, Any] = {"faults": faults, "pace_s": 0.4, "autorecovery": NO_AUDITOR}
+    if "directory_dies" in faults:
+        changes["directories"] = max(2, drawn.directories)
     for name, value in hints.items():
         part, _, inner = name.rpartition(".")
         if part:

@@ -44,6 +44,7 @@ class _Sync:
     mark: int
     error: OSError | None
     done: Callable[[OSError | None], None]
+    path: str
 
 
 class SimFile:
@@ -83,7 +84,7 @@ class SimFile:
 
     def submit_sync(self, done: Callable[[OSError | None], None]) -> None:
         self._check()
-        self._disk.submit_sync(self._inode, done)
+        self._disk.submit_sync(self._inode, done, self._path)
 
     def sync(self) -> None:
         self._check()
@@ -99,6 +100,7 @@ class SimFile:
         check_alive()
         if not self._is_open:
             raise OSError(EBADF, f"{self._path} is closed")
+        self._disk.check_working(self._path)
 
 
 class SimDisk:
@@ -117,11 +119,13 @@ class SimDisk:
         self._syncs: dict[int, deque[_Sync]] = {}
         self._syncs_to_failure = 0
         self._unreadable: list[tuple[Inode, range]] = []
+        self._dead: list[str] = []
 
     # The port
 
     def open(self, path: str, *, create: bool = False) -> SimFile:
         check_alive()
+        self.check_working(path)
         inode = self.names.now.files.get(path)
         if inode is None:
             if not create:
@@ -135,14 +139,16 @@ class SimDisk:
 
     def exists(self, path: str) -> bool:
         check_alive()
-        return path in self.names.now.files or path in self.names.now.dirs
+        return not self.is_dead(path) and (path in self.names.now.files or path in self.names.now.dirs)
 
     def list(self, path: str) -> list[str]:
         check_alive()
+        self.check_working(path)
         return self.names.now.below(path)
 
     def mkdir(self, path: str) -> None:
         check_alive()
+        self.check_working(path)
         if path:
             _check_path(path)
         parts = path.split("/") if path else []
@@ -155,6 +161,7 @@ class SimDisk:
 
     def remove(self, path: str) -> None:
         check_alive()
+        self.check_working(path)
         if not self.exists(path):
             raise FileNotFoundError(path)
         if self.names.now.below(path):
@@ -163,6 +170,7 @@ class SimDisk:
 
     def rename(self, old: str, new: str) -> None:
         check_alive()
+        self.check_working(old)
         _check_path(new)
         if not self.exists(old):
             raise FileNotFoundError(old)
@@ -171,6 +179,7 @@ class SimDisk:
 
     def sync_dir(self, path: str) -> None:
         check_alive()
+        self.check_working(path)
         self._need_dir(path)
         self.names.sync_dir(path)
         self._saw("sync_dir", path)
@@ -178,6 +187,7 @@ class SimDisk:
             self.oplog.synced_dir(path)
 
     def free_bytes(self, path: str = "") -> int:
+        self.check_working(path)
         return self._left_bytes()
 
     def real_path(self, path: str) -> str:
@@ -237,6 +247,33 @@ class SimDisk:
         """Let reads that touch the bytes `where` (all by default) fail with EIO."""
         self._unreadable.append((self.names.now.files[path], where or range(1 << 62)))
 
+    def die(self, path: str) -> None:
+        """The disk that is mounted at the directory `path` is broken: nothing below it can be read or written."""
+        self._saw("die", path)
+        self._dead.append(path)
+
+    def exchange(self, path: str) -> None:
+        """There is a new, empty disk at the directory `path`."""
+        self._saw("exchange", path)
+        self._dead = [each for each in self._dead if each != path]
+        below = [each for each in (*self.names.now.files, *self.names.now.dirs) if each.startswith(f"{path}/")]
+        for each in sorted(below, reverse=True):
+            self.names.change(Remove(each))
+            self.names.sync_dir(parent(each))
+
+    @property
+    def has_dead(self) -> bool:
+        """Some directory's disk is broken, and was not exchanged yet."""
+        return bool(self._dead)
+
+    def is_dead(self, path: str) -> bool:
+        return any(f"{path}/".startswith(f"{each}/") for each in self._dead)
+
+    def check_working(self, path: str) -> None:
+        """Raise EIO if the directory's disk is broken."""
+        if self._dead and self.is_dead(path):
+            raise OSError(EIO, f"{path}: the disk is broken")
+
     def mend(self) -> None:
         """No more failing reads or syncs, and room again."""
         self._unreadable.clear()
@@ -265,21 +302,22 @@ class SimDisk:
         if self.oplog is not None:
             self.oplog.changed_names(change)
 
-    def submit_sync(self, inode: Inode, done: Callable[[OSError | None], None]) -> None:
+    def submit_sync(self, inode: Inode, done: Callable[[OSError | None], None], path: str = "") -> None:
         loop = asyncio.get_running_loop()
         queue = self._syncs.setdefault(inode.number, deque())
         at = loop.time() + self._sync_seconds()
         if queue:
             at = max(at, queue[-1].at)
-        queue.append(_Sync(at, inode.mark, self.next_sync_error(), done))
+        queue.append(_Sync(at, inode.mark, self.next_sync_error(), done, path))
         loop.call_at(at, self._end_first, inode, queue)
 
     def _end_first(self, inode: Inode, queue: deque[_Sync]) -> None:
         """End the oldest sync of a file: in order, even on a loop that confuses timers of one instant."""
         if queue:
             sync = queue.popleft()
-            self.end_sync(inode, sync.mark, sync.error)
-            sync.done(sync.error)
+            error = OSError(EIO, f"{sync.path}: the disk is broken") if self.is_dead(sync.path) else sync.error
+            self.end_sync(inode, sync.mark, error)
+            sync.done(error)
 
     def next_sync_error(self) -> OSError | None:
         """What the sync that begins now will end with."""

@@ -1,0 +1,35 @@
+"""Chooses the directory of a new ledger. Decides only.
+
+By chance, which the ledger's id is, and in proportion to the room that is free: a disk that is larger, or was added
+later, gets more of the new ledgers, and none gets them all (weighted rendezvous hashing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import log
+from struct import pack
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A directory that has not failed."""
+
+    number: int
+    free_bytes: int
+    is_full: bool
+    """It takes no ordinary adds."""
+
+
+def choose(ledger: int, candidates: Sequence[Candidate]) -> int:
+    """The number of the directory that the ledger goes to. A full one gets it only where all are full: fences and
+    recoveries go on there."""
+    return max(candidates, key=lambda each: (not each.is_full, _score(ledger, each))).number
+
+
+def _score(ledger: int, candidate: Candidate) -> float:
+    digest = blake2b(pack(">qI", ledger, candidate.number), digest_size=6).digest()
+    luck = (int.from_bytes(digest) + 1) / ((1 << 48) + 1)
+    return max(1, candidate.free_bytes) / -log(luck)

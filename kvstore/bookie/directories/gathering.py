@@ -1,0 +1,160 @@
+"""Makes ready the directories of a bookie that has several: reads what each says, writes what has changed, and finds
+out whose they are. What follows from what they say membership.py decides.
+
+A directory other than the first holds its own index, in `index`, and copies of what identifies the bookie (`VERSION`,
+`STARTS`, see identity.py), so that any that is left will do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from errno import EDQUOT, ENOSPC
+
+from kvstore.bookie.admission import Authority
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.directories.membership import Bare, Content, Plan, plan
+from kvstore.bookie.directories.places import PLACE, Place, State, decode_place, encode_place
+from kvstore.bookie.identity import STARTS, VERSION, Identity, contents, establish, read_file, replace_file
+from kvstore.bookie.opening import make_directory
+from kvstore.env.ports import Env
+from kvstore.errors import ConfigError
+from kvstore.meta.cookie_store import CookieStore
+
+log = logging.getLogger(__name__)
+
+INDEX = "index"
+"""Where a directory other than the first has its index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One that is used."""
+
+    number: int
+    path: str
+    index_dir: str
+    doubts: tuple[str, ...]
+    """Why it may lack records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A bookie's directories, ready to be read back."""
+
+    identity: Identity
+    directories: tuple[Directory, ...]
+    plan: Plan
+
+
+async def gather(
+    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: Authority
+) -> Gathered:
+    """Find out which directories this bookie has, and who it is. Raises ConfigError that names the directory at fault,
+    MetadataError, OSError (a disk is full)."""
+    return await _Gathering(env, config).run(cookies, instance_id, authority)
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Whether a disk is broken, and not only full."""
+    return error.errno not in (ENOSPC, EDQUOT)
+
+
+def unreadable(path: str, error: OSError) -> ConfigError:
+    """The error for the operator of a directory that cannot be read or written at the start."""
+    return ConfigError(
+        f"{path} cannot be read or written: {error}. If its disk is lost, name it in storage.lost_dirs: the bookie "
+        "starts without it, and what it held is copied here from other bookies"
+    )
+
+
+class _Gathering:
+    def __init__(self, env: Env, config: BookieConfig) -> None:
+        self._env, self._disk, self._config = env, env.disk, config
+
+    async def run(self, cookies: CookieStore, instance_id: str, authority: Authority) -> Gathered:
+        used = [each for each in self._config.directories if each not in self._config.lost_dirs]
+        found = plan({each: self._look(each) for each in used}, self._config.lost_dirs, self._draw)
+        anchor = min(found.present)
+        others = [found.paths[each] for each in found.present if each != anchor]
+        config = self._config.alone(found.paths[anchor], self._config.index_dir)
+        identity = await establish(
+            self._env, config, cookies, instance_id, authority=authority, others=others, is_survivor=anchor != 0
+        )
+        if found.bookie not in ("", identity.bookie):
+            raise ConfigError(
+                f"{found.paths[anchor]}/{PLACE} is bookie {found.bookie}'s, this one is {identity.bookie}"
+            )
+        found = replace(found, bookie=identity.bookie)
+        if found.version:
+            found = self._change(found, anchor)
+        directories = tuple(self._directory(each, found, anchor, identity) for each in found.present)
+        return Gathered(identity, directories, found)
+
+    def _look(self, path: str) -> Content:
+        try:
+            names = contents(self._disk, path)
+            place = decode_place(read_file(self._disk, f"{path}/{PLACE}")) if PLACE in names else None
+        except ValueError as error:
+            raise ConfigError(f"{path}/{PLACE}: {error}") from None
+        except OSError as error:
+            if len(self._config.directories) == 1:
+                raise
+            raise unreadable(path, error) from error
+        if PLACE in names and place is None:
+            raise ConfigError(f"{path}/{PLACE} is damaged. If the directory is lost, name it in storage.lost_dirs")
+        if place is not None:
+            return place
+        if names and path != self._config.directories[0] and VERSION not in names:
+            raise ConfigError(f"{path} holds {min(names)} although it is not formatted yet")
+        return Bare.OWNED if names else Bare.EMPTY
+
+    def _draw(self) -> str:
+        return f"{self._env.random.getrandbits(64):016x}"
+
+    def _change(self, found: Plan, anchor: int) -> Plan:
+        """Bring all directories up to what was decided: step by step, each in all of them before the next."""
+        if found.is_changed:
+            self.say(found, found.present)
+        if found.joining:
+            for number in found.joining:
+                self._join(found, number, found.paths[anchor])
+            found = found.after(State.JOINING, State.PRESENT)
+            self.say(found, found.present)
+        return replace(found, is_changed=False)
+
+    def _join(self, found: Plan, number: int, anchor: str) -> None:
+        """Make a directory that nothing was ever stored in. What a crash has left of this is made again."""
+        path, disk = found.paths[number], self._disk
+        try:
+            make_directory(disk, path)
+            self.say(found, [number])
+            for name in (VERSION, STARTS):
+                replace_file(disk, f"{path}/{name}", read_file(disk, f"{anchor}/{name}"))
+            disk.mkdir(f"{path}/{INDEX}")
+            disk.sync_dir(path)
+        except OSError as error:
+            raise unreadable(path, error) if is_unreadable(error) else error from error
+        log.warning("bookie=%s has a new directory %d: %s", found.bookie, number, path)
+
+    def say(self, found: Plan, numbers: Iterable[int]) -> None:
+        """Let directories say what is decided."""
+        for number in numbers:
+            said = Place(found.bookie, found.version, number, found.members)
+            replace_file(self._disk, f"{found.paths[number]}/{PLACE}", encode_place(said))
+
+    def _directory(self, number: int, found: Plan, anchor: int, identity: Identity) -> Directory:
+        path = found.paths[number]
+        if number == anchor:
+            doubts = identity.doubts
+        else:
+            doubts = (f"{path} remembers another start than the others: it is a copy",) * (path in identity.doubted)
+        return Directory(number, path, self._config.index_dir if number == 0 else f"{path}/{INDEX}", doubts)
+
+
+def say_gone(env: Env, config: BookieConfig, found: Plan) -> Plan:
+    """Note that the lost directories are gone: what they may have held is in limbo, on the disks. Raises OSError."""
+    now = found.after(State.LOST, State.GONE)
+    _Gathering(env, config).say(now, now.present)
+    return now

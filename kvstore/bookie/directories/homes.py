@@ -1,0 +1,113 @@
+"""Finds which of a bookie's directories a ledger is in.
+
+A ledger is in one directory, all of it. That holds for those too that wait for the metadata store before their first
+record: what is asked about one ledger goes to one directory as long as anything waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstore.bookie.directories.choice import Candidate, choose
+from kvstore.bookie.directories.part import Part
+
+log = logging.getLogger(__name__)
+
+
+class Homes:
+    """Of one bookie."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._under_way: dict[int, tuple[Part, int]] = {}
+        """Ledgers that no directory knows: where what is asked about each goes, and how much of that waits."""
+
+    def check(self) -> None:
+        """Put in limbo, and fence, what is in two directories.
+
+        Only a raw add (docs/protocol.md, B28) to a ledger that was just dropped comes there, if the power goes before
+        that is on the disk; or a directory that somebody else has written to.
+        """
+        seen: dict[int, Part] = {}
+        for part in self._parts:
+            for ledger in sorted(part.ledgers):
+                other = seen.setdefault(ledger, part)
+                if other is not part:
+                    where = other.directory.path, part.directory.path
+                    log.error("ledger=%d is in %s and in %s: it may lack records in either", ledger, *where)
+                    for each in (other, part):
+                        each.doubt(ledger)
+
+    @property
+    def alive(self) -> list[Part]:
+        """The directories that have not failed."""
+        return [each for each in self._parts if not each.reason]
+
+    @property
+    def doubted(self) -> list[int]:
+        """The ledgers in limbo."""
+        of_all = (each.storage.inventory.ledgers.values() for each in self.alive)
+        return sorted(ledger.id for ledgers in of_all for ledger in ledgers if ledger.is_limbo)
+
+    async def synced(self) -> None:
+        """Return when everything accepted before is on the disks."""
+        for part in self.alive:
+            await part.storage.synced()
+
+    def knows(self, ledger: int) -> bool:
+        """Whether any directory has, or had, a record of it, or is about to."""
+        return ledger in self._under_way or any(part.knows(ledger) for part in self._parts)
+
+    def is_elsewhere(self, part: Part, ledger: int) -> bool:
+        """Whether another directory than `part` has it."""
+        under_way = self._under_way.get(ledger)
+        if under_way is not None and under_way[0] is not part:
+            return True
+        return any(other.knows(ledger) for other in self._parts if other is not part)
+
+    def _home(self, ledger: int) -> Part | None:
+        """The directory that the ledger is in, or belongs to as long as none has it; None: any will do."""
+        for part in self._parts:
+            if ledger in part.ledgers:
+                return part
+        for part in self._parts:
+            if ledger in part.tombstones:
+                return part
+        if (under_way := self._under_way.get(ledger)) is not None:
+            return under_way[0]
+        return next((part for part in self._parts if part.is_limbo), None)
+
+    def asked(self, ledger: int) -> Part:
+        """Whom to ask about the ledger; one that no directory has none of them has."""
+        return self._home(ledger) or self.alive[0]
+
+    def chosen(self, ledger: int) -> Part:
+        """Where the ledger's first record goes."""
+        home = self._home(ledger)
+        if home is not None:
+            return home
+        alive = self.alive
+        of_all = [Candidate(each.directory.number, each.free_bytes(), each.storage.is_readonly) for each in alive]
+        number = choose(ledger, of_all)
+        return next(each for each in alive if each.directory.number == number)
+
+    def hold(self, ledger: int, done: Callable[..., Any]) -> tuple[Part, Callable[..., Any]]:
+        """Where a record of the ledger goes, and what is to answer in place of `done`: what is asked about a ledger
+        that no directory knows goes to the same one until it is answered."""
+        for part in self._parts:
+            if ledger in part.ledgers:
+                return part, done
+        part = self.chosen(ledger)
+        self._under_way[ledger] = part, self._under_way.get(ledger, (part, 0))[1] + 1
+
+        def answer(*given: Any) -> None:
+            count = self._under_way[ledger][1] - 1
+            if count:
+                self._under_way[ledger] = part, count
+            else:
+                del self._under_way[ledger]
+            done(*given)
+
+        return part, answer

@@ -1,0 +1,129 @@
+"""Ways to break a bookie with several directories, for tests/bookie/mutants.py (docs/protocol.md, B23 and B24)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.bookie import identity
+from kvstore.bookie.directories import gathering, homes, membership, part, spread
+from kvstore.bookie.directories.places import State
+from kvstore.proto.bookkeeper import Status
+from tests.bookie.breakages.registry import mutant, replace
+
+
+@mutant("denies what a lost directory may have held")
+def _forgets_what_was_lost() -> None:
+    async def nothing(*_: Any) -> None:
+        """No note of any ledger."""
+
+    replace(spread, "doubt_what_was_lost", lambda _original: nothing)
+
+
+@mutant("says that a lost directory is gone before its ledgers are in limbo")
+def _gone_at_once() -> None:
+    def change(original: Any) -> Any:
+        def changed(self: Any, found: Any, anchor: int) -> Any:
+            found = original(self, found, anchor)
+            if found.lost:
+                found = found.after(State.LOST, State.GONE)
+                self.say(found, found.present)
+            return found
+
+        return changed
+
+    replace(gathering._Gathering, "_change", change)
+
+
+@mutant("takes a lost directory back")
+def _takes_back() -> None:
+    membership._HERE = tuple(State)
+
+
+@mutant("starts without a directory that nobody has declared lost")
+def _misses_nothing() -> None:
+    def make(original: Any) -> Any:
+        def now(member: Any, paths: Any, lost: Any) -> Any:
+            return original(member, paths, {*lost, member.path})
+
+        return now
+
+    replace(membership, "_now", make)
+
+
+@mutant("tells the others nothing of a new directory")
+def _joins_alone() -> None:
+    def make(original: Any) -> Any:
+        def say(self: Any, found: Any, numbers: Any) -> None:
+            original(self, found, [each for each in numbers if each])
+
+        return say
+
+    replace(gathering._Gathering, "say", make)
+
+
+@mutant("confirms what waited for a directory that has failed")
+def _confirms_anyway() -> None:
+    def make(original: Any) -> Any:
+        def refuse_all(self: Any) -> None:
+            for group in self.storage.journal.unreported():
+                for add in group.adds:
+                    add[5](Status.OK)
+                group.adds.clear()
+                for done in group.after:
+                    done()
+            original(self)
+
+        return refuse_all
+
+    replace(part.Part, "refuse_all", make)
+
+
+@mutant("leaves whoever waited for a directory that has failed without an answer")
+def _silence() -> None:
+    replace(part.Part, "refuse_all", lambda _original: lambda _self: None)
+
+
+@mutant("gives the ledgers of a directory that has failed to the others")
+def _takes_over() -> None:
+    def make(original: Any) -> Any:
+        def fail(self: Any, reason: str) -> None:
+            original(self, reason)
+            self.ledgers, self.tombstones = frozenset(), frozenset()
+
+        return fail
+
+    replace(part.Part, "fail", make)
+
+
+@mutant("ends the process when one directory of several fails")
+def _one_for_all() -> None:
+    replace(spread.SpreadStorage, "_failed", lambda _original: lambda self, _part, reason: self._env.fatal(reason))
+
+
+@mutant("asks another directory about what still waits in one")
+def _forgets_who_waits() -> None:
+    replace(homes.Homes, "chosen", _without_memory)
+
+
+def _without_memory(original: Any) -> Any:
+    def chosen(self: Any, ledger: int) -> Any:
+        kept, self._under_way = self._under_way, {}
+        try:
+            return original(self, ledger)
+        finally:
+            self._under_way = kept
+
+    return chosen
+
+
+@mutant("takes a directory that was restored from a copy for whole")
+def _trusts_copies() -> None:
+    replace(identity._Identification, "_note_this_start", _without_doubt)
+
+
+def _without_doubt(original: Any) -> Any:
+    def note(self: Any, directory: str, version: int) -> str:
+        doubt: str = original(self, directory, version)
+        return "" if directory in self._others else doubt
+
+    return note

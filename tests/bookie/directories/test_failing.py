@@ -1,0 +1,201 @@
+"""A directory whose disk fails while the bookie runs: it alone fails (docs/protocol.md, B24)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.proto.bookkeeper import LAST_ENTRY, Status
+from kvstore.types import LedgerState
+from tests.bookie.directories.support import A, B, Naming, Spread, open_spread
+from tests.bookie.support import crash, run
+from tests.sim.world.env import NodeCrashed, SimWorld
+
+LEDGERS = range(1, 21)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(MemoryTree())
+
+
+@pytest.fixture
+def meta() -> Naming:
+    found = Naming()
+    for ledger in range(1, 200):
+        found.create(ledger)
+    return found
+
+
+async def filled(world: SimWorld, store: MemoryStore, meta: Naming) -> Spread:
+    shelf = await open_spread(world, store, meta)
+    answers = [shelf.submit(ledger, entry) for ledger in LEDGERS for entry in range(3)]
+    assert set(await asyncio.gather(*answers)) == {Status.OK}
+    return shelf
+
+
+async def lose(world: SimWorld, shelf: Spread, path: str = B) -> list[int]:
+    """The disk at `path` breaks, which the next add to it finds; the ledgers that are there."""
+    there = shelf.in_directory(path, LEDGERS)
+    world.node("b1").disk.die(path)
+    assert await shelf.add(there[0], 3) is Status.IO_ERROR
+    return there
+
+
+# docs/protocol.md B24
+def test_its_ledgers_are_refused_and_the_others_go_on(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        gone = await lose(world, shelf)
+        for ledger in LEDGERS:
+            if ledger not in gone:
+                assert await shelf.add(ledger, 3) is Status.OK
+                assert await shelf.payload(ledger, 3) == b"hello"
+                continue
+            assert await shelf.add(ledger, 3) is Status.IO_ERROR
+            assert await shelf.add(ledger, 3, recovery=True) is Status.IO_ERROR
+            assert await shelf.write_lac(ledger, 3) is Status.IO_ERROR
+            for entry in (0, 9, LAST_ENTRY):
+                assert await shelf.status(ledger, entry) is Status.UNKNOWN_LEDGER_STATE
+                assert await shelf.status(ledger, entry, fence=True) is Status.UNKNOWN_LEDGER_STATE
+            assert (await shelf.read_lac(ledger))[0] is Status.UNKNOWN_LEDGER_STATE
+            assert (await shelf.entries(ledger))[0] is Status.UNKNOWN_LEDGER_STATE
+            assert (await shelf.poll(ledger, -1))[0] is Status.UNKNOWN_LEDGER_STATE
+            assert shelf.storage.listen(ledger, None) is None
+        found = shelf.storage.refresh_statistics()
+        assert (found.directories, found.directories_failed) == (2, 1)
+
+    run(world, scenario())
+
+
+def test_new_ledgers_go_to_the_others(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        await lose(world, shelf)
+        for ledger in range(100, 130):
+            assert await shelf.status(ledger, 0) is Status.NO_LEDGER
+            assert await shelf.add(ledger, 0) is Status.OK
+            assert shelf.home(ledger) == A
+
+    run(world, scenario())
+
+
+@pytest.mark.parametrize("how", ["write", "sync"])
+def test_what_waited_for_it_is_answered(world: SimWorld, store: MemoryStore, meta: Naming, how: str) -> None:
+    """Nothing is acknowledged, and nobody waits for ever: who is not answered uses up its connection."""
+
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        disk = world.node("b1").disk
+        (one, two, three, *_), kept = shelf.in_directory(B, LEDGERS), shelf.in_directory(A, LEDGERS)[0]
+        poll = shelf.poll(three, 5, 60_000)
+        if how == "write":
+            disk.die(B)
+        adds = [shelf.submit(one, entry) for entry in range(3, 6)]
+        fence, lac = shelf.submit_read(two, fence=True), asyncio.ensure_future(shelf.write_lac(three, 1))
+        forced: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        shelf.storage.force(one, done=forced.set_result)
+        meta.gate = asyncio.Event()
+        await asyncio.sleep(0)
+        disk.die(B)
+        async with asyncio.timeout(5):
+            assert set(await asyncio.gather(*adds)) == {Status.IO_ERROR}
+            assert (await fence)[0] is Status.UNKNOWN_LEDGER_STATE
+            assert (await poll)[0] is Status.UNKNOWN_LEDGER_STATE
+            assert await lac is Status.IO_ERROR
+            assert await forced is Status.IO_ERROR
+            assert await shelf.add(kept, 3) is Status.OK
+        assert not shelf.storage.door.is_shut
+        meta.gate.set()
+
+    run(world, scenario())
+
+
+def test_what_waits_for_the_metadata_meanwhile_is_answered_too(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        meta.gate = asyncio.Event()
+        waiting = {}
+        for ledger in range(100, 120):
+            home = shelf.storage.homes.chosen(ledger).directory.path
+            waiting[ledger] = home, shelf.submit(ledger, 0), shelf.submit_read(ledger, fence=True)
+        assert {home for home, _, _ in waiting.values()} == {A, B}
+        await lose(world, shelf)
+        meta.gate.set()
+        async with asyncio.timeout(5):
+            for home, add, fence in waiting.values():
+                if home == A:
+                    assert await add is Status.OK
+                    assert (await fence)[0] in (Status.OK, Status.NO_ENTRY)
+                else:
+                    assert await add not in (Status.OK, Status.FENCED)
+                    assert (await fence)[0] is Status.UNKNOWN_LEDGER_STATE
+        assert not shelf.storage.homes._under_way
+
+    run(world, scenario())
+
+
+# docs/protocol.md B24
+def test_a_fence_that_may_not_be_on_the_disk_is_not_confirmed(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    """Its ledger's writer was admitted here before, and would be again after a restart: that is on the disk."""
+
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        ledger = shelf.in_directory(B, LEDGERS)[0]
+        world.node("b1").disk.die(B)
+        meta.create(ledger, LedgerState.IN_RECOVERY)
+        for _ in range(2):
+            assert await shelf.status(ledger, fence=True) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, scenario())
+
+
+def test_after_a_restart_a_disk_that_is_well_again_has_all_it_had(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    """One sync failed, no more: nothing was taken over meanwhile, so nothing is in two places."""
+    homes: dict[int, str] = {}
+
+    async def first() -> None:
+        shelf = await filled(world, store, meta)
+        homes.update({ledger: shelf.home(ledger) for ledger in LEDGERS})
+        for part in shelf.storage.parts:
+            if part.directory.path == B:
+                part.storage.journal._sync_failed(OSError(5, "the sync failed"))
+        await asyncio.sleep(0)
+        for ledger in LEDGERS:
+            expected = Status.IO_ERROR if homes[ledger] == B else Status.OK
+            assert await shelf.add(ledger, 3) is expected
+
+    async def second() -> None:
+        shelf = await open_spread(world, store, meta)
+        for ledger in LEDGERS:
+            assert shelf.home(ledger) == homes[ledger]
+            assert await shelf.payload(ledger, 2) == b"hello"
+            assert await shelf.add(ledger, 3) is Status.OK
+        assert shelf.storage.homes.doubted == []
+
+    run(world, first())
+    crash(world, power=False)
+    run(world, second())
+
+
+def test_the_last_directory_ends_the_process(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        await lose(world, shelf)
+        world.node("b1").disk.die(A)
+        shelf.submit(150, 0)
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(NodeCrashed):
+        run(world, scenario())
+    ((_, message),) = world.fatals
+    assert message.startswith(A)
+    world.fatals.clear()
