@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from kvstore.cli import admin, ring_changes
-from kvstore.errors import InvalidRequest, OutcomeUnknown, PermissionDenied, StoreError, Unavailable
+from kvstore.errors import OutcomeUnknown, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc import channels
 
