@@ -29,6 +29,8 @@ class BatchDelay:
     """One leader's. Times are seconds of one clock."""
 
     def __init__(self) -> None:
+        self.last_took = -1.0
+        """How long after it left the last entry was acknowledged; below 0 once that is counted."""
         self._took = 0.0
         self.ends = 0.0
         """Until then operations are to wait, if they are few."""
@@ -37,6 +39,9 @@ class BatchDelay:
 
     def begin(self, now: float, items: int, starved: float, *, is_pinned: bool = False) -> None:
         """An entry of so many operations leaves; `starved` is the share of time in which the loop gets no processor."""
+        if self.last_took >= 0.0:
+            self._took += (self.last_took - self._took) * SMOOTHING
+            self.last_took = -1.0
         if self._has_held and items == 1:
             self._left_out = IN_VAIN
         self._has_held = False
@@ -50,10 +55,6 @@ class BatchDelay:
     def end(self) -> None:
         """Somebody waits for the next entry."""
         self.ends = 0.0
-
-    def acknowledged(self, took: float) -> None:
-        """So long after it left."""
-        self._took += (took - self._took) * SMOOTHING
 
     def left(self, now: float, items: int, size: int) -> float:
         """How much longer so many operations, of so many bytes, are to wait; 0 if they are to leave."""

@@ -361,7 +361,7 @@ class Leader:
             self._waiting.unfreeze()
             self._wake()
         self._read_lease.acknowledge(sent_at)
-        self._rest.acknowledged(self._env.clock.now() - sent_at)
+        self._rest.last_took = self._env.clock.now() - sent_at
         self._answers.give_all(flight.replies)
         try:
             if flight.observed:

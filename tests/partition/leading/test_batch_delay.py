@@ -29,7 +29,8 @@ def used_to(took_s: float) -> BatchDelay:
     """After many entries that took so long."""
     rest = BatchDelay()
     for _ in range(500):
-        rest.acknowledged(took_s)
+        rest.last_took = took_s
+        rest.begin(0.0, 2, 0.0)
     return rest
 
 
@@ -82,7 +83,7 @@ def test_an_entry_that_is_large_enough_waits_for_nothing() -> None:
 
 def test_one_slow_entry_among_quick_ones_does_little() -> None:
     rest = used_to(QUICK_S)
-    rest.acknowledged(0.05)
+    rest.last_took = 0.05
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100) == pytest.approx(RESTS * SMOOTHING * (0.05 - QUICK_S))
 
