@@ -50,6 +50,8 @@ class Statistics:
     """Damaged or missing ones, made again from their segments while the bookie ran."""
     index_segments_in_memory: int = 0
     """Now: full ones whose entries are in memory, because the disk has not taken their index files yet."""
+    free_bytes: int = 0
+    """Now: of the disk, or of all disks."""
     readonly: bool = False
     """Now."""
     limbo_ledgers: int = 0

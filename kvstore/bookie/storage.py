@@ -202,6 +202,8 @@ class BookieStorage:
     def refresh_statistics(self) -> Statistics:
         """Fill in what is counted only on demand."""
         self.inventory.count(self.statistics)
+        with suppress(OSError):  # of a disk that has failed
+            self.statistics.free_bytes = self.free_bytes()
         return self.statistics
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from kvstore.cli import recovery
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
-from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
+from kvstore.errors import BookieError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, encode_cookie
@@ -21,6 +22,7 @@ from kvstore.types import BookieId
 
 if TYPE_CHECKING:
     from kvstore.server.control.rereplicate import Moved, Rereplicator
+    from kvstore.wal.bookies import Bookies
 
 T = TypeVar("T")
 BookieName = Annotated[str, typer.Argument(help="The bookie's id, for example n1-0123456789ab.")]
@@ -45,7 +47,9 @@ def register(app: typer.Typer) -> None:
 def list_bookies(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all bookies that ever were: address, zone, whether they are there, how many ledgers name them."""
+    """List all bookies that ever were: address, zone, whether they are there, how many ledgers name them, and what is
+    free on their disks, if they say so within some seconds."""
+    from kvstore.wal.bookies import Bookies
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         view = BookieView(tools.store)
@@ -60,6 +64,14 @@ def list_bookies(
                 continue
             for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
                 named[bookie] = named.get(bookie, 0) + 1
+        clients = Bookies(tools.env, view.address)
+        try:
+            there = sorted(view.current.all)
+            spaces = dict(
+                zip(there, await asyncio.gather(*(_space_or_none(clients, each) for each in there)), strict=True)
+            )
+        finally:
+            clients.close()
         return [
             {
                 "id": bookie,
@@ -67,12 +79,20 @@ def list_bookies(
                 "zone": view.zone(bookie) or None,
                 "state": _state(view, bookie),
                 "ledgers": named.get(bookie, 0),
+                "free_bytes": spaces.get(bookie),
             }
             for bookie in sorted(known | set(named))
         ]
 
     rows = with_tools(data_dir, zookeeper, work, server)
     print(as_json(rows) if json else as_table(rows))
+
+
+async def _space_or_none(clients: Bookies, bookie: BookieId) -> int | None:
+    try:
+        return (await clients.space(bookie))[1]
+    except BookieError:
+        return None
 
 
 def cookie(

@@ -144,6 +144,10 @@ class Bookies:
         """The ids of the entries that the bookie holds; see BookieClient."""
         return await self._at(bookie).entries(ledger)
 
+    async def space(self, bookie: BookieId) -> tuple[int, int]:
+        """Bytes of the bookie's disks, as far as it could use them, and bytes that are free. Raises BookieError."""
+        return await self._at(bookie).space()
+
     def close(self) -> None:
         """Fail what is outstanding; nothing is sent any more."""
         for client in self._clients.values():
@@ -211,6 +215,12 @@ class _Remote:
         except BadFrame as error:
             raise BookieError(f"{self._bookie}: {error}") from None
 
+    async def space(self) -> tuple[int, int]:
+        answer = await self.connection.ask(wire.encode_bookie_info, READ_TIMEOUT_S)
+        if answer.status != Status.OK or answer.total_bytes is None or answer.free_bytes is None:
+            raise BookieError(f"{self._bookie}: answered {answer.status}")
+        return answer.total_bytes, answer.free_bytes
+
 
 class _Local:
     """The node's own bookie. What it answers is put in the form that the wire gives."""
@@ -255,6 +265,9 @@ class _Local:
 
     def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
         return self.storage.listen(ledger, listener)
+
+    async def space(self) -> tuple[int, int]:
+        return self.storage.space()
 
     async def entries(self, ledger: LedgerId) -> HeldEntries:
         answered: asyncio.Future[HeldEntries | StoreError] = self._loop.create_future()

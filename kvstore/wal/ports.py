@@ -178,6 +178,10 @@ class LocalBookie(Protocol):
         """Status, and the entries held as runs (first, count), rising."""
         ...
 
+    def space(self) -> tuple[int, int]:
+        """Bytes of its disks, and bytes that are free."""
+        ...
+
 
 class LogEntry(NamedTuple):
     """An entry of a partition's log, digest verified."""

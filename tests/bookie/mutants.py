@@ -18,7 +18,7 @@ from kvstore.bookie.connections import service as service_module
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.index import index_files
-from kvstore.bookie.journal import journal, scan, segment
+from kvstore.bookie.journal import journal, scan, segment, supply
 from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.storage import BookieStorage
@@ -408,7 +408,16 @@ def _keys_of_refused() -> None:
 
 @mutant("goes on as if the disk were not full")
 def _never_full() -> None:
-    replace(journal.Journal, "is_full", lambda _original: property(lambda self: False))
+    def update(self: Any) -> None:
+        self.is_full = False
+        self._on_full(False)
+
+    replace(journal.Journal, "_update_full", lambda _original: update)
+
+
+@mutant("looks for room only when it makes a segment")
+def _never_looks() -> None:
+    replace(supply.SegmentSupply, "look", lambda _original: lambda self: None)
 
 
 def caught_by(name: str) -> str | None:

@@ -96,6 +96,12 @@ def test_a_server_tells_commands_where_the_metadata_is(cluster: Cluster) -> None
     assert "--server 127.0.0.1:1" in nobody.stderr
 
 
+def test_bookies_say_how_much_room_they_have(cluster: Cluster) -> None:
+    there = [each for each in document(cluster, "bookie", "list") if each["state"] == "writable"]
+    assert len(there) == len(cluster.ids)
+    assert all(each["free_bytes"] > 0 for each in there)
+
+
 def test_a_scrub_finds_nothing_on_a_healthy_bookie(cluster: Cluster) -> None:
     answer = kvstore(cluster, "bookie", "scrub", bookie_of(cluster, "n1"))
     assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -109,12 +109,13 @@ class Journal:
         room += overhead(len(self._segments) + 1)  # of a second group that names the segments
         self._begin(self.supply.create(room, size), group, is_limbo=is_limbo)
         self.supply.make_spare()
+        self.supply.look()
 
     # Appending
 
     # docs/protocol.md B9
     def _update_full(self) -> None:
-        self.is_full = self.supply.spare is None or self._is_blocked
+        self.is_full = self.supply.spare is None or self.supply.is_scarce or self._is_blocked
         self._on_full(self.is_full)
 
     @property

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Between attempts to make the next segment, or to write, on a full disk."""
+LOOK_S = 5.0
+"""Between two looks at the room that others have left on the disk."""
 
 
 class SegmentSupply:
@@ -41,6 +43,8 @@ class SegmentSupply:
         `on_change` when there is a segment ahead or none could be made, `on_damage` if the disk is broken."""
         self.spare: Segment | None = None
         """The segment ahead; None: the disk is full."""
+        self.is_scarce = False
+        """Others have filled the disk into the reserve."""
         self.next_file = 1
         self._env, self._config = env, config
         self._loop = asyncio.get_running_loop()
@@ -48,6 +52,7 @@ class SegmentSupply:
         self._on_ready, self._on_change, self._on_damage = on_ready, on_change, on_damage
         self._lacks_room = False
         self._retry: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
     def make_spare(self) -> None:
@@ -73,6 +78,20 @@ class SegmentSupply:
             return
         self._lacks_room = False
         self._on_change()
+
+    # docs/protocol.md B9
+    def look(self) -> None:
+        """Look now and then how much room there is: while there is a segment ahead nothing else does."""
+        self._look = self._loop.call_later(LOOK_S, self.look)
+        try:
+            free, reserve = self._free_bytes(), self._config.reserve_bytes
+        except OSError as error:
+            log.warning("how much room there is in %s cannot be told: %s", self._config.journal_dir, error)
+            return
+        is_scarce = free < (reserve if self.is_scarce else reserve // 2)
+        if is_scarce != self.is_scarce:
+            self.is_scarce = is_scarce
+            self._on_change()
 
     def take(self, size: int, use: Use) -> Segment:
         """The segment that the journal goes on in, with room for a record of `size` bytes. Raises JournalFull."""
@@ -129,8 +148,9 @@ class SegmentSupply:
     def stop(self) -> None:
         """Make no more."""
         self._is_stopped = True
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._look):
+            if timer is not None:
+                timer.cancel()
 
 
 def overhead(files: int) -> int:

@@ -87,6 +87,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_ledgers": ("bookie_ledgers", "Ledgers of which something is stored here."),
     "bookie_segments": ("bookie_segments", "Files of entries."),
     "bookie_disk_bytes": ("bookie_disk_bytes", "What these files take."),
+    "bookie_free_bytes": ("bookie_free_bytes", "What is free on the disk of the bookie's journal, or on all of them."),
     "bookie_live_bytes": ("bookie_live_bytes", "Entries in full files that are still wanted."),
     "bookie_index_blocks_read": ("bookie_index_blocks_read_total", "Reads of index files, for entries of full files."),
     "bookie_index_files_rebuilt": (

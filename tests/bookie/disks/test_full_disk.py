@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.bookie.journal.room import KEPT_MAX, Use, kept_bytes, leaves, start_bytes
+from kvstore.bookie.journal.supply import LOOK_S
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Metadata, Shelf, metadata, run, segments, tiny
@@ -207,5 +208,33 @@ def test_no_segment_outgrows_the_room_that_was_made_for_it(world: SimWorld, meta
             await pause(2)
             paths = segments(disk)
         assert full >= 2
+
+    run(world, scenario())
+
+
+# docs/protocol.md B9
+def test_a_disk_that_others_have_filled_into_the_reserve_takes_no_more_until_it_is_free(
+    world: SimWorld, meta: Metadata
+) -> None:
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+        disk, capacity = world.node("b1").disk, 40 * SEGMENT
+        disk.set_capacity(capacity)
+        assert await shelf.add(OLD, 0) is Status.OK
+        taken = capacity - disk.free_bytes()
+
+        async def look(free: int) -> bool:
+            disk.set_capacity(taken + free)
+            await pause(2 * LOOK_S)
+            assert shelf.storage.refresh_statistics().free_bytes == free
+            return shelf.storage.is_readonly
+
+        assert not await look(2 * SEGMENT), "half of the reserve: the segment ahead was made before"
+        assert await look(2 * SEGMENT - 1)
+        assert await shelf.add(OLD, 1) is Status.READ_ONLY
+        assert await shelf.status(OLD, fence=True) is Status.OK, "the reserve is for this"
+        assert await look(4 * SEGMENT - 1), "it does not change its mind at each byte"
+        assert not await look(4 * SEGMENT)
+        assert await shelf.add(MORE, 0) is Status.OK
 
     run(world, scenario())
