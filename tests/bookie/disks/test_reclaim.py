@@ -410,6 +410,41 @@ def test_a_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, 
     run(world, scenario())
 
 
+def test_a_copy_that_the_metadata_do_not_name_any_more_is_kept_as_long_as_they_are_there(
+    world: SimWorld, meta: Metadata
+) -> None:
+    """After a repair elsewhere: it costs room, and may be the last good one."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        delete(meta, FENCED)
+        meta.known[GONE] = metadata(GONE, "b2-0", "b3-0", "b4-0", state=LedgerState.CLOSED, last_entry=29)
+        assert await store.reclaimer.drop_deleted() == [FENCED]
+        assert await store.reclaimer.free_segments() != []
+        assert [await store.shelf.payload(GONE, entry) for entry in range(30)] == [
+            payload_of(GONE, e) for e in range(30)
+        ]
+
+    run(world, scenario())
+
+
+def test_what_is_rewritten_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        delete(meta, GONE, FENCED)
+        reclaimer = Reclaimer(store.shelf.env, tiny(rewrite_bytes_per_s=1000), store.shelf.storage, meta)
+        await reclaimer.drop_deleted()
+        began = world.loop.time()
+        assert await reclaimer.free_segments() != []
+        rewritten = store.shelf.storage.statistics.rewritten_bytes
+        assert rewritten > 1000
+        assert world.loop.time() - began == pytest.approx(rewritten / 1000, rel=0.1)
+
+    run(world, scenario())
+
+
 def test_who_waits_for_a_ledger_learns_that_it_is_gone(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
