@@ -22,7 +22,7 @@ def program(folder: Path, says: str) -> Path:
 def test_without_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(ConfigError, match=r"no etcd on the PATH: install it .* or kvstore.local"):
+    with pytest.raises(ConfigError, match=r"no etcd on the PATH: install it .* or kvstore-log.local"):
         find_etcd()
     beside = program(tmp_path, "etcd Version: 3.5.1")
     assert find_etcd() == beside

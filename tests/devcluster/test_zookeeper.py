@@ -56,7 +56,7 @@ def test_later_versions_are_taken(tmp_path: Path, name: str) -> None:
 
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"kvstore.local"):
+    with pytest.raises(ConfigError, match=r"kvstore-log.local"):
         jars_folder()
 
 
