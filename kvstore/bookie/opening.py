@@ -79,5 +79,7 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
         anchor.cut(anchor.end)
         anchor.capacity = anchor.end
     for checkpoint in found.checkpoints:
+        if checkpoint.file == found.synced[0]:
+            checkpoint.files = sorted(found.inventory.segments)  # its own records do not name the one after it
         found.inventory.index_files.write(checkpoint)
     disk.sync_dir(config.journal_dir)

@@ -262,6 +262,26 @@ def test_a_missing_newest_segment_is_noticed(world: SimWorld) -> None:
     run(world, read())
 
 
+def test_a_missing_newest_segment_is_noticed_though_it_was_begun_by_a_start(world: SimWorld) -> None:
+    """No record of the segment before it names it: the list beside that one's checkpoint does."""
+    disk = written(world)
+
+    async def write() -> None:
+        shelf = await opened(world)
+        assert await shelf.add(L, 31, recovery=True) is Status.OK
+        await pause(1)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert await shelf.status(L, 31) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, write())
+    crash(world)
+    disk.remove(segments(disk)[-1])  # the one ahead
+    disk.remove(segments(disk)[-1])
+    run(world, read())
+
+
 @pytest.mark.parametrize("lost", [0, -1])
 def test_without_the_list_of_segments_a_missing_one_is_noticed(world: SimWorld, lost: int) -> None:
     """A crash right after the newest checkpoint was written has left no list beside it (docs/protocol.md, B22)."""
