@@ -96,7 +96,7 @@ class BookieStorage:
         disk, config = self._env.disk, self._config
         for directory in (config.journal_dir, config.index_dir):
             make_directory(disk, directory)
-        found = replay(disk, config.journal_dir, config.index_dir)
+        found = replay(disk, config.journal_dir, config.index_dir, reserve_bytes=config.reserve_bytes)
         doubts = [*doubts, *found.damage]
         for doubt in doubts:
             log.error("%s: ledgers may lack records; what is not found counts as unknown, not as absent", doubt)
