@@ -78,8 +78,15 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
     if anchor is not None:
         anchor.cut(anchor.end)
         anchor.capacity = anchor.end
+    _list_all(found)
     for checkpoint in found.checkpoints:
-        if checkpoint.file == found.synced[0]:
-            checkpoint.files = sorted(found.inventory.segments)  # its own records do not name the one after it
         found.inventory.index_files.write(checkpoint)
     disk.sync_dir(config.journal_dir)
+
+
+# docs/protocol.md B22
+def _list_all(found: Replayed) -> None:
+    """Let the anchor's checkpoint name the segment that this start has begun: the anchor's own records do not."""
+    for checkpoint in found.checkpoints:
+        if checkpoint.file == found.synced[0]:
+            checkpoint.files = sorted(found.inventory.segments)
