@@ -20,6 +20,9 @@ from kvstore.bookie.journal.segment import Segment
 
 log = logging.getLogger(__name__)
 
+FAILED_READS_MAX = 64
+"""Of one segment: what then cannot be read either is not divided any further. Some three bad sectors in 64 MiB."""
+_SECTOR = 4096
 _FORGETS = (Kind.DROPPED, Kind.TOMBSTONE)
 
 
@@ -74,11 +77,7 @@ class Mender:
 
 def entries_in(segment: Segment) -> dict[int, EntryIndex]:
     """The entries of a full segment by its records, as they were when it was full, by ledger."""
-    try:
-        data = segment.handle.read(0, segment.end)
-    except OSError as error:
-        log.error("%s cannot be read: %s", segment.path, error)
-        return {}
+    data = _read_what_can_be(segment)
     found: dict[int, EntryIndex] = {}
     for record in scan(data, segment.file, segment.salt, known_end=segment.end).records:
         head = record.head
@@ -90,6 +89,30 @@ def entries_in(segment: Segment) -> dict[int, EntryIndex]:
     for entries in found.values():
         entries.compact()
     return found
+
+
+def _read_what_can_be(segment: Segment) -> bytes:
+    """The segment's bytes, with zeroes where the disk gives none. Gives up what is left of a disk that fails again and
+    again: the event loop waits meanwhile."""
+    try:
+        file = segment.handle
+    except OSError as error:
+        log.error("%s cannot be read: %s", segment.path, error)
+        return b""
+    parts, left, failed = list[bytes](), [(0, segment.end)], 0
+    while left:
+        at, size = left.pop()
+        try:
+            parts.append(file.read(at, size))
+        except OSError as error:
+            failed += 1
+            if size > _SECTOR and failed < FAILED_READS_MAX:
+                half = (size // 2 + _SECTOR - 1) // _SECTOR * _SECTOR
+                left += ((at + half, size - half), (at, half))
+                continue
+            log.error("%s cannot be read from byte %d to %d: %s", segment.path, at, at + size, error)
+            parts.append(bytes(size))
+    return b"".join(parts)
 
 
 def _fits(part: LedgerPart, entries: EntryIndex) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from errno import EDQUOT, ENOSPC
 
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.facts import Facts
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import Kind
+from kvstore.bookie.journal.record import CLEARED, Kind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.replay import Replayed
@@ -45,9 +46,26 @@ def write_again(
             inventory.apply(journal.open_group.segment, head, record.body)
 
 
+# docs/protocol.md B7
+def end_no_doubt(found: Replayed) -> None:
+    """Leave out of what is written again that a former doubt has ended: this one began after it."""
+    found.again = [each for each in found.again if not (each.head.kind == Kind.LIMBO and each.head.flags & CLEARED)]
+
+
+# docs/protocol.md B7
+def doubt_again(found: Replayed, facts: Facts) -> None:
+    """Put in limbo too, while that is everybody's, the ledgers of what was written again: they may not have been known
+    when it began, or their admissions stood there. Raises JournalFull."""
+    if not found.inventory.is_limbo:
+        return
+    for ledger in sorted({record.head.ledger for record in found.again} & found.inventory.ledgers.keys()):
+        facts.set_limbo(found.inventory.ledgers[ledger], True)
+
+
 def _open(found: Replayed, journal: Journal, size: int) -> None:
     """On a full disk the former segments first give back what was never written in them, and a smaller one will do, so
     that reads, fences and recovery go on."""
+    each = 128 if found.inventory.is_limbo else 64  # a note about its ledger may follow
     for share in SHARES:
         try:
             journal.open(
@@ -55,7 +73,7 @@ def _open(found: Replayed, journal: Journal, size: int) -> None:
                 group=found.next_group,
                 synced=found.synced,
                 is_limbo=found.inventory.is_limbo,
-                room=sum(len(record.body) + 64 for record in found.again),
+                room=sum(len(record.body) + each for record in found.again),
                 size=size // share,
             )
         except OSError as error:
@@ -78,6 +96,15 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
     if anchor is not None:
         anchor.cut(anchor.end)
         anchor.capacity = anchor.end
+    _list_all(found)
     for checkpoint in found.checkpoints:
         found.inventory.index_files.write(checkpoint)
     disk.sync_dir(config.journal_dir)
+
+
+# docs/protocol.md B22
+def _list_all(found: Replayed) -> None:
+    """Let the anchor's checkpoint name the segment that this start has begun: the anchor's own records do not."""
+    for checkpoint in found.checkpoints:
+        if checkpoint.file == found.synced[0]:
+            checkpoint.files = sorted(found.inventory.segments)

@@ -73,17 +73,20 @@ class _File:
     """Header of its first group."""
 
 
-def replay(disk: Disk, journal_dir: str, index_dir: str) -> Replayed:
-    """Read everything back. Raises ConfigError for a format that this build does not know, OSError."""
-    return _Replay(disk, journal_dir, index_dir).run()
+def replay(disk: Disk, journal_dir: str, index_dir: str, *, reserve_bytes: int = 0) -> Replayed:
+    """Read everything back. `reserve_bytes`: what index files that are made again leave free. Raises ConfigError for a
+    format that this build does not know, OSError."""
+    return _Replay(
+        disk, journal_dir, IndexFiles(disk, index_dir, journal_dir=journal_dir, reserve_bytes=reserve_bytes)
+    ).run()
 
 
 class _Replay:
-    def __init__(self, disk: Disk, journal_dir: str, index_dir: str) -> None:
+    def __init__(self, disk: Disk, journal_dir: str, index_files: IndexFiles) -> None:
         self._disk = disk
         self._journal_dir = journal_dir
-        self._index_dir = index_dir
-        self._index_files = IndexFiles(disk, index_dir)
+        self._index_dir = index_files.directory
+        self._index_files = index_files
         self._inventory = Inventory(self._index_files)
         mender = Mender(self._inventory)
         self._index_files.mend = mender.mend

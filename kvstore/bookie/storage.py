@@ -34,7 +34,7 @@ from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, Keys
 from kvstore.bookie.ledger import Listener
-from kvstore.bookie.opening import make_directory, tidy, write_again
+from kvstore.bookie.opening import doubt_again, end_no_doubt, make_directory, tidy, write_again
 from kvstore.bookie.raw_adds import RawAdds
 from kvstore.bookie.reader import ReadDone, Reader
 from kvstore.bookie.refusals import Refusals
@@ -96,16 +96,18 @@ class BookieStorage:
         disk, config = self._env.disk, self._config
         for directory in (config.journal_dir, config.index_dir):
             make_directory(disk, directory)
-        found = replay(disk, config.journal_dir, config.index_dir)
+        found = replay(disk, config.journal_dir, config.index_dir, reserve_bytes=config.reserve_bytes)
         doubts = [*doubts, *found.damage]
         for doubt in doubts:
             log.error("%s: ledgers may lack records; what is not found counts as unknown, not as absent", doubt)
         if doubts:
             found.inventory.set_limbo(True)
+            end_no_doubt(found)
         self.statistics.damaged_records += found.damaged_records + len(found.damage)
         self._assemble(found.inventory)
         found.mender.on_lost = self._lost
         write_again(found, config, self.journal, self.adds.store_copy)
+        doubt_again(found, self.facts)
         await self.synced()
         self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
         await self.synced()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -11,6 +12,8 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.gathering import Directory, is_unreadable, unreadable
 from kvstore.bookie.directories.refusing import CANNOT_STORE, Refusing
 from kvstore.bookie.storage import BookieStorage
+
+log = logging.getLogger(__name__)
 
 
 class Part:
@@ -101,11 +104,17 @@ class Part:
             adds = list(group.adds)
             group.adds.clear()
             for add in adds:
-                add[5](CANNOT_STORE)
+                self._refuse(partial(add[5], CANNOT_STORE))
         self.storage.adds.pending_bytes = 0
         asked, self._asked = self._asked, {}
         for refuse in asked.values():
+            self._refuse(refuse)
+
+    def _refuse(self, refuse: Callable[[], Any]) -> None:
+        try:
             refuse()
+        except Exception:  # a fault of one client's must not keep the others from their answers, nor the door shut
+            log.exception("%s whoever waited for it failed", self.directory.path)
 
     def stop(self) -> None:
         """Write nothing more, if it has come to that."""

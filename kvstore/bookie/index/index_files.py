@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import ENOSPC
 from functools import partial
 
 from kvstore.bookie.index.blocks import block_bytes, decode_block
@@ -46,7 +47,8 @@ def _say_unwritten(file: int, error: OSError) -> None:
 class IndexFiles:
     """One directory of them."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, *, journal_dir: str = "", reserve_bytes: int = 0) -> None:
+        """`reserve_bytes`: of `journal_dir`, which index files leave free (docs/protocol.md, B20)."""
         self.directory = directory
         self.mend: Callable[[int], Mended | None] = lambda _file: None
         """Make a file that cannot be read again; None if there is no such segment any more."""
@@ -54,6 +56,7 @@ class IndexFiles:
         self.rebuilt = 0
         """Files of which something could not be read, so that they were made again from their segments."""
         self._disk = disk
+        self._journal_dir, self._reserve_bytes = journal_dir, reserve_bytes
         self._salts: dict[int, int] = {}
         self._in_memory: dict[int, Mapping[int, EntryIndex]] = {}
         """Segment → ledger → entries, while they are not in a file that can be read."""
@@ -204,7 +207,13 @@ class IndexFiles:
             if checkpoint.file in self._in_memory:
                 self._unwritten.append(checkpoint)
 
-        self._replace(checkpoint.file, encode_checkpoint(checkpoint), written, failed)
+        data = encode_checkpoint(checkpoint)
+        try:
+            self._need_room(len(data))
+        except OSError as error:
+            failed(error)
+            return
+        self._replace(checkpoint.file, data, written, failed)
 
     def _replace(self, file: int, data: bytes, written: Callable[[], None], failed: Callable[[OSError], None]) -> None:
         """Put `data` in the place of a segment's file, whole or not at all, and let go of what is held of it."""
@@ -262,7 +271,19 @@ class IndexFiles:
             file.submit_sync(on_synced)
         except OSError as error:
             file.close()
+            self._discard(path)
             failed(error)
+
+    # docs/protocol.md B20
+    def _need_room(self, size: int) -> None:
+        """Raise OSError if a file of `size` bytes would take of the room for fences and for a start."""
+        if self._reserve_bytes and self._disk.free_bytes(self._journal_dir) < size + self._reserve_bytes:
+            raise OSError(ENOSPC, f"want {self._reserve_bytes} bytes to stay free")
+
+    def _discard(self, path: str) -> None:
+        """Give back the room of a file that was not written as a whole."""
+        with suppress(OSError):
+            self._disk.remove(path)
 
     def write_now(self, checkpoint: Checkpoint, *, with_list: bool) -> bool:
         """Write the file of a segment that is held, after the list of segments if that is in the checkpoint and wanted,
@@ -270,7 +291,9 @@ class IndexFiles:
         try:
             if with_list and checkpoint.files:
                 self._put(list_path(self.directory, checkpoint.file), encode_list(checkpoint.file, checkpoint.files))
-            self._put(checkpoint_path(self.directory, checkpoint.file), encode_checkpoint(checkpoint))
+            data = encode_checkpoint(checkpoint)
+            self._need_room(len(data))
+            self._put(checkpoint_path(self.directory, checkpoint.file), data)
         except OSError as error:
             _say_unwritten(checkpoint.file, error)
             return False
@@ -283,6 +306,9 @@ class IndexFiles:
             file.pwrite(0, data)
             file.truncate(len(data))
             file.sync()
+        except OSError:
+            self._discard(path + ASIDE)
+            raise
         finally:
             file.close()
         self._disk.rename(path + ASIDE, path)

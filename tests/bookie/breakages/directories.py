@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.bookie import identity
+from kvstore.bookie import identity, storage
 from kvstore.bookie.directories import gathering, homes, membership, part, spread
 from kvstore.bookie.directories.places import State
 from kvstore.proto.bookkeeper import Status
@@ -127,3 +127,13 @@ def _without_doubt(original: Any) -> Any:
         return "" if directory in self._others else doubt
 
     return note
+
+
+@mutant("doubts nothing that a start writes once more")
+def _tail_undoubted() -> None:
+    replace(storage, "doubt_again", lambda _original: lambda _found, _facts: None)
+
+
+@mutant("ends a doubt because an earlier one had ended")
+def _ends_doubt() -> None:
+    replace(storage, "end_no_doubt", lambda _original: lambda _found: None)

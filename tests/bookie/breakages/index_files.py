@@ -6,7 +6,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from kvstore.bookie import inventory, mending, replay
+from kvstore.bookie import inventory, mending, opening, replay
 from kvstore.bookie.index import blocks, entry_index, index_files, sealed_entries
 from tests.bookie.breakages.registry import mutant, replace
 
@@ -123,3 +123,28 @@ def _all_live() -> None:
 @mutant("adds without a look into index files for the copy that is replaced")
 def _blind_adds() -> None:
     replace(entry_index.EntryIndex, "_sealed", lambda _original: lambda self, entry: (0, 0))
+
+
+@mutant("lists no segment that a start has begun")
+def _unlisted() -> None:
+    replace(opening, "_list_all", lambda _original: lambda _found: None)
+
+
+@mutant("lets index files take the room of fences and of the next start")
+def _greedy() -> None:
+    replace(index_files.IndexFiles, "_need_room", lambda _original: lambda self, size: None)
+
+
+@mutant("takes a segment with a bad sector for one that cannot be read at all")
+def _all_or_nothing() -> None:
+    def make(_original: Any) -> Any:
+        def read(segment: Any) -> bytes:
+            try:
+                whole: bytes = segment.handle.read(0, segment.end)
+            except OSError:
+                return b""
+            return whole
+
+        return read
+
+    replace(mending, "_read_what_can_be", make)

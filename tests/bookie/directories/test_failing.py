@@ -10,7 +10,7 @@ from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.types import LedgerState
 from tests.bookie.directories.support import A, B, Naming, Spread, open_spread
-from tests.bookie.support import crash, run
+from tests.bookie.support import KEY, crash, packet, run
 from tests.sim.world.env import NodeCrashed, SimWorld
 
 LEDGERS = range(1, 21)
@@ -109,6 +109,32 @@ def test_what_waited_for_it_is_answered(world: SimWorld, store: MemoryStore, met
             assert await shelf.add(kept, 3) is Status.OK
         assert not shelf.storage.door.is_shut
         meta.gate.set()
+
+    run(world, scenario())
+
+
+def test_a_client_whose_answer_fails_keeps_nobody_else_from_theirs(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
+    def fail(_status: Status) -> None:
+        raise ConnectionError("it is gone")
+
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        one, two, *_ = shelf.in_directory(B, LEDGERS)
+        failed = []
+        shelf.storage.on_failed(failed.append)
+        poll = shelf.poll(two, 5, 60_000)
+        world.node("b1").disk.die(B)
+        shelf.storage.add(one, 3, packet(one, 3), KEY, recovery=False, done=fail)
+        add = shelf.submit(one, 4)
+        shelf.storage.door.shut(shelf.storage.homes.asked(one).storage.adds)
+        async with asyncio.timeout(5):
+            assert await add is Status.IO_ERROR
+            assert (await poll)[0] is Status.UNKNOWN_LEDGER_STATE
+        await asyncio.sleep(0)
+        assert not shelf.storage.door.is_shut
+        assert [part.directory.path for part in failed] == [B]
 
     run(world, scenario())
 

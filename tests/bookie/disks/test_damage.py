@@ -262,6 +262,56 @@ def test_a_missing_newest_segment_is_noticed(world: SimWorld) -> None:
     run(world, read())
 
 
+def test_a_missing_newest_segment_is_noticed_though_it_was_begun_by_a_start(world: SimWorld) -> None:
+    """No record of the segment before it names it: the list beside that one's checkpoint does."""
+    disk = written(world)
+
+    async def write() -> None:
+        shelf = await opened(world)
+        assert await shelf.add(L, 31, recovery=True) is Status.OK
+        await pause(1)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert await shelf.status(L, 31) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, write())
+    crash(world)
+    disk.remove(segments(disk)[-1])  # the one ahead
+    disk.remove(segments(disk)[-1])
+    run(world, read())
+
+
+@pytest.mark.parametrize("last", ["add", "survey"])
+def test_what_is_written_once_more_at_a_start_is_doubted_too(world: SimWorld, last: str) -> None:
+    """Of a ledger whose first record that is left was never certified as synced. Nor does the end of a former doubt,
+    found among such records, end this one."""
+    new, meta = 77, Metadata()
+
+    async def write() -> None:
+        shelf = await Shelf(world.env("b1"), meta=meta).start()
+        if last == "survey":
+            assert await shelf.add(new, 0) is Status.OK
+        shelf.storage.inventory.set_limbo(True)
+        await survey(shelf.storage, meta)
+        if last == "add":
+            assert await shelf.add(new, 0) is Status.OK
+
+    async def judge(*doubts: str) -> None:
+        shelf = Shelf(world.env("b1"), meta=meta)
+        await shelf.storage.start(doubts)
+        meta.known[new] = metadata(new, state=LedgerState.IN_RECOVERY)
+        assert await shelf.status(new, 1) is Status.UNKNOWN_LEDGER_STATE, "it may have been in what was lost"
+        assert await shelf.status(78, 0) is Status.UNKNOWN_LEDGER_STATE
+        assert await shelf.add(new, 1) is Status.FENCED, "a fence may have been there too"
+
+    run(world, write())
+    crash(world, power=False)
+    run(world, judge("it is a copy"))
+    crash(world, power=False)
+    run(world, judge())
+
+
 @pytest.mark.parametrize("lost", [0, -1])
 def test_without_the_list_of_segments_a_missing_one_is_noticed(world: SimWorld, lost: int) -> None:
     """A crash right after the newest checkpoint was written has left no list beside it (docs/protocol.md, B22)."""

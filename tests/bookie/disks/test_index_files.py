@@ -387,6 +387,41 @@ def test_what_neither_index_nor_segment_can_tell_is_unknown_and_never_absent(wor
         run(world, again())
 
 
+def test_a_bad_sector_of_the_segment_hides_no_more_than_what_is_in_it(world: SimWorld) -> None:
+    """All else of the segment is read beside it, when the index file is made again."""
+
+    async def scenario() -> None:
+        shelf = await Shelf(world.env("b1"), LARGE).start()
+        await filled(shelf, 3000, L)
+        disk = world.node("b1").disk
+        damaged_block(disk, index_files(disk)[0])
+        disk.fail_reads(segments(disk)[0], range(200_000, 200_512))
+        statuses = [await shelf.status(L, entry) for entry in range(3000)]
+        assert set(statuses[:255]) == {Status.OK}, "those in the damaged block"
+        assert Status.UNKNOWN_LEDGER_STATE not in statuses, "where the others are, their blocks say"
+        assert not shelf.storage.inventory.ledgers[L].is_limbo
+        await pause(1)
+        assert statistics(shelf) == (0, 1), "it is whole again"
+
+    run(world, scenario())
+
+
+def test_a_segment_that_cannot_be_read_at_all_is_given_up_soon(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await Shelf(world.env("b1"), LARGE).start()
+        await filled(shelf, 3000, L)
+        disk = world.node("b1").disk
+        damaged_block(disk, index_files(disk)[0])
+        disk.fail_reads(segments(disk)[0])
+        reads = []
+        original = disk.check_readable
+        disk.check_readable = lambda *where: (reads.append(where), original(*where))  # type: ignore[method-assign,func-returns-value]
+        assert await shelf.status(L, 0) is Status.UNKNOWN_LEDGER_STATE
+        assert len(reads) < 200
+
+    run(world, scenario())
+
+
 def test_an_index_of_another_segment_is_not_believed(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()

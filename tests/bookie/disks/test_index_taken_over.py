@@ -12,6 +12,7 @@ from kvstore.bookie.index.blocks import block_span, blocks_of
 from kvstore.bookie.index.checkpoint import HEADER_SIZE, table_span
 from kvstore.bookie.index.checkpoints import read_checkpoint
 from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.journal.room import start_bytes
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.disks.index_support import (
     CONFIG,
@@ -25,7 +26,7 @@ from tests.bookie.disks.index_support import (
     payload_of,
     statistics,
 )
-from tests.bookie.support import Shelf, crash, run
+from tests.bookie.support import Shelf, crash, run, tiny
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import SimWorld
 from tests.sim.world.oplog import OpLog, crash_images
@@ -45,7 +46,7 @@ def as_format_2(disk: SimDisk, file: int) -> None:
     ]  # fmt: skip
     whole = bytes(disk.names.now.files[path_of(file)].cache.data)
     for part in checkpoint.ledgers:
-        moved = []
+        rows = []
         for extent in part.extents:
             for number in range(blocks_of(extent.entries)):
                 at, count = block_span(extent.start, extent.entries, number)
@@ -53,11 +54,15 @@ def as_format_2(disk: SimDisk, file: int) -> None:
                 for row in range(count):
                     offset = whole[offsets + 4 * row :][:4]
                     place = pack(">Q", file << 40 | int.from_bytes(offset, "big"))
-                    moved.append(whole[ids + 8 * row :][:8] + place + whole[sizes + 4 * row :][:4])
+                    rows.append((whole[ids + 8 * row :][:8], place, whole[sizes + 4 * row :][:4]))
+        first, last = (int.from_bytes(rows[at][0], "big") if rows else 0 for at in (0, -1))
+        run = len(rows) if last - first + 1 == len(rows) else 0
         key, lac = part.key, part.explicit_lac
         parts += (
             pack(">qBqHH", part.ledger, part.flags, part.lac, len(key), len(lac)),
-            pack(">qIIq", 0, 0, len(moved), part.live_bytes), key, lac, *moved,
+            pack(">qIIq", first if run else 0, run, len(rows) - run, part.live_bytes), key, lac,
+            *(place for _, place, _ in rows[:run]), *(size for _, _, size in rows[:run]),
+            *(b"".join(row) for row in rows[run:]),
         )  # fmt: skip
     rest = b"".join(parts)
     data = b"kvs-indx" + pack(">II", 2, crc32c(rest)) + rest
@@ -132,3 +137,58 @@ def test_a_start_without_any_index_holds_one_segments_entries_at_a_time(world: S
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Inventory, "close", close)
         run(world, again())
+
+
+def test_on_a_full_disk_what_is_taken_over_leaves_the_reserve(world: SimWorld) -> None:
+    """The files become larger. They stay in memory until there is room (docs/protocol.md, B20 and B31)."""
+    config = tiny(segment_bytes=16 << 10, reserve_bytes=32 << 10)
+    disk, stored = world.node("b1").disk, 0
+
+    async def fill() -> None:
+        nonlocal stored
+        disk.set_capacity(600 << 10)
+        shelf = await Shelf(world.env("b1"), config).start()
+        while await shelf.add(L, stored, b"x") is Status.OK:
+            stored += 1
+        await pause(3)
+
+    async def judge() -> None:
+        shelf = await Shelf(world.env("b1"), config).start()
+        assert sum(disk.open(path).size() for path in index_files(disk)) == before
+        assert await shelf.status(L, stored) is Status.NO_ENTRY
+        assert [await shelf.status(L, entry) for entry in range(stored)] == [Status.OK] * stored
+        for ledger in range(1000, 1020):
+            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
+        disk.set_capacity(1 << 40)
+        await pause(2)
+        for entry in range(stored, stored + 400):
+            assert await shelf.add(L, entry) is Status.OK
+        await pause(2)
+        assert statistics(shelf)[0] == 0, "there is room again"
+
+    run(world, fill())
+    crash(world, power=False)
+    for path in index_files(disk):
+        as_format_2(disk, int(path[-14:-6]))
+    before = sum(disk.names.now.files[path].cache.size for path in index_files(disk))
+    disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + (30 << 10))
+    run(world, judge())
+
+
+def test_index_files_take_nothing_of_what_stays_for_a_start(world: SimWorld) -> None:
+    """Fences use up the reserve, and each segment that they fill has an index file (docs/protocol.md, B20)."""
+    large = 16 << 10
+    config, disk = tiny(segment_bytes=large, reserve_bytes=2 * large), world.node("b1").disk
+
+    async def scenario() -> None:
+        disk.set_capacity(600 << 10)
+        shelf = await Shelf(world.env("b1"), config).start()
+        entry, fenced = 0, 0
+        while await shelf.add(L, entry, b"x") is Status.OK:
+            entry += 1
+        while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
+            fenced += 1
+        await pause(3)
+        assert disk.free_bytes() >= start_bytes(large)
+
+    run(world, scenario())
