@@ -74,6 +74,47 @@ async def test_addresses_that_are_remembered_are_bounded(logins: Logins, monkeyp
     assert list(logins._failures) == ["16", "17", "18", "19"]
 
 
+async def test_who_does_not_wait_for_his_own_login_has_not_failed(logins: Logins) -> None:
+    """A client with a short deadline: what it began is finished, and known when it comes again."""
+    attempt = asyncio.ensure_future(logins.login("tenant", PASSWORD, "a"))
+    await asyncio.sleep(0)
+    attempt.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    await asyncio.gather(*logins._under_way.values())
+    await asyncio.sleep(0)
+    assert logins.known_or_none("tenant", PASSWORD) is not None
+    assert logins._failures["a"].times == 0
+
+
+async def test_who_does_not_wait_for_a_guess_has_failed_all_the_same(logins: Logins) -> None:
+    for number in range(module.FAILURES_MAX):
+        attempt = asyncio.ensure_future(logins.login("tenant", b"%d" % number, "a"))
+        await asyncio.sleep(0)
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+    await asyncio.gather(*logins._under_way.values())
+    with pytest.raises(NotAuthenticated, match="too many"):
+        await logins.login("tenant", b"one more", "a")
+
+
+async def test_a_hash_that_was_begun_for_another_password_lets_nobody_in(logins: Logins, access: Access) -> None:
+    attempt = asyncio.ensure_future(logins.login("tenant", PASSWORD, "a"))
+    await asyncio.sleep(0)
+    access.take(table(SetPassword("tenant", OTHER_HASH)))
+    with pytest.raises(NotAuthenticated):
+        await attempt
+    assert logins.known_or_none("tenant", PASSWORD) is None
+
+
+@pytest.mark.parametrize(
+    "header", ["Basic \u00e9", "Basic \udcff", "Basic", "", "Basic YQ=", "Bearer YTpi", "Basic //86eA=="]
+)
+def test_a_header_that_is_none_names_nobody(header: str) -> None:
+    assert module.basic_or_none(header) is None
+
+
 async def test_logins_that_wait_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 2)
     found = await asyncio.gather(
