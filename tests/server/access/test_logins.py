@@ -13,7 +13,7 @@ from kvstore.access import Right, SetPassword, Switch
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError
 from kvstore.server.access import logins as module
-from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.audit import LINES_MAX, AuditLog, caller_of
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins, network_of
@@ -173,3 +173,43 @@ def test_an_access_table_that_cannot_be_read_lets_nobody_in(access: Access) -> N
 def test_failures_are_counted_by_network() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db9::1")
     assert network_of("10.0.0.1") != network_of("10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("address", "caller"),
+    [
+        ("10.0.0.9:51112", "10.0.0.9"),
+        ("ipv4:10.0.0.9:51112", "10.0.0.9"),
+        ("10.0.0.9", "10.0.0.9"),
+        (network_of("10.0.0.9"), "10.0.0.9"),
+        (network_of("::ffff:10.0.0.9"), "10.0.0.9"),
+        ("[::ffff:10.0.0.9]:1", "10.0.0.9"),
+        ("[2001:db8::1]:51112", "2001:db8::/64"),
+        ("ipv6:[2001:db8::2]:51112", "2001:db8::/64"),
+        ("2001:db8::3", "2001:db8::/64"),
+        (network_of("2001:db8::4"), "2001:db8::/64"),
+        ("?", "?"),
+    ],
+)
+def test_the_audit_log_counts_a_client_as_one_at_all_doors(address: str, caller: str) -> None:
+    assert caller_of(address) == caller
+
+
+async def test_a_flood_of_failed_logins_hides_none_of_another_address(
+    access: Access, caplog: pytest.LogCaptureFixture
+) -> None:
+    nursery = TaskNursery("test")
+    audit = AuditLog(lambda: 0.0, lambda: 5)
+    logins = Logins(env_of(nursery), access, audit)
+    with caplog.at_level(logging.INFO, "kvstore.audit"):
+        for _ in range(3 * LINES_MAX):
+            with pytest.raises(NotAuthenticated):
+                await logins.login("root", b"", network_of("10.0.0.1"))
+        caplog.clear()
+        with pytest.raises(NotAuthenticated):
+            await logins.login("root", b"", network_of("10.0.0.2"))
+    (record,) = caplog.records
+    assert orjson.loads(record.getMessage())["from"] == "ipv4:10.0.0.2"
+    audit._forget("10.0.0.1")
+    logins.close()
+    await nursery.close()
