@@ -71,6 +71,10 @@ class RespCallers:
     def __init__(self, address: str, load: Load, timeout_s: float) -> None:
         """Raises InvalidRequest."""
         host, _, port = address.rpartition(":")
+        if "@" in address:
+            raise InvalidRequest(
+                "--resp: want no user or password here: KVSTORE_USER and KVSTORE_PASSWORD_FILE name them"
+            )
         if not host or not port.isdecimal():
             raise InvalidRequest(f"--resp: want host:port, got {address!r}")
         self._host, self._port, self._timeout_s = host, int(port), timeout_s
