@@ -70,7 +70,7 @@ class AccessStore:
 
 
 class _Whole(msgspec.Struct):
-    """What a table has to say. One that does not say whether anybody is asked must not be taken for a no."""
+    """A table with all of its parts. One that does not say whether anybody is asked must not be taken for a no."""
 
     is_on: bool
     users: list[msgspec.Raw]

@@ -92,7 +92,7 @@ class AuditLog:
 
 
 def caller_of(address: str) -> str:
-    """Whose lines are counted together: an address as a door or a login names it, without its port; of IPv6 the
+    """Name those whose lines are counted together: an address of a door or a login, without its port; of IPv6 the
     network, of which one machine may have every address."""
     text = address.removeprefix("ipv4:").removeprefix("ipv6:")
     if "/" in text:
