@@ -10,8 +10,14 @@ from typing import Any
 import hiredis
 
 from kvstore.cli.loads import Call, Load
-from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
+from kvstore.errors import InvalidRequest, NotAuthenticated, OutcomeUnknown, PermissionDenied, Refused, Unavailable
 from kvstore.rpc.login import login_of_environment
+
+_ERRORS: dict[str, type[Refused]] = {
+    "NOAUTH": NotAuthenticated,
+    "WRONGPASS": NotAuthenticated,
+    "NOPERM": PermissionDenied,
+}
 
 
 class Connection(asyncio.Protocol):
@@ -44,7 +50,7 @@ class Connection(asyncio.Protocol):
         reply = await answer
         timer.cancel()
         if isinstance(reply, Exception):
-            raise reply if isinstance(reply, OutcomeUnknown) else InvalidRequest(str(reply))
+            raise reply if isinstance(reply, OutcomeUnknown) else _error_of(str(reply))
 
     @property
     def is_lost(self) -> bool:
@@ -65,6 +71,10 @@ class RespCallers:
     def __init__(self, address: str, load: Load, timeout_s: float) -> None:
         """Raises InvalidRequest."""
         host, _, port = address.rpartition(":")
+        if "@" in address:
+            raise InvalidRequest(
+                "--resp: want no user or password here: KVSTORE_USER and KVSTORE_PASSWORD_FILE name them"
+            )
         if not host or not port.isdecimal():
             raise InvalidRequest(f"--resp: want host:port, got {address!r}")
         self._host, self._port, self._timeout_s = host, int(port), timeout_s
@@ -72,9 +82,10 @@ class RespCallers:
         self._free: list[Connection] = []
 
     async def open(self, connections: int) -> None:
-        """Raises Unavailable."""
+        """Raises Unavailable, NotAuthenticated."""
         for _ in range(connections):
             self._free.append(await self._connect())
+        await self._ask(b"PING")
 
     def calls(self) -> dict[str, Call]:
         async def get(key: bytes) -> None:
@@ -97,8 +108,10 @@ class RespCallers:
 
     async def _ask(self, *words: bytes) -> None:
         connection = await self._take()
-        await connection.ask(hiredis.pack_command(words))  # type: ignore[arg-type]  # the stub wants exactly one word
-        self._free.append(connection)
+        try:
+            await connection.ask(hiredis.pack_command(words))  # type: ignore[arg-type]  # the stub wants exactly one word
+        finally:
+            self._free.append(connection)  # also after an error; one that was lost is left out when it is its turn
 
     async def _take(self) -> Connection:
         while self._free:
@@ -119,3 +132,9 @@ class RespCallers:
             words = (b"AUTH", login.user.encode(), login.password)
             await made.ask(hiredis.pack_command(words))  # type: ignore[arg-type]  # as above
         return made
+
+
+def _error_of(reply: str) -> Refused:
+    """The error that a reply says."""
+    kind = _ERRORS.get(reply.partition(" ")[0], InvalidRequest)
+    return kind(reply)

@@ -41,6 +41,7 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
+from kvstore.rpc.login import without_login
 from kvstore.server.control import bootstrap
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.config import Keepers
@@ -197,7 +198,12 @@ class LocalCluster:
             path.rename(path.with_suffix(".out.1"))
         with path.open("ab") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=without_login(os.environ),
             )
         process.returncode = 0  # whoever holds the pid watches it; subprocess need not
         return process.pid

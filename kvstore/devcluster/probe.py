@@ -16,11 +16,13 @@ from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unava
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.ring.ring import Ring
 from kvstore.rpc.channels import open_channel
+from kvstore.rpc.login import login_of_environment
 from kvstore.rpc.status import from_rpc_error
 from kvstore.types import PartitionId
 
 _TIMEOUT_S = 5
 _KEYS_MAX = 100_000
+_REFUSALS = ("NOAUTH ", "NOPERM ")
 
 
 def keys_to_ask(ring: Ring) -> dict[PartitionId, bytes]:
@@ -35,8 +37,8 @@ def keys_to_ask(ring: Ring) -> dict[PartitionId, bytes]:
 
 
 def probe(grpc_address: str, resp_address: str, keys: Mapping[PartitionId, bytes]) -> None:
-    """A strict read of each key by the gRPC door, then a read by the Redis door. Raises Unavailable, naming the
-    partition that did not answer."""
+    """A strict read of each key by the gRPC door, then a read by the Redis door, both as the user of the environment.
+    A door that refuses them has answered. Raises Unavailable, naming the partition that did not answer, ConfigError."""
     with open_channel(grpc_address, None) as channel:
         door = kv_pb2_grpc.KVStub(channel)
         for partition, key in keys.items():
@@ -49,8 +51,13 @@ def probe(grpc_address: str, resp_address: str, keys: Mapping[PartitionId, bytes
                 raise _silent(partition, grpc_address, failure) from error
     try:
         with _Connection(resp_address) as connection:
+            login = login_of_environment()
+            if login is not None:  # where nobody is asked the answer is an error, and no matter
+                connection.ask(b"AUTH", login.user.encode(), login.password)
             for partition, key in keys.items():
                 found = connection.ask(b"EXISTS", key)
+                if isinstance(found, hiredis.ReplyError) and str(found).startswith(_REFUSALS):
+                    return
                 if not isinstance(found, int):
                     raise _silent(partition, resp_address, found)
     except OSError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from kvstore.access import AccessTable, Change, applied
 from kvstore.access.changes import NotThere
 from kvstore.errors import InvalidRequest, NodeExists, NoSuchNode, VersionConflict
@@ -67,6 +69,15 @@ class AccessStore:
         return 0
 
 
+class _Whole(msgspec.Struct):
+    """A table with all of its parts. One that does not say whether anybody is asked must not be taken for a no."""
+
+    is_on: bool
+    users: list[msgspec.Raw]
+    roles: list[msgspec.Raw]
+
+
 def decoded(data: bytes) -> AccessTable:
     """Raises UndecodableNode."""
+    codec.decode(_Whole, data, what=paths.ACCESS)
     return codec.decode(AccessTable, data, what=paths.ACCESS)

@@ -45,6 +45,11 @@ def login_of_environment(environ: Mapping[str, str] | None = None) -> Login | No
     return Login(user, environ[PASSWORD].encode())
 
 
+def without_login(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that is no client: it lives long, and what it was given can be read as long."""
+    return {name: value for name, value in environ.items() if name not in (USER, PASSWORD, PASSWORD_FILE)}
+
+
 def password_in(path: Path) -> bytes:
     """The first line of a file. Raises ConfigError."""
     try:

@@ -11,13 +11,13 @@ import pytest
 
 from kvstore.cli.bench_resp import RespCallers
 from kvstore.cli.loads import Load, run_calls
-from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
+from kvstore.errors import InvalidRequest, NotAuthenticated, OutcomeUnknown, PermissionDenied, Unavailable
 
 Answer = Callable[[list[bytes]], bytes | None]
 
 
 @asynccontextmanager
-async def door(answer: Answer) -> AsyncIterator[str]:
+async def door(answer: Answer, pong: bytes | None = b"+PONG\r\n") -> AsyncIterator[str]:
     """A server that answers each command so; None: it closes the connection."""
     writers: list[asyncio.StreamWriter] = []
 
@@ -27,7 +27,7 @@ async def door(answer: Answer) -> AsyncIterator[str]:
         while data := await reader.read(1 << 16):
             commands.feed(data)
             while (command := commands.gets()) is not False:
-                said = answer(command)
+                said = pong if pong is not None and command == [b"PING"] else answer(command)
                 if said is None:
                     writer.close()
                     return
@@ -88,6 +88,27 @@ async def test_an_error_reply_is_an_error_and_the_connection_stays() -> None:
         opened.close()
 
 
+async def test_a_door_that_refuses_is_heard_at_once_and_by_its_kind() -> None:
+    for words, kind in (
+        (b"NOAUTH Authentication required.", NotAuthenticated),
+        (b"NOPERM user a lacks the right read", PermissionDenied),
+    ):
+        async with door(lambda command, words=words: b"-%b\r\n" % words, pong=None) as address:  # type: ignore[misc]
+            with pytest.raises(kind, match=words.decode()):
+                await callers(address, Load(in_flight=1))
+
+
+async def test_errors_open_no_more_connections() -> None:
+    async with door(lambda command: b"-ERR no\r\n") as address:
+        opened = await callers(address, Load(in_flight=1))
+        first = opened._free[0]
+        for _ in range(3):
+            with pytest.raises(InvalidRequest):
+                await opened.calls()["get"](b"k")
+        assert opened._free == [first]
+        opened.close()
+
+
 async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced() -> None:
     replies = iter([None, b"+OK\r\n"])
     async with door(lambda command: next(replies)) as address:
@@ -113,6 +134,9 @@ async def test_a_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> N
 async def test_an_address_is_judged_before_it_is_used() -> None:
     with pytest.raises(InvalidRequest, match="--resp"):
         RespCallers("nowhere", Load(), timeout_s=30)
+    with pytest.raises(InvalidRequest, match="no user or password") as raised:
+        RespCallers("anna:secret@127.0.0.1:6379", Load(), timeout_s=30)
+    assert "secret" not in str(raised.value)
     async with door(lambda command: None) as address:
         pass
     with pytest.raises(Unavailable, match=address):

@@ -35,6 +35,32 @@ def test_a_wrong_url_is_told_what_is_wrong(url: str, what: str) -> None:
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kv://anna:se/cret@a:1",
+        "kv://anna:se#cret@a:1",
+        "kv://anna:se?cret@a:1",
+        "kvs://anna:secret?x@a:1",
+        "anna:secret@a:1",
+        "kv:/anna:secret@a:1",
+    ],
+)
+def test_an_error_about_a_password_that_is_not_encoded_shows_nothing_of_it(url: str) -> None:
+    with pytest.raises(ValueError, match="percent-encoded") as raised:
+        parse_url(url)
+    assert ":se" not in str(raised.value)
+    assert "cret" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+
+def test_a_file_with_an_at_in_its_name_is_no_password() -> None:
+    config = parse_url("kvs://a:1?ca=/etc/x@y.pem")
+    assert config.tls is not None
+    assert str(config.tls.ca) == "/etc/x@y.pem"
+
+
 def test_a_url_names_a_user_whose_password_is_not_shown() -> None:
     config = parse_url("kv://an%40na:s%3Acret@a:1,b:2")
     assert config.endpoints == ("a:1", "b:2")

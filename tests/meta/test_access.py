@@ -93,3 +93,14 @@ def test_the_bytes_in_the_metadata_store_stay_as_they_are() -> None:
     assert codec.encode(decoded(data)) == data
     with pytest.raises(UndecodableNode):
         decoded(data.replace(b'"read"', b'"rea"'))
+    for damaged in (
+        data.replace(b'"is_on":true,', b""),
+        data.replace(b'"is_on":true', b'"is_on":null'),
+        data.replace(b'"is_on"', b'"on"'),
+        data.replace(b'"users"', b'"people"'),
+        data[: data.index(b',"roles":[{"name"')] + b"}",
+        b'{"format":1}',
+        b"",
+    ):
+        with pytest.raises(UndecodableNode):
+            decoded(damaged)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.rpc.login import Login, login_of_environment
+from kvstore.rpc.login import PASSWORD, PASSWORD_FILE, USER, Login, login_of_environment, without_login
 from kvstore.server.access.logins import basic_or_none
 
 
@@ -40,3 +40,8 @@ def test_a_header_is_read_as_it_was_made() -> None:
 )
 def test_a_header_that_is_none_is_nobody(header: str) -> None:
     assert basic_or_none(header) is None
+
+
+def test_a_process_that_is_no_client_is_given_no_login() -> None:
+    environ = {"PATH": "/bin", USER: "anna", PASSWORD: "secret", PASSWORD_FILE: "/x"}
+    assert without_login(environ) == {"PATH": "/bin"}

@@ -50,6 +50,17 @@ def parse_url(url: str) -> ClientConfig:
     Raises ValueError."""
     scheme, _, rest = url.partition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    try:
+        return _parsed(scheme, authority, rest)
+    except ValueError:
+        if "@" not in scheme + rest.removeprefix(authority):
+            raise
+    raise ValueError(  # and shows nothing: what is before the @ may be a password, or its beginning
+        f"want {SCHEME}:// or {TLS_SCHEME}:// and then user:password@ with / ? # @ percent-encoded, got an @ elsewhere"
+    )
+
+
+def _parsed(scheme: str, authority: str, rest: str) -> ClientConfig:
     said, at, hosts = authority.rpartition("@")
     rest = rest.removeprefix(authority)
     url = f"{scheme}://{hosts}{rest}"  # as errors show it

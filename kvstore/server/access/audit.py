@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import orjson
 
 from kvstore.errors import StoreError
+from kvstore.rpc.calls import address_of
 from kvstore.rpc.status import listed, reason_of
 
 log = logging.getLogger("kvstore.audit")
@@ -50,7 +51,7 @@ class AuditLog:
         is_change: bool = False,
     ) -> None:
         """Write a line, unless its address has had too many; `is_change` is written always."""
-        if not self._is_due(address.rpartition(":")[0] or address, is_change):
+        if not self._is_due(caller_of(address), is_change):
             return
         line: dict[str, object] = {"time": self._date_ms(), "who": who or NOBODY, "from": address, "call": call}
         if arguments:
@@ -88,6 +89,19 @@ class AuditLog:
         caller.timer.cancel()
         line = {"time": self._date_ms(), "from": address, "lines_left_out": caller.left_out, "within_s": LINES_S}
         log.warning("%s", orjson.dumps(line).decode())
+
+
+def caller_of(address: str) -> str:
+    """Name those whose lines are counted together: an address of a door or a login, without its port; of IPv6 the
+    network, of which one machine may have every address."""
+    text = address.removeprefix("ipv4:").removeprefix("ipv6:")
+    if "/" in text:
+        return text  # a network already
+    if text.startswith("["):
+        host = text[1:].partition("]")[0]
+    else:
+        host = text.partition(":")[0] if text.count(":") == 1 else text
+    return address_of(f"ipv6:[{host}]:0").removeprefix("ipv4:") if ":" in host else host
 
 
 @dataclass(slots=True)

@@ -106,7 +106,7 @@ class Access:
             user = self._users.get(name)
             if user is None or user.password != identity.password:
                 identity.is_gone = True
-                identity.allow(self.nobody.permissions)
+                identity.allow(NOTHING)  # for good: no later table has a word about it, so none could take rights away
                 del self._identities[name]
             else:
                 identity.allow(permissions_of(table, user) if table.is_on else EVERYTHING)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,10 @@ _NOBODYS = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
 """Hashed in vain for a user who is not there, so that time does not tell who is."""
 
 
+_Mark = tuple[str, str, bytes]
+"""A login that is asked for: the user, his hash, and a digest of both words."""
+
+
 class _Failures(NamedTuple):
     times: int
     since: float
@@ -55,7 +58,7 @@ class Logins:
         self._audit = audit
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
-        self._under_way: dict[tuple[str, str, bytes], asyncio.Future[bool]] = {}
+        self._under_way: dict[_Mark, asyncio.Future[bool]] = {}
         self._failures: dict[str, _Failures] = {}
         self._thread: ThreadPoolExecutor | None = None
         self.failed = self.limited = self.hashes = 0
@@ -92,37 +95,50 @@ class Logins:
             self.limited += 1
             raise self._noted(user, address, f"too many failed logins of this address; try again in {FAILURES_S:.0f} s")
         text = known.password if known is not None else ""
-        if not 1 <= len(password) <= PASSWORD_BYTES_MAX or not await self._verify(user, text, password, address):
+        has_length = 1 <= len(password) <= PASSWORD_BYTES_MAX
+        if not has_length:
             self._note_failure(address)
+        if not has_length or not await self._verify(user, text, password, address):
             self.failed += 1
             raise self._noted(user, address, WRONG)
         identity = self._access.identity_or_none(user)
         if identity is None or identity.password != text:  # changed while the hash was made
             raise NotAuthenticated(WRONG)
-        self._verified.pop(user, None)
-        self._verified[user] = _Verified(text, self._mark(user, password))
         return identity
 
     async def _verify(self, user: str, text: str, password: bytes, address: str) -> bool:
         mark = user, text, self._mark(user, password)
         under_way = self._under_way.get(mark)
         if under_way is None:
-            if len(self._under_way) >= PENDING_MAX:
-                self.limited += 1
-                raise Overloaded(f"{PENDING_MAX} logins wait to be checked; try again")
-            self._note_failure(address)  # counts until it turns out right, so that many at once are no way around
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="login")
-            hashed = parsed(text) if text else _NOBODYS
-            self.hashes += 1
-            under_way = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, password)
-            self._under_way[mark] = under_way
-            under_way.add_done_callback(lambda _: self._under_way.pop(mark, None))
-            is_right = await asyncio.shield(under_way)
+            return await asyncio.shield(self._begin(mark, password, address)) and bool(text)
+        is_right = await asyncio.shield(under_way) and bool(text)
+        if not is_right:
+            self._note_failure(address)
+        return is_right
+
+    def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
+        """Begin to hash. Raises Overloaded."""
+        if len(self._under_way) >= PENDING_MAX:
+            self.limited += 1
+            raise Overloaded(f"{PENDING_MAX} logins wait to be checked; try again")
+        self._note_failure(address)  # counts until it turns out right, so that many at once are no way around
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="login")
+        hashed = parsed(mark[1]) if mark[1] else _NOBODYS
+        self.hashes += 1
+        under_way = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, password)
+        self._under_way[mark] = under_way
+        under_way.add_done_callback(lambda done: self._end(mark, address, done))
+        return under_way
+
+    def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
+        """Remember what was right, also if whoever asked has gone meanwhile: he would ask for the same hash again, and
+        be refused in the end for failures that were none."""
+        user, text, digest = mark
+        self._under_way.pop(mark, None)
+        if not done.cancelled() and done.exception() is None and done.result() and text:
             self._take_back(address)
-        else:
-            is_right = await asyncio.shield(under_way)
-        return is_right and bool(text)
+            self._verified[user] = _Verified(text, digest)
 
     def _noted(self, user: str, address: str, why: str) -> NotAuthenticated:
         error = NotAuthenticated(why)
@@ -165,5 +181,5 @@ def basic_or_none(header: str) -> tuple[str, bytes] | None:
     try:
         user, colon, password = base64.b64decode(text.strip(), validate=True).partition(b":")
         return (user.decode(), password) if colon else None
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no base64, no ASCII, or a name that is no UTF-8
         return None

@@ -88,7 +88,8 @@ class SessionStreams:
         if doorman is None or not doorman.access.is_on:
             return backend
         host, port, *_ = stream.get_extra_info("peername") or ("?", 0)
-        return Guard(doorman.access, identity or doorman.access.nobody, backend, f"{host}:{port}")
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return Guard(doorman.access, identity or doorman.access.nobody, backend, address)
 
     def _access_changed(self) -> None:
         for handler in list(self._open):

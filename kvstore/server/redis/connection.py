@@ -165,8 +165,8 @@ class RespConnection:
     @property
     def address(self) -> str:
         """The client's."""
-        name = self._stream.get_extra_info("peername") or ("?", 0)
-        return f"{name[0]}:{name[1]}"
+        host, port, *_ = self._stream.get_extra_info("peername") or ("?", 0)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def identity_of_certificate(self) -> Identity | None:
         """The user whom its certificate names, if it had to show one."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from itertools import zip_longest
 from typing import Any, Protocol
 
+from kvstore.access import Right
 from kvstore.errors import NotAuthenticated, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Level, Op
@@ -196,6 +197,11 @@ def _shown(pipeline: Performer, found: list[bytes]) -> list[bytes]:
     return [key for key in found if key.startswith(prefixes)]
 
 
+def _may_count(pipeline: Performer) -> bool:
+    """Whether the user may hear of how many keys there are: who may read all of them."""
+    return pipeline.gate is None or pipeline.gate.identity.permissions.may_all(Right.READ, b"", b"")
+
+
 def _client(pipeline: Performer, words: Words) -> None:
     if words[1].upper() == b"LIST" and len(words) == 2:
         pipeline.run_alone(pipeline.server.clients.take())
@@ -261,9 +267,15 @@ def _keys(pipeline: Performer, words: Words) -> None:
         server, level = pipeline.server, pipeline.session.level
         there = await keys.count_keys(server.ask, lambda: server.ring, level)
         if there > KEYS_MAX:
-            raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
-        matches = keys.matcher(pattern)
+            shown = f"{there} keys" if _may_count(pipeline) else "so many keys"
+            raise CommandError(f"ERR KEYS is refused with {shown} (at most {KEYS_MAX}): use SCAN")
+        fits = keys.matcher(pattern)
         ask = _asking(pipeline)
+
+        def matches(key: bytes) -> bool:
+            # Those of others do not count either: whether the reply becomes too large would tell of them.
+            return bool(_shown(pipeline, [key])) and fits(key)
+
         found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
         return replies.bulks(_shown(pipeline, found))
 

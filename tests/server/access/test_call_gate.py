@@ -13,10 +13,11 @@ import grpc
 import pytest
 import trustme
 
-from kvstore.access import AddUser, GrantRole, RemoveUser, RevokeRole, Switch
+from kvstore.access import AddUser, GrantRole, RemoveUser, RevokeRole, SetPassword, Switch
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, PermissionDenied
+from kvstore.partition.state.commands import Code
 from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
 from kvstore.rpc.login import Login
@@ -27,7 +28,7 @@ from kvstore.server.access.call_gate import CallGate
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from tests.client.serving import env_of
-from tests.server.access.tables import table
+from tests.server.access.tables import OTHER_HASH, table
 from tests.waiting import PATIENCE_S
 
 ADMIN_CALLS = [each.name for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods]
@@ -159,6 +160,23 @@ async def test_a_watch_of_a_stranger_ends_when_the_cluster_begins_to_ask(world: 
         call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest())
         assert await call.read() == kv_pb2.WatchResponse()
         world.access.take(table())
+        assert isinstance(await failure_of(call.read()), NotAuthenticated)
+
+
+@pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
+async def test_who_was_removed_while_nobody_was_asked_is_nobody_when_the_cluster_asks_again(
+    world: World, change: Any
+) -> None:
+    """His calls began as a user's. They must not go on with the rights of everybody."""
+    async with world.channel("tenant") as channel:
+        call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0"))
+        assert await call.read() == kv_pb2.WatchResponse()
+        identity = world.access.identity_or_none("tenant")
+        assert identity is not None
+        world.access.take(table(Switch(False)))
+        world.access.take(table(Switch(False), change))
+        world.access.take(table(change))
+        assert isinstance(identity.refusal_or_none((int(Code.GET), b"other", 0, 0)), NotAuthenticated)
         assert isinstance(await failure_of(call.read()), NotAuthenticated)
 
 

@@ -13,7 +13,7 @@ from kvstore.access import Right, SetPassword, Switch
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError
 from kvstore.server.access import logins as module
-from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.audit import LINES_MAX, AuditLog, caller_of
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins, network_of
@@ -74,6 +74,47 @@ async def test_addresses_that_are_remembered_are_bounded(logins: Logins, monkeyp
     assert list(logins._failures) == ["16", "17", "18", "19"]
 
 
+async def test_who_does_not_wait_for_his_own_login_has_not_failed(logins: Logins) -> None:
+    """A client with a short deadline: what it began is finished, and known when it comes again."""
+    attempt = asyncio.ensure_future(logins.login("tenant", PASSWORD, "a"))
+    await asyncio.sleep(0)
+    attempt.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    await asyncio.gather(*logins._under_way.values())
+    await asyncio.sleep(0)
+    assert logins.known_or_none("tenant", PASSWORD) is not None
+    assert logins._failures["a"].times == 0
+
+
+async def test_who_does_not_wait_for_a_guess_has_failed_all_the_same(logins: Logins) -> None:
+    for number in range(module.FAILURES_MAX):
+        attempt = asyncio.ensure_future(logins.login("tenant", b"%d" % number, "a"))
+        await asyncio.sleep(0)
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+    await asyncio.gather(*logins._under_way.values())
+    with pytest.raises(NotAuthenticated, match="too many"):
+        await logins.login("tenant", b"one more", "a")
+
+
+async def test_a_hash_that_was_begun_for_another_password_lets_nobody_in(logins: Logins, access: Access) -> None:
+    attempt = asyncio.ensure_future(logins.login("tenant", PASSWORD, "a"))
+    await asyncio.sleep(0)
+    access.take(table(SetPassword("tenant", OTHER_HASH)))
+    with pytest.raises(NotAuthenticated):
+        await attempt
+    assert logins.known_or_none("tenant", PASSWORD) is None
+
+
+@pytest.mark.parametrize(
+    "header", ["Basic \u00e9", "Basic \udcff", "Basic", "", "Basic YQ=", "Bearer YTpi", "Basic //86eA=="]
+)
+def test_a_header_that_is_none_names_nobody(header: str) -> None:
+    assert module.basic_or_none(header) is None
+
+
 async def test_logins_that_wait_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 2)
     found = await asyncio.gather(
@@ -132,3 +173,43 @@ def test_an_access_table_that_cannot_be_read_lets_nobody_in(access: Access) -> N
 def test_failures_are_counted_by_network() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db9::1")
     assert network_of("10.0.0.1") != network_of("10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("address", "caller"),
+    [
+        ("10.0.0.9:51112", "10.0.0.9"),
+        ("ipv4:10.0.0.9:51112", "10.0.0.9"),
+        ("10.0.0.9", "10.0.0.9"),
+        (network_of("10.0.0.9"), "10.0.0.9"),
+        (network_of("::ffff:10.0.0.9"), "10.0.0.9"),
+        ("[::ffff:10.0.0.9]:1", "10.0.0.9"),
+        ("[2001:db8::1]:51112", "2001:db8::/64"),
+        ("ipv6:[2001:db8::2]:51112", "2001:db8::/64"),
+        ("2001:db8::3", "2001:db8::/64"),
+        (network_of("2001:db8::4"), "2001:db8::/64"),
+        ("?", "?"),
+    ],
+)
+def test_the_audit_log_counts_a_client_as_one_at_all_doors(address: str, caller: str) -> None:
+    assert caller_of(address) == caller
+
+
+async def test_a_flood_of_failed_logins_hides_none_of_another_address(
+    access: Access, caplog: pytest.LogCaptureFixture
+) -> None:
+    nursery = TaskNursery("test")
+    audit = AuditLog(lambda: 0.0, lambda: 5)
+    logins = Logins(env_of(nursery), access, audit)
+    with caplog.at_level(logging.INFO, "kvstore.audit"):
+        for _ in range(3 * LINES_MAX):
+            with pytest.raises(NotAuthenticated):
+                await logins.login("root", b"", network_of("10.0.0.1"))
+        caplog.clear()
+        with pytest.raises(NotAuthenticated):
+            await logins.login("root", b"", network_of("10.0.0.2"))
+    (record,) = caplog.records
+    assert orjson.loads(record.getMessage())["from"] == "ipv4:10.0.0.2"
+    audit._forget("10.0.0.1")
+    logins.close()
+    await nursery.close()

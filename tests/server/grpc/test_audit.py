@@ -135,7 +135,7 @@ async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_a
         ("ipv4:10.0.0.7:1", "Status"),
         ("ipv4:10.0.0.7:1", "Drain"),
         ("ipv4:10.0.0.8:1", "Status"),
-        ("ipv4:10.0.0.7", 7),
+        ("10.0.0.7", 7),
         ("ipv4:10.0.0.7:1", "Status"),
     ]
 

@@ -13,6 +13,7 @@ from redis import exceptions
 from kvstore.access import RemoveUser, RevokeRole, SetPassword, Switch
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
+from kvstore.server.redis import server_commands
 from kvstore.server.redis.commands import COMMANDS, Need
 from tests.server.access.tables import OTHER_HASH, table
 from tests.server.redis.door import Door, Raw, redis_door
@@ -157,6 +158,26 @@ async def test_a_tenant_sees_only_his_prefix_in_scans(door: Door) -> None:
         assert [key async for key in tenant.scan_iter()] == [b"t/a"]
         assert sorted(await reader.keys("*")) == [b"other", b"t/a"]
         assert await reader.dbsize() == 2
+
+
+async def test_refusals_of_keys_tell_nothing_of_keys_of_others(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither how many there are, nor whether those that fit a pattern are many."""
+    async with client_of(door, "tenant") as tenant, client_of(door, "reader") as reader:
+        await tenant.set("t/a", "1")
+        door.server.access.take(table(*OFF))
+        async with client_of(door, None) as anybody:
+            for number in range(3):
+                await anybody.set(f"other{number}", "1")
+        door.server.access.take(table())
+        monkeypatch.setattr(server_commands, "REPLY_BYTES_MAX", 10)
+        assert await tenant.keys("*") == [b"t/a"]
+        with pytest.raises(exceptions.ResponseError, match="larger than 10 bytes"):
+            await reader.keys("*")
+        monkeypatch.setattr(server_commands, "KEYS_MAX", 2)
+        with pytest.raises(exceptions.ResponseError, match="refused with so many keys"):
+            await tenant.keys("*")
+        with pytest.raises(exceptions.ResponseError, match="refused with 4 keys"):
+            await reader.keys("*")
 
 
 async def test_an_administrator_is_no_reader(door: Door) -> None:

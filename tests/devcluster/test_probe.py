@@ -1,0 +1,46 @@
+"""What `up` asks of each node, where the cluster asks who its clients are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvstore.access import Switch
+from kvstore.devcluster.probe import probe
+from kvstore.errors import Unavailable
+from kvstore.server.access.identities import Access
+from kvstore.types import PartitionId
+from tests.client.model import ModelCluster
+from tests.client.serving import Servers, serving_in_a_thread
+from tests.server.access.tables import table
+
+KEYS = {PartitionId("p1"): b"x"}
+"""Only the reader may read it."""
+USERS = ["reader", "tenant", "root", "nobody", None]
+
+
+@pytest.fixture(params=[True, False], ids=["on", "off"])
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    make: Callable[[], Access] = lambda: Access(table(Switch(request.param)))  # noqa: E731
+    with serving_in_a_thread(ModelCluster(), access=make) as running:
+        yield running
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_node_serves_whoever_asks_it(servers: Servers, user: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVSTORE_USER", raising=False)
+    monkeypatch.delenv("KVSTORE_PASSWORD_FILE", raising=False)
+    if user is not None:
+        monkeypatch.setenv("KVSTORE_USER", user)
+        monkeypatch.setenv("KVSTORE_PASSWORD", "secret")
+    for endpoint in servers.cluster.endpoints.values():
+        probe(endpoint.grpc, endpoint.resp, KEYS)
+
+
+def test_a_node_whose_redis_door_is_closed_does_not_serve(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_USER", "reader")
+    monkeypatch.setenv("KVSTORE_PASSWORD", "secret")
+    endpoint = next(iter(servers.cluster.endpoints.values()))
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1:"):
+        probe(endpoint.grpc, "127.0.0.1:1", KEYS)
