@@ -26,7 +26,8 @@ class Scrubber:
         self._config = config
         self._storage = storage
         self.on_damage: Callable[[Collection[int]], None] = lambda _: None
-        """Told of the ledgers of which a segment has damaged entries, as soon as it is read: a round may take days."""
+        """Told of the ledgers of which a segment has damaged entries, as soon as it is read: a round may take days. And
+        at its end of those in limbo, which may lack some."""
 
     async def run(self) -> None:
         """Round after round, for ever."""
@@ -52,6 +53,8 @@ class Scrubber:
             if in_segment:
                 self.on_damage(sorted({ledger for (ledger, _), _ in in_segment}))
         inventory.damaged = found
+        if in_limbo := sorted(ledger.id for ledger in inventory.ledgers.values() if ledger.is_limbo):
+            self.on_damage(in_limbo)
         return count
 
     @property

@@ -37,12 +37,15 @@ class Pace:
         now = self._clock.now()
         self._pass_to(now)
         takes_s = size / self.bytes_per_s
-        self._free_at = free_at = max(self._free_at, now) + takes_s
+        self._free_at = max(self._free_at, now) + takes_s
+        left_s = self._free_at - now
         self._waiting += 1
         try:
             go_on()
-            while (left_s := free_at - self._clock.now()) > 0:
-                await asyncio.sleep(min(left_s, LOOK_S))
+            while left_s > 0:
+                step_s = min(left_s, LOOK_S)
+                await asyncio.sleep(step_s)
+                left_s -= step_s
                 go_on()
             self.spent_bytes += size
         except BaseException:

@@ -485,6 +485,22 @@ def test_the_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, met
     run(world, scenario())
 
 
+# docs/protocol.md A9
+def test_the_scrub_tells_of_ledgers_that_may_lack_entries(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf, 3)
+        scrubber, told = Scrubber(tiny(scrub_bytes_per_s=1 << 20), store.shelf.storage), []
+        scrubber.on_damage = lambda ledgers: told.append(list(ledgers))
+        await scrubber.round()
+        assert told == []
+        store.shelf.storage.facts.set_limbo(store.shelf.storage.inventory.ledgers[KEPT], True)
+        await scrubber.round()
+        assert told == [[KEPT]]
+
+    run(world, scenario())
+
+
 def test_the_scrub_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)

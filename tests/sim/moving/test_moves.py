@@ -115,20 +115,26 @@ def test_a_move_cancelled_on_the_way_leaves_nothing_or_ends(step: str) -> None:
 
 
 def test_a_cancelled_move_that_nobody_released_leaves_the_range_where_it_was() -> None:
-    accident = Accident("after copy")
+    """Whether the change of the ring is heard before the source releases the range is luck: in the first run in which
+    it is."""
+    for seed in range(8, 28):
+        accident = Accident("after copy")
 
-    async def cancel_one(world: World, users: Users) -> None:
-        def cancel() -> None:
-            world.cluster.spawn(world.change(lambda ring: steps.cancel(ring, list(ring.moves))), name="cancel")
+        async def cancel_one(world: World, users: Users, accident: Accident = accident) -> None:
+            def cancel() -> None:
+                world.cluster.spawn(world.change(lambda ring: steps.cancel(ring, list(ring.moves))), name="cancel")
 
-        accident.strike = cancel
-        await world.shift(SPAN, "p2")
-        await world.moved()
-        assert "before give up" in accident.seen
-        assert world.ring.owner_of(SPAN.first) == world.ring.owner_of(SPAN.last) == "p1"
+            accident.strike = cancel
+            await world.shift(SPAN, "p2")
+            await world.moved()
+            owner = "p1" if "before give up" in accident.seen else "p2"
+            assert world.ring.owner_of(SPAN.first) == world.ring.owner_of(SPAN.last) == owner
 
-    with at_each_step(accident.reached):
-        play(8, cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+        with at_each_step(accident.reached):
+            play(seed, cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+        if "before give up" in accident.seen:
+            return
+    raise AssertionError("no move was cancelled in time")
 
 
 @pytest.mark.parametrize("through", [0, 2])

@@ -118,13 +118,10 @@ def test_what_a_bookies_scrub_finds_is_marked(monkeypatch: pytest.MonkeyPatch) -
         assert other.served is not None
         bookie = other.served.bookie
         assert bookie is not None
-        files = {path: bytes(file.cache.data) for path, file in other.disk.names.now.files.items()}
-        ((segment, at),) = [
-            (path, data.index(b"0003" * 500))
-            for path, data in files.items()
-            if path.endswith(".journal") and b"0003" * 500 in data
-        ]
-        other.disk.flip_bit(segment, 8 * at)
+        segment = min(path for path in other.disk.names.now.files if path.endswith(".journal"))
+        data = bytes(other.disk.names.now.files[segment].cache.data)
+        values = [b"%04d" % number * 500 for number in range(60)]
+        other.disk.flip_bit(segment, 8 * next(data.index(value) for value in values if value in data))
         await stage.until(lambda: bool(bookie.upkeep[0].scrubber.damaged), 60)
         await asyncio.sleep(1)
         (damaged,) = {ledger for ledger, _ in bookie.upkeep[0].scrubber.damaged}
