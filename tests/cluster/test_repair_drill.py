@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.meta.address import Kind
 from kvstore.meta.registration import Bookies
 from kvstore.types import BookieId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from loadtest.drills.repair_stage import RepairStage, faults_of
@@ -18,11 +17,11 @@ from tests.cluster.harness import Cluster, running_cluster
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, Kind.ETCD])
-def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """On ZooKeeper; `python -m loadtest.drill --repairs --metadata etcd` has them on etcd."""
     settings = SCENES["repair stands still"].settings
-    folder = tmp_path_factory.mktemp("repairs")
-    with running_cluster(folder, nodes=4, partitions=2, metadata=request.param, settings=settings) as started:
+    with running_cluster(tmp_path_factory.mktemp("repairs"), nodes=4, partitions=2, settings=settings) as started:
         yield started
 
 
@@ -44,8 +43,6 @@ async def test_a_bookie_that_was_wiped_and_is_back_before_its_session_has_ended_
 
 
 async def test_a_destroyed_bookies_copies_are_in_three_zones_again(stage: RepairStage) -> None:
-    if stage.cluster.file.store.kind is not Kind.ZOOKEEPER:
-        pytest.skip("knows nothing of the metadata store, and takes its time: once is enough")
     await destroyed(stage, 1)
     judge(stage)
 

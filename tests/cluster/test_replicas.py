@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kvstore.meta.address import Kind
 from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -20,10 +19,10 @@ KEYS = {f"key{number}": f"value {number}" for number in range(2_000)}
 REPAIR_AFTER_S = 4.0
 
 
-@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, Kind.ETCD])
-def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Four nodes for three replicas; a lost node's replicas are made anew soon."""
-    with running_cluster(tmp_path_factory.mktemp("replicas"), nodes=4, partitions=2, metadata=request.param) as started:
+    with running_cluster(tmp_path_factory.mktemp("replicas"), nodes=4, partitions=2) as started:
         for node in started.file.nodes:
             config = Path(node.config)
             config.write_text(f"repair_after_s = {REPAIR_AFTER_S}\n{config.read_text()}")
