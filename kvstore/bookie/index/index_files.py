@@ -44,6 +44,12 @@ def _say_unwritten(file: int, error: OSError) -> None:
     log.warning("segment=%d no checkpoint yet, its index stays in memory: %s", file, error)
 
 
+def _discard(disk: Disk, path: str) -> None:
+    """Give back the room of a file that was not written as a whole."""
+    with suppress(OSError):
+        disk.remove(path)
+
+
 class IndexFiles:
     """One directory of them."""
 
@@ -98,7 +104,7 @@ class IndexFiles:
         if entries is not None:
             return entries[ledger].get(entry) if ledger in entries else NOWHERE
         key = file << OFFSET_BITS | at
-        block = self._blocks.pop(key, None) or self._read(file, at, count)
+        block = self._blocks.pop(key, None) or self.block(file, at, count)
         if block is None:
             self._mend(file)
             return self.find(file, ledger, at, count, entry) if file in self._in_memory else NOWHERE
@@ -116,7 +122,7 @@ class IndexFiles:
         Not kept for the next one who asks: this is for those who read everything."""
         if file in self._in_memory:
             return None
-        block = self._read(file, at, count)
+        block = self.block(file, at, count)
         if block is None:
             self._mend(file)
         return block
@@ -129,8 +135,8 @@ class IndexFiles:
         """A ledger's entries in a segment that is not read from its file."""
         return self._in_memory.get(file, {}).get(ledger) or EntryIndex()
 
-    def _read(self, file: int, at: int, count: int) -> Columns | None:
-        """A block from the disk; None if it is not what was written."""
+    def block(self, file: int, at: int, count: int) -> Columns | None:
+        """A block of a segment's file; None if it is not what was written."""
         self.blocks_read += 1
         try:
             data = self._opened(file).read(at, block_bytes(count))
@@ -171,10 +177,6 @@ class IndexFiles:
         except (OSError, ValueError):
             return None
         return found if found is not None and found.format == FORMAT and found.file == file else None
-
-    def block(self, file: int, at: int, count: int) -> Columns | None:
-        """A block of a segment's file, if it is there and whole."""
-        return self._read(file, at, count)
 
     # Writing
 
@@ -271,7 +273,7 @@ class IndexFiles:
             file.submit_sync(on_synced)
         except OSError as error:
             file.close()
-            self._discard(path)
+            _discard(self._disk, path)
             failed(error)
 
     # docs/protocol.md B20
@@ -279,11 +281,6 @@ class IndexFiles:
         """Raise OSError if a file of `size` bytes would take of the room for fences and for a start."""
         if self._reserve_bytes and self._disk.free_bytes(self._journal_dir) < size + self._reserve_bytes:
             raise OSError(ENOSPC, f"want {self._reserve_bytes} bytes to stay free")
-
-    def _discard(self, path: str) -> None:
-        """Give back the room of a file that was not written as a whole."""
-        with suppress(OSError):
-            self._disk.remove(path)
 
     def write_now(self, checkpoint: Checkpoint, *, with_list: bool) -> bool:
         """Write the file of a segment that is held, after the list of segments if that is in the checkpoint and wanted,
@@ -307,7 +304,7 @@ class IndexFiles:
             file.truncate(len(data))
             file.sync()
         except OSError:
-            self._discard(path + ASIDE)
+            _discard(self._disk, path + ASIDE)
             raise
         finally:
             file.close()

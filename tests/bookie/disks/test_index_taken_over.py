@@ -13,6 +13,7 @@ from kvstore.bookie.index.checkpoint import HEADER_SIZE, table_span
 from kvstore.bookie.index.checkpoints import read_checkpoint
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.room import start_bytes
+from kvstore.bookie.journal.supply import LOOK_S
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.disks.index_support import (
     CONFIG,
@@ -160,7 +161,7 @@ def test_on_a_full_disk_what_is_taken_over_leaves_the_reserve(world: SimWorld) -
         for ledger in range(1000, 1020):
             assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
         disk.set_capacity(1 << 40)
-        await pause(2)
+        await pause(2 * LOOK_S)
         for entry in range(stored, stored + 400):
             assert await shelf.add(L, entry) is Status.OK
         await pause(2)

@@ -9,11 +9,10 @@ import pytest
 from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.upkeep.reclaim import Reclaimer
-from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
-from tests.bookie.support import KEY, Metadata, Shelf, crash, lac_packet, metadata, run, segments, tiny
+from tests.bookie.support import Metadata, Shelf, crash, lac_packet, metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.oplog import OpLog, crash_images
 from tests.sim.world.pause import pause
@@ -455,61 +454,3 @@ def test_who_waits_for_a_ledger_learns_that_it_is_gone(world: SimWorld, meta: Me
         assert poll.result() == (Status.NO_LEDGER, -1, None, -1)
 
     run(world, scenario())
-
-
-# The scrub
-
-
-def test_the_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        scrubber = Scrubber(tiny(scrub_bytes_per_s=1 << 20), store.shelf.storage)
-        assert await scrubber.round() == 0
-        assert store.shelf.storage.statistics.scrubbed_bytes > 10_000
-        disk = world.node("b1").disk
-        content = bytes(disk.names.now.files[segments(disk)[2]].cache.data)
-        entry = next(entry for entry in range(30) if payload_of(KEPT, entry) in content)
-        disk.flip_bit(segments(disk)[2], 8 * (content.index(payload_of(KEPT, entry)) + 9))
-        assert await scrubber.round() == 1
-        assert list(scrubber.damaged) == [(KEPT, entry)]
-        _, runs = await store.shelf.entries(KEPT)
-        there = {first + at for first, count in runs for at in range(count)}
-        assert there == set(range(30)) - {entry}, "leaders copy here what is not in the list (docs/protocol.md, B14)"
-        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR, "it is there, nobody may call it absent"
-        assert await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), recovery=True) is Status.OK
-        assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
-        assert (await store.shelf.entries(KEPT))[1] == [(0, 30)]
-        assert await scrubber.round() == 0
-
-    run(world, scenario())
-
-
-# docs/protocol.md A9
-def test_the_scrub_tells_of_ledgers_that_may_lack_entries(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf, 3)
-        scrubber, told = Scrubber(tiny(scrub_bytes_per_s=1 << 20), store.shelf.storage), []
-        scrubber.on_damage = lambda ledgers: told.append(list(ledgers))
-        await scrubber.round()
-        assert told == []
-        store.shelf.storage.facts.set_limbo(store.shelf.storage.inventory.ledgers[KEPT], True)
-        await scrubber.round()
-        assert told == [[KEPT]]
-
-    run(world, scenario())
-
-
-def test_the_scrub_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
-    async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        scrubber = Scrubber(tiny(scrub_bytes_per_s=1000), store.shelf.storage)
-        began = world.loop.time()
-        await scrubber.round()
-        read = store.shelf.storage.statistics.scrubbed_bytes
-        assert world.loop.time() - began == pytest.approx(read / 1000)
-
-    run(world, scenario())
-    assert KEY
