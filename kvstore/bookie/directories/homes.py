@@ -27,8 +27,7 @@ class Homes:
     def check(self) -> None:
         """Put in limbo, and fence, what is in two directories.
 
-        Only a raw add (docs/protocol.md, B28) to a ledger that was just dropped comes there, if the power goes before
-        that is on the disk; or a directory that somebody else has written to.
+        Only a directory that somebody else has written to brings that about.
         """
         seen: dict[int, Part] = {}
         for part in self._parts:

@@ -11,6 +11,7 @@ from kvstore.errors import NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.partition.state.traits import NEEDS
 from kvstore.server.access.audit import AuditLog
+from kvstore.server.listeners import Listeners
 
 NOBODY = ""
 NOT_LOGGED_IN = "this cluster asks who its clients are: want a user and a password, or a client's certificate"
@@ -92,8 +93,7 @@ class Access:
         """Operations and calls that were refused."""
         self._users: dict[str, User] = {}
         self._identities: dict[str, Identity] = {}
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._last_listener = 0
+        self._listeners = Listeners()
         if table is not None:
             self.take(table)
 
@@ -114,8 +114,7 @@ class Access:
             if user.name not in self._identities:
                 permissions = permissions_of(table, user) if table.is_on else EVERYTHING
                 self._identities[user.name] = Identity(user.name, permissions, user.password)
-        for changed in list(self._listeners.values()):
-            changed()
+        self._listeners.tell()
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
         """Count a refusal, and have it in the audit log."""
@@ -129,14 +128,7 @@ class Access:
 
     def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after each table; returns what ends that."""
-        self._last_listener += 1
-        number = self._last_listener
-        self._listeners[number] = changed
-
-        def end() -> None:
-            self._listeners.pop(number, None)
-
-        return end
+        return self._listeners.add(changed)
 
     def user_or_none(self, name: str) -> User | None:
         return self._users.get(name)

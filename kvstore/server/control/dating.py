@@ -13,6 +13,7 @@ from kvstore.env import Clock, Env
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ring.ring import Ring
 from kvstore.server.control.dates import HEARD_S, Heard, Judge
+from kvstore.server.listeners import Listeners
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,7 @@ class JudgedClock:
         self.judge = Judge(server, raw.now(), raw.wall_ms())
         self.servers: Callable[[], frozenset[ServerId]] = frozenset
         """Those of the ring, once there is one."""
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._last_listener = 0
+        self._listeners = Listeners()
 
     def date_ms(self) -> int:
         return int(self.now() * 1000 + self.judge.offset_ms)
@@ -79,14 +79,7 @@ class JudgedClock:
         return self.judge.is_known
 
     def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
-        self._last_listener += 1
-        number = self._last_listener
-        self._listeners[number] = changed
-
-        def end() -> None:
-            self._listeners.pop(number, None)
-
-        return end
+        return self._listeners.add(changed)
 
     def look(self) -> None:
         """Judge anew, if something may have changed."""
@@ -98,8 +91,7 @@ class JudgedClock:
         rounds = -(-len(servers) // ASKED_MAX)
         judge.look(now, wall_ms, servers, HEARD_S + rounds * ASK_S)
         if (judge.may_lead, judge.is_known) != before:
-            for changed in list(self._listeners.values()):
-                changed()
+            self._listeners.tell()
 
 
 class Dating:

@@ -13,6 +13,7 @@ from kvstore.errors import MetadataError, NoSuchNode, UndecodableNode
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.ring.ring import Ring
+from kvstore.server.listeners import Listeners
 from kvstore.server.routing.announcement import Announcement
 from kvstore.server.routing.cluster_reader import ClusterReader
 from kvstore.server.routing.topology import ClusterTopology, Member
@@ -37,8 +38,7 @@ class Membership:
         self._reader = ClusterReader(store)
         self._nursery = env.nursery.child("membership")
         self._topology: ClusterTopology | None = None
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._last_listener = 0
+        self._listeners = Listeners()
         self._wanted: set[str] = set()
         """Paths to read again."""
         self._hint = asyncio.Event()
@@ -81,10 +81,7 @@ class Membership:
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` after each change; returns what ends that."""
-        self._last_listener += 1
-        number = self._last_listener
-        self._listeners[number] = changed
-        return lambda: void(self._listeners.pop(number, None))
+        return self._listeners.add(changed)
 
     def note_leader(self, partition: PartitionId, server: ServerId | None) -> None:
         """A replica here has learnt who leads, perhaps before that one's znode is there: whoever is being handed the
@@ -96,7 +93,7 @@ class Membership:
                 epoch = known[1] if known else 0
                 self._replace(found.with_leader(partition, None if server is None else (server, epoch)))
             elif server == self.announcement.member.id:
-                self._tell()  # what waits here for the partition can go on
+                self._listeners.tell()  # what waits here for the partition can go on
         if server is None:
             self.suspect(partition)
 
@@ -255,16 +252,8 @@ class Membership:
         before, self._topology = self._topology, topology
         if before is not None and _same(before, topology):
             return
-        self._tell()
-
-    def _tell(self) -> None:
-        for changed in list(self._listeners.values()):
-            changed()
+        self._listeners.tell()
 
 
 def _same(one: ClusterTopology, other: ClusterTopology) -> bool:
     return one.ring.version == other.ring.version and one.leaders == other.leaders and one.servers == other.servers
-
-
-def void(_: object) -> None:
-    """For lambdas whose result nobody wants."""
