@@ -78,6 +78,8 @@ class Leader:
         )
         self._flights: deque[Flight] = deque()
         self._rest = BatchDelay()
+        self._under_way = 0
+        """Operations in flight."""
         self._idle: asyncio.Future[None] | None = None
         self._stopped: StoreError | None = None
         self._turn_is_due = False
@@ -270,7 +272,7 @@ class Leader:
                 self._pause()
                 break
             if now < self._rest.ends and self._idle is None and not is_wanted:
-                left = self._rest.left(now, len(queue), queue.bytes)
+                left = self._rest.left(now, len(queue), queue.bytes, self._under_way)
                 if left:
                     self._again.set(left)
                     break
@@ -311,7 +313,9 @@ class Leader:
             self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
-            self._rest.begin(now, len(taken.items), starved, is_pinned=bool(self._state.held.by_pin))
+            self._rest.begin(
+                now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.held.by_pin)
+            )
             self._append(decided.entry, decided.replies)
         elif self._flights:
             self._flights[-1].observed += decided.replies
@@ -335,6 +339,7 @@ class Leader:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
         self._flights.append(Flight(made, replies))
+        self._under_way += len(replies)
         self._read_lease.send()
         self._entries += 1
         self._mutations += len(made.entry.keys)
@@ -356,6 +361,7 @@ class Leader:
             self._flights.appendleft(flight)
             self._break(f"entry {position} cannot be applied: {failure}", failure)
             return
+        self._under_way -= len(flight.replies)
         self._evaluator.applied()
         if flight.made.entry.control and self.serving_ranges.applied():
             self._waiting.unfreeze()

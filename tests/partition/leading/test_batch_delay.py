@@ -5,10 +5,9 @@ import pytest
 from kvstore.errors import NotLeader
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.batch_delay import (
+    CUT_SHORT_MAX,
     ENOUGH_BYTES,
     ENOUGH_ITEMS,
-    IN_VAIN,
-    QUICK_S,
     REST_MAX_S,
     RESTS,
     SMOOTHING,
@@ -21,8 +20,8 @@ from kvstore.partition.state.engine import BEHIND_S
 from kvstore.partition.state.marks import Mark
 from tests.partition.one_partition import P1, Partition
 
-TOOK_S = 0.004
-FULL_S = min(REST_MAX_S, RESTS * (TOOK_S - QUICK_S))
+TOOK_S = 0.0015
+FULL_S = RESTS * TOOK_S
 
 
 def used_to(took_s: float) -> BatchDelay:
@@ -41,68 +40,95 @@ def used_to(took_s: float) -> BatchDelay:
 def test_a_leader_rests_as_far_as_its_process_lacks_processors(starved: float, part: float) -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, starved)
-    assert rest.left(10.0, 1, 100) == pytest.approx(part * FULL_S)
+    assert rest.left(10.0, 1, 100, 0) == pytest.approx(part * FULL_S)
 
 
 def test_beside_reads_of_all_of_it_a_partition_that_lacks_processors_rests_as_long_as_it_may() -> None:
-    rest = used_to(QUICK_S)
+    rest = used_to(0.0)
     rest.begin(10.0, 2, 1.0, is_pinned=True)
-    assert rest.left(10.0, 1, 100) == REST_MAX_S
+    assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
     rest.begin(20.0, 2, 0.0, is_pinned=True)
-    assert rest.left(20.0, 1, 100) == 0, "with processors to spare nobody waits"
+    assert rest.left(20.0, 1, 100, 0) == 0, "with processors to spare nobody waits"
 
 
 def test_a_rest_ends_in_time() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0 + FULL_S - 2 * TICK_S, 1, 100) == pytest.approx(2 * TICK_S)
-    assert rest.left(10.0 + FULL_S - TICK_S / 2, 1, 100) == 0, "less than a timer's step is waited for in vain"
-    assert rest.left(10.0 + FULL_S, 1, 100) == 0
+    assert rest.left(10.0 + FULL_S - 2 * TICK_S, 1, 100, 0) == pytest.approx(2 * TICK_S)
+    assert rest.left(10.0 + FULL_S - TICK_S / 2, 1, 100, 0) == 0, "less than a timer's step is waited for in vain"
+    assert rest.left(10.0 + FULL_S, 1, 100, 0) == 0
 
 
 def test_before_the_first_entry_and_where_entries_are_quick_there_is_no_rest() -> None:
-    assert BatchDelay().left(10.0, 1, 100) == 0
-    rest = used_to(QUICK_S)
+    assert BatchDelay().left(10.0, 1, 100, 0) == 0
+    rest = used_to(0.0)
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, 1, 100) == 0
+    assert rest.left(10.0, 1, 100, 0) == 0
 
 
 def test_no_rest_is_longer_than_its_bound_whatever_entries_took_and_clocks_do() -> None:
     rest = used_to(30.0)
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, 1, 100) == REST_MAX_S
-    assert rest.left(-1000.0, 1, 100) == REST_MAX_S
+    assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
+    assert rest.left(-1000.0, 1, 100, 0) == REST_MAX_S
 
 
 def test_an_entry_that_is_large_enough_waits_for_nothing() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, ENOUGH_ITEMS - 1, ENOUGH_BYTES - 1) > 0
-    assert rest.left(10.0, ENOUGH_ITEMS, 100) == rest.left(10.0, 1, ENOUGH_BYTES) == 0
+    assert rest.left(10.0, ENOUGH_ITEMS - 1, ENOUGH_BYTES - 1, 0) > 0
+    assert rest.left(10.0, ENOUGH_ITEMS, 100, 0) == rest.left(10.0, 1, ENOUGH_BYTES, 0) == 0
 
 
 def test_one_slow_entry_among_quick_ones_does_little() -> None:
-    rest = used_to(QUICK_S)
-    rest.last_took = 0.05
+    rest = used_to(0.0)
+    rest.last_took = 0.03
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, 1, 100) == pytest.approx(RESTS * SMOOTHING * (0.05 - QUICK_S))
+    assert rest.left(10.0, 1, 100, 0) == pytest.approx(RESTS * SMOOTHING * 0.03)
 
 
 def test_who_waits_for_each_answer_is_rested_for_once_in_a_while_only() -> None:
     rest = used_to(TOOK_S)
     held = 0
-    for number in range(10 * (IN_VAIN + 1)):
+    for number in range(10 * (CUT_SHORT_MAX + 1)):
         now = 10.0 + number
         rest.begin(now, 1, 1.0)
-        held += rest.left(now + QUICK_S, 1, 100) > 0
+        if rest.left(now, 1, 100, 0) > 0:
+            held += 1
+            rest.begin(now + FULL_S, 1, 1.0)
     assert held == 10
 
 
-def test_rests_in_which_operations_gather_go_on() -> None:
+def test_a_rest_ends_when_as_many_are_here_as_at_the_end_of_the_last_whole_one() -> None:
     rest = used_to(TOOK_S)
-    for number in range(20):
-        rest.begin(10.0 + number, 2, 1.0)
-        assert rest.left(10.0 + number, 1, 100) > 0
+    rest.begin(10.0, 3, 1.0)
+    assert rest.left(10.0 + FULL_S / 2, 8, 100, 0) > 0, "nobody knows how many there are"
+    rest.begin(10.0 + FULL_S, 8, 1.0)
+    assert rest.left(10.0 + FULL_S, 2, 100, 5) > 0, "one of the eight callers is on his way"
+    assert rest.left(10.0 + FULL_S, 3, 100, 5) == rest.left(10.0 + FULL_S, 8, 100, 0) == 0
+
+
+def test_what_ended_a_rest_early_does_not_count_as_all_that_come() -> None:
+    rest = used_to(TOOK_S)
+    rest.begin(10.0, 3, 1.0)
+    assert rest.left(10.0, 2, 100, 0) > 0
+    rest.end()
+    rest.begin(10.0 + FULL_S / 2, 2, 1.0)
+    assert rest.left(10.0 + FULL_S / 2, 2, 100, 0) > 0
+
+
+def test_more_callers_are_found_out_by_the_next_whole_rest() -> None:
+    rest = used_to(TOOK_S)
+    now = 10.0
+    for here in (1, 1, 40):
+        rest.begin(now, 1, 1.0)
+        for _ in range(CUT_SHORT_MAX if now > 10.0 else 0):
+            assert rest.left(now, 1, 100, 0) == 0, "a caller alone"
+        assert rest.left(now, 1, 100, 0) > 0
+        now += FULL_S
+        rest.begin(now, here, 1.0)
+    assert rest.left(now, 39, 100, 0) > 0
+    assert rest.left(now, 39, 100, 1) == 0
 
 
 # ── the leader ────────────────────────────────────────────────────────────────────────────────────────────────────────
