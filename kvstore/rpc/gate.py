@@ -15,9 +15,9 @@ class Gate(Protocol):
         """Whether it asks anybody now."""
         ...
 
-    def passage(self, method: str, request: Any, context: Any) -> AbstractAsyncContextManager[None]:
+    def passage(self, method: str, request: Any, context: Any, *, lasts: bool) -> AbstractAsyncContextManager[None]:
         """Let a call pass, or abort it; and abort it later if it may not go on. `request` is None where the client
-        streams."""
+        streams. The head of one that `lasts` is sent on the way."""
         ...
 
 
@@ -31,11 +31,18 @@ class Passage:
     def is_asked(self) -> bool:
         return self._gate is not None and self._gate.is_on
 
+    def through(self, request: Any, context: Any) -> AbstractAsyncContextManager[None]:
+        """Of one that is asked."""
+        assert self._gate is not None, "nobody asks"
+        return self._gate.passage(self._method, request, context, lasts=False)
+
     @asynccontextmanager
-    async def through(self, request: Any, context: Any) -> AsyncIterator[None]:
-        """Of calls that last: they are known to the gate also while it asks nobody."""
+    async def lasting(self, request: Any, context: Any) -> AsyncIterator[None]:
+        """Of calls that last: they are known to the gate also while it asks nobody. Their head goes out at once: it
+        tells the client that what it sends from now on has been sent."""
         if self._gate is None:
+            await context.send_initial_metadata(())
             yield
             return
-        async with self._gate.passage(self._method, request, context):
+        async with self._gate.passage(self._method, request, context, lasts=True):
             yield

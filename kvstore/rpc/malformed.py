@@ -99,7 +99,7 @@ def _lasting(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
         address = await calls.begin(context)
         try:
             request = await _request(context, calls)
-            async with passage.through(request, context):
+            async with passage.lasting(request, context):
                 return await behaviour(request, context)
         finally:
             calls.end(address)
@@ -112,7 +112,7 @@ def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behavio
         address = await calls.begin(context)
         try:
             request = await _request(context, calls)
-            async with passage.through(request, context), aclosing(behaviour(request, context)) as answers:
+            async with passage.lasting(request, context), aclosing(behaviour(request, context)) as answers:
                 async for each in answers:
                     yield each
         finally:
@@ -134,7 +134,7 @@ def _streaming(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviou
     async def answer(requests: Any, context: Any) -> Any:
         address = await calls.begin(context)
         try:
-            async with passage.through(None, context):
+            async with passage.lasting(None, context):
                 return await behaviour(requests, context)
         except DecodeError as error:
             await abort(context, Malformed(str(error)).error)
@@ -150,7 +150,7 @@ def _streaming_pages(behaviour: Behaviour, calls: Calls, passage: Passage) -> Be
     async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
         address = await calls.begin(context)
         try:
-            async with passage.through(None, context), aclosing(behaviour(requests, context)) as answers:
+            async with passage.lasting(None, context), aclosing(behaviour(requests, context)) as answers:
                 async for each in answers:
                     yield each
         except DecodeError as error:

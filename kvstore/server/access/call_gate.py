@@ -58,13 +58,18 @@ class CallGate:
         return Guard(self._access, _caller.get() or self._access.nobody, backend, _address.get())
 
     @asynccontextmanager
-    async def passage(self, method: str, request: Any, context: Any) -> AsyncIterator[None]:
+    async def passage(self, method: str, request: Any, context: Any, *, lasts: bool) -> AsyncIterator[None]:
         need = RPC_NEEDS.get(method, admin)
         identity = self._access.nobody
         try:
             if self._access.is_on:
                 identity = await self._identify(context)
             need(identity, request)
+            if lasts:
+                # Before it may be cancelled: a head that is on its way would be sent once more with the status, which
+                # gRPC refuses, and the client would wait for ever.
+                await context.send_initial_metadata(())
+                need(identity, request)  # there may be another table by now
         except StoreError as error:
             self._note(identity.name, context, method, error)
             await abort(context, error)

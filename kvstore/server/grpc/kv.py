@@ -149,8 +149,6 @@ class KV(kv_pb2_grpc.KVServicer):
     async def Session(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
         self, requests: AsyncIterator[kv_pb2.Frame], context: Context
     ) -> None:
-        # The head goes out at once: it tells the client that what it sends from now on has been sent.
-        await context.send_initial_metadata(())
         session = self._sessions.open("Session", UNSENT_BYTES_MAX, backend=self._guarded(self._backend))
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         wrong: InvalidRequest | None = None

@@ -65,8 +65,8 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
 
 class World:
-    def __init__(self, access: Access, address: str, services: Services) -> None:
-        self.access, self.address, self.services = access, address, services
+    def __init__(self, access: Access, logins: Logins, address: str, services: Services) -> None:
+        self.access, self.logins, self.address, self.services = access, logins, address, services
 
     @asynccontextmanager
     async def channel(self, user: str | None, password: bytes = b"secret") -> AsyncIterator[grpc.aio.Channel]:
@@ -91,7 +91,7 @@ async def world() -> AsyncIterator[World]:
         gate=gate,
     )
     port = await server.start("127.0.0.1:0")
-    yield World(access, f"127.0.0.1:{port}", services)
+    yield World(access, logins, f"127.0.0.1:{port}", services)
     gate.close()
     await server.stop(0)
     logins.close()
@@ -161,6 +161,57 @@ async def test_a_watch_of_a_stranger_ends_when_the_cluster_begins_to_ask(world: 
         assert await call.read() == kv_pb2.WatchResponse()
         world.access.take(table())
         assert isinstance(await failure_of(call.read()), NotAuthenticated)
+
+
+class Aborted(Exception):
+    pass
+
+
+class Head:
+    """The context of a call whose head is on its way until `is_sent` is set. gRPC ends no call before that."""
+
+    def __init__(self) -> None:
+        self.is_sent, self.begun = asyncio.Event(), asyncio.Event()
+        self.was_whole_at_abort: bool | None = None
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def auth_context(self) -> dict[str, Any]:
+        return {}
+
+    async def send_initial_metadata(self, _: Any) -> None:
+        self.begun.set()
+        await self.is_sent.wait()
+
+    async def abort(self, *_: Any, **_options: Any) -> None:
+        self.was_whole_at_abort = self.is_sent.is_set()
+        raise Aborted
+
+
+async def test_a_call_that_may_not_go_on_while_its_head_is_sent_is_ended_behind_that(world: World) -> None:
+    world.access.take(table(Switch(False)))
+    gate = CallGate(world.access, world.logins)
+    context = Head()
+
+    async def call() -> None:
+        async with gate.passage("/kvstore.v1.KV/Session", None, context, lasts=True):
+            pytest.fail("it has passed")
+
+    calling = asyncio.create_task(call())
+    await context.begun.wait()
+    world.access.take(table())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not calling.done()
+    context.is_sent.set()
+    with pytest.raises(Aborted):
+        await asyncio.wait_for(calling, PATIENCE_S)
+    assert context.was_whole_at_abort
+    gate.close()
 
 
 @pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
