@@ -19,7 +19,10 @@ from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.meta.drivers import Hint, States, wait_until_gone
 from tests.waiting import wait_until, wait_until_blocking
 
-pytestmark = pytest.mark.needs_zookeeper
+pytestmark = [
+    pytest.mark.needs_zookeeper,
+    pytest.mark.filterwarnings("ignore:unclosed <:ResourceWarning"),  # kazoo's: see conftest.py
+]
 
 Connect = Callable[..., Awaitable[ZooKeeperStore]]
 
@@ -83,7 +86,7 @@ async def test_calls_under_way_are_bounded(
 async def test_over_a_killed_and_restarted_server_the_session_goes_on(
     own_zookeeper: ZooKeeperProcess, connect: Connect
 ) -> None:
-    store = await connect(f"{own_zookeeper.address}/kv")
+    store = await connect(f"{own_zookeeper.address}/kv", session_timeout_s=40)  # a start may take some of it
     await store.create("/e", b"1", ephemeral=True)
     hint, states, session = Hint(), States(store), store.session
     store.watch("/e", hint)

@@ -16,7 +16,10 @@ from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.meta.drivers import States
 
-pytestmark = pytest.mark.needs_zookeeper
+pytestmark = [
+    pytest.mark.needs_zookeeper,
+    pytest.mark.filterwarnings("ignore:unclosed <:ResourceWarning"),  # kazoo's: see conftest.py
+]
 
 
 def write(folder: Path, ca: trustme.CA, name: str, *hosts: str) -> Path:
