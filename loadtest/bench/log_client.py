@@ -135,10 +135,10 @@ async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, fl
     try:
         async with asyncio.timeout(LATE_S):
             while (line := await process.stdout.readline()).strip() != b"begun":
-                assert line, "the client ended"
+                assert line, f"the client ended: {command}"
             before = sum(map(spent_s, kind.bookies))
             while not (line := await process.stdout.readline()).startswith(b"{"):
-                assert line, "the client ended"
+                assert line, f"the client ended: {command}"
             figures = json.loads(line)
             after = sum(map(spent_s, kind.bookies))
             await process.communicate()
