@@ -25,14 +25,14 @@ STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and 
 
 def findings_of(report: ClusterReport) -> list[Finding]:
     """Everything that the report shows to be amiss; the worst first."""
-    rules = (
+    rules = (  # causes before what comes of them
         _unserved,
-        _too_few_bookies,
         _silent_nodes,
-        _unready_nodes,
         _metadata,
+        _unready_nodes,
         _bookies,
         _disks,
+        _too_few_bookies,
         _repairs,
         _replicas,
         _moves,
@@ -68,9 +68,9 @@ def _unserved(report: ClusterReport) -> Iterator[Finding]:
             why = f"no leader; {up} of {len(partition.replicas)} replicas are up"
             code = "no_leader"
         elif partition.leader in silent:
-            why, code = f"its leader {partition.leader} does not answer: {silent[partition.leader]}", "leader_silent"
+            why, code = f"the leader {partition.leader} does not answer: {silent[partition.leader]}", "leader_silent"
         else:
-            why, code = f"its leader {partition.leader} does not serve yet", "leader_not_serving"
+            why, code = f"the leader {partition.leader} does not serve yet", "leader_not_serving"
         reasons.setdefault((code, why, _next_for(partition, silent)), []).append(partition.id)
     for (code, why, next_step), partitions in reasons.items():
         yield _finding(DOWN, code, _named("partition", partitions), why, next_step)
@@ -145,7 +145,7 @@ def _metadata(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "metadata_away",
             kind,
-            f"no node reaches it; {known}. Reads and writes go on, but no leader, ledger or bookie can be replaced",
+            f"no node reaches it; {known}. What is served goes on, but no leader, ledger or bookie can be replaced",
             f"start {kind} at {sample.address}, or look at the network to it",
         )
         return
@@ -335,7 +335,7 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "moves_paused",
             "the ring",
-            f"{_count(len(report.ring.moves), 'move')} wait since moves are paused",
+            f"moves are paused, {_count(len(report.ring.moves), 'move')} to go",
             "`kvstore ring resume`",
         )
 
