@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
 from kvstore.cli.local import how_to_start
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.status.known import Where, cluster_report
 from kvstore.errors import StoreError, Unavailable
 
 if TYPE_CHECKING:
     from kvstore.proto.admin_pb2 import ClusterReport
 
-ASK_S = 4.0
-"""For one node: its survey takes a second or two. Then the next one is asked."""
 UNKNOWN = 3
 """Exit code where nothing could be learnt: there is no such cluster, or it does not tell us."""
 _CLEAR = "\x1b[H\x1b[2J"
-Where = tuple[Path, str | None, str | None]
 
 
 def register(app: typer.Typer) -> None:
@@ -74,7 +71,7 @@ class Look:
         self.why_not = ""
         self._is_silent = False
         try:
-            self.report = _ask(where)
+            self.report = cluster_report(where)
         except StoreError as error:
             if self.local is None and not isinstance(error, Unavailable):
                 raise
@@ -133,16 +130,6 @@ class Look:
         if self._is_silent:
             return f"not all is served: no node answers: {self.why_not}"
         return f"unknown: the nodes do not say how the cluster is: {self.why_not}"
-
-
-def _ask(where: Where) -> ClusterReport:
-    """Raises StoreError."""
-    from kvstore.proto.admin_pb2 import ClusterStatusRequest
-
-    found: ClusterReport = ask_admin(
-        *where, lambda stub, seconds: stub.ClusterStatus(ClusterStatusRequest(), timeout=seconds), ASK_S
-    )
-    return found
 
 
 def _show_once(where: Where, *, json: bool) -> int:
