@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.endpoints import config_of
 from kvstore.cli.local import how_to_start
 from kvstore.cli.output import as_json, as_table
-from kvstore.cli.status.known import Where, cluster_report
+from kvstore.cli.status.known import ASK_S, Where, cluster_report
 from kvstore.errors import StoreError, Unavailable
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Look:
     def __init__(self, where: Where) -> None:
         """Raises StoreError where nothing can be learnt."""
         data_dir, zookeeper, server = where
+        if zookeeper is not None:
+            server = ",".join(config_of(*where, ASK_S).endpoints)
         self.local: dict[str, Any] | None = None
         self.hint = ""
         if zookeeper is None and server is None:
@@ -71,7 +74,7 @@ class Look:
         self.why_not = ""
         self._is_silent = False
         try:
-            self.report = cluster_report(where)
+            self.report = cluster_report((data_dir, None, server))
         except StoreError as error:
             if self.local is None and not isinstance(error, Unavailable):
                 raise

@@ -1,4 +1,4 @@
-"""What servers know of the cluster, for commands that read the metadata store: while that is away, it has to do."""
+"""The knowledge of servers, for commands that read the metadata store: while that is away, it has to do."""
 
 from __future__ import annotations
 

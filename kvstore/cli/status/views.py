@@ -65,11 +65,11 @@ def status_text(report: ClusterReport, processes: Processes = ()) -> str:
 def change_line(report: ClusterReport) -> str:
     """One line with its date, for who follows the status in a pipe."""
     date = datetime.fromtimestamp(report.date_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"{date} {GRADES[report.health.grade]}: {report.health.text}"
+    return f"{date} {report.health.text}"
 
 
 def what_matters(report: ClusterReport) -> tuple[Any, ...]:
-    """What must differ between two looks for the second to be worth a line: numbers that change all the time do not."""
+    """The part of a look that must differ for the next to be worth a line: numbers that change all the time do not."""
     return report.health.grade, *((each.grade, each.code, each.subject) for each in report.findings)
 
 

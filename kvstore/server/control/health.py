@@ -1,5 +1,5 @@
-"""What is not as it should be in a cluster, from what its nodes say: findings, each with its reason and the next step,
-and the worst of them as one line. Decides only.
+"""The health of a cluster, from what its nodes say: findings, each with its reason and the next step, and the worst of
+them as one line. Decides only.
 
 A finding is DOWN where reads or writes are not served, and DEGRADED where all is served and somebody should look.
 """

@@ -162,7 +162,7 @@ def _repair_report(counted: Table) -> admin_pb2.RepairReport:
 
 
 def replica_report(partition: PartitionId, table: Table, load: Load | None) -> admin_pb2.ReplicaReport:
-    """What a replica's numbers (kvstore.partition.Partition.statistics) say. Decides only."""
+    """A replica's numbers (kvstore.partition.Partition.statistics) as a message. Decides only."""
     report = admin_pb2.ReplicaReport(
         partition=partition,
         role=table["role"],

@@ -24,7 +24,7 @@ SERVING = "serving"
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What is known at one moment at one node."""
+    """The knowledge of one node at one moment."""
 
     server: ServerId
     topology: ClusterTopology

@@ -159,7 +159,7 @@ class Surveyor:
             return str(error) or repr(error)
 
     async def _space(self, bookie: BookieId) -> tuple[int, int] | str:
-        """What it says of its disk, or why it says nothing. Raises nothing."""
+        """Ask it for the room on its disks; returns why there is no answer if there is none. Raises nothing."""
         try:
             async with asyncio.timeout(CALL_S):
                 return await self._bookies.space(bookie)
