@@ -69,6 +69,8 @@ def test_of_two_that_say_that_they_serve_the_one_of_the_later_epoch_does() -> No
     answers[N2] = told(N2, p1=("serving", 80, 5), p2=("serving", 55, 6))
     first = seen(reports=answers).partitions[0]
     assert (first.leader, first.epoch, first.sequence) == ("n2", 5, 80)
+    answers[N1] = told(N1, p1=("serving", 70, 6))
+    assert seen(reports=answers).partitions[0].leader == "n1"
 
 
 def test_a_partition_whose_leader_does_not_answer_is_not_served_and_no_lag_is_made_up() -> None:
