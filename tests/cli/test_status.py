@@ -83,6 +83,17 @@ def test_the_text_of_a_healthy_and_of_a_lame_cluster() -> None:
     assert status_text(lame()) == SILENT_TEXT
 
 
+def test_of_very_many_findings_the_worst_are_shown() -> None:
+    report = well()
+    for number in range(30):
+        report.nodes[0].report.replicas.add(partition=f"p{number}", moves_stuck=1)
+    not_yet(report)
+    lines = status_text(whole(report)).splitlines()
+    assert [each for each in lines if each.startswith("!!")] == ["!! partition p1: the leader n1 does not serve yet"]
+    assert sum(each.startswith("!") for each in lines) == 20
+    assert "… and 11 more (--json shows all)" in lines
+
+
 def test_the_document_has_numbers_as_numbers_and_each_nodes_own_report() -> None:
     report = whole(well())
     report.partitions[0].lead.hot_keys.add(key=b"\xff", share=0.25)

@@ -17,6 +17,8 @@ GRADES = ("healthy", "degraded", "down")
 """By the exit code of `kvstore status`."""
 OLD_S = 20.0
 """From here on the age of what is known is said: nodes read all anew every 12 s at the latest."""
+FINDINGS_SHOWN_MAX = 20
+"""The worst ones."""
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 Processes = Sequence[Mapping[str, Any]]
 """Of a local cluster: what LocalCluster.status says of each node."""
@@ -55,10 +57,12 @@ def status_text(report: ClusterReport, processes: Processes = ()) -> str:
     parts = [report.health.text, "", as_table([_node_row(each, report, processes) for each in report.nodes])]
     if report.findings:
         parts.append("")
-    for each in report.findings:
+    for each in report.findings[:FINDINGS_SHOWN_MAX]:
         parts.append(f"{'!!' if each.grade > 1 else '! '} {each.subject}: {each.reason}")
         if each.next_step:
             parts.append(f"   -> {each.next_step}")
+    if (more := len(report.findings) - FINDINGS_SHOWN_MAX) > 0:
+        parts.append(f"… and {more} more (--json shows all)")
     return "\n".join([*parts, "", *_rest(report)])
 
 

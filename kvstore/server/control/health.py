@@ -327,7 +327,7 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "move_stuck",
             f"partition {partition} on {node}",
-            f"{_count(count, 'move')} away from it will not go on: the copy was wrong three times",
+            f"{_count(count, 'move')} of its keys to other partitions will not go on: the copy was wrong three times",
             STUCK_AFTER,
         )
     if report.ring.paused and report.ring.moves:

@@ -192,7 +192,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "replica_in_doubt": (in_doubt, DEGRADED, "partition p2 on n3", "replicas differ", "partition trust p2"),
     "replica_behind": (behind, DEGRADED, "partition p2 on n3", "100,001 mutations behind", "wait"),
     "replica_absent": (absent, DEGRADED, "node n3", "no replica yet of partitions p1, p2", "wait"),
-    "move_stuck": (stuck, DEGRADED, "partition p1 on n1", "2 moves away from it", "ring cancel"),
+    "move_stuck": (stuck, DEGRADED, "partition p1 on n1", "2 moves of its keys", "ring cancel"),
     "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move to go", "ring resume"),
     "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "clock of n1"),
 }
