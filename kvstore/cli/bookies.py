@@ -89,14 +89,11 @@ def list_bookies(
             for bookie in sorted(known | set(named))
         ]
 
-    def read() -> list[dict[str, Any]]:
-        failed = _failed_directories((data_dir, zookeeper, server))
-        return [
-            {**row, "failed_directories": failed.get(row["id"])}
-            for row in with_tools(data_dir, zookeeper, work, server)
-        ]
-
-    rows = from_store_or_servers((data_dir, zookeeper, server), read, _told)
+    where = (data_dir, zookeeper, server)
+    rows = from_store_or_servers(where, work, _told)
+    if not any("failed_directories" in row for row in rows):
+        failed = _failed_directories(where)
+        rows = [{**row, "failed_directories": failed.get(row["id"])} for row in rows]
     print(as_json(rows) if json else as_table([_row(each) for each in rows]))
 
 

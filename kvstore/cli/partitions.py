@@ -52,9 +52,7 @@ def list_partitions(
             await _details(tools, partition, member.replicas) for partition, member in sorted(ring.partitions.items())
         ]
 
-    found = from_store_or_servers(
-        (data_dir, zookeeper, server), lambda: with_tools(data_dir, zookeeper, work, server), _told
-    )
+    found = from_store_or_servers((data_dir, zookeeper, server), work, _told)
     print(as_json(found) if json else as_table([_row(each) for each in found]))
 
 
@@ -83,9 +81,7 @@ def show(
             raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(found))}")
         return found[partition]
 
-    found = from_store_or_servers(
-        (data_dir, zookeeper, server), lambda: with_tools(data_dir, zookeeper, work, server), told
-    )
+    found = from_store_or_servers((data_dir, zookeeper, server), work, told)
     if json:
         print(as_json(found))
         return

@@ -60,9 +60,7 @@ def show(
         ]
         return {"version": ring.version, "partitions": partitions}
 
-    document = from_store_or_servers(
-        (data_dir, zookeeper, server), lambda: with_tools(data_dir, zookeeper, read, server), _told
-    )
+    document = from_store_or_servers((data_dir, zookeeper, server), read, _told)
     loads = _loads(data_dir, zookeeper, server)
     for row in document["partitions"]:
         load = loads.get(row["id"])

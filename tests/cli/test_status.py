@@ -170,8 +170,12 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, session: str, answers: bool = True) -> None:
         self.session, self.answers, self.read = session, answers, 0
+        self.is_gone = False
+        """The store is, and no server has noticed yet."""
+        self.patience_s = 0.0
         monkeypatch.setattr(known, "ask_admin", self._ask)
         monkeypatch.setattr(known, "cluster_report", self._report)
+        monkeypatch.setattr(known, "with_tools", self._with_tools)
 
     def _ask(self, *_: Any) -> NodeReport:
         if not self.answers:
@@ -187,15 +191,19 @@ class Cluster:
         report.ring.age_s = 34.0
         return report
 
-    def store(self) -> str:
+    def _with_tools(self, *_: Any, patience_s: float = 15.0) -> str:
         self.read += 1
-        if self.session != "connected":
+        self.patience_s = patience_s
+        if self.session != "connected" or self.is_gone:
             raise MetadataUnavailable("no ZooKeeper answers")
         return "store"
 
     def ask(self, metadata: str | None = None) -> str:
+        async def work(_: Any) -> str:
+            raise AssertionError("not connected to anything here")
+
         where = (Path("data"), metadata, "n1:1")
-        return known.from_store_or_servers(where, self.store, lambda report: f"told by {report.server}")
+        return known.from_store_or_servers(where, work, lambda report: f"told by {report.server}")
 
 
 def test_the_metadata_store_is_read_while_it_is_there(
@@ -220,19 +228,19 @@ def test_while_it_is_away_servers_tell_and_the_age_is_said(
 
 def test_a_store_that_goes_while_it_is_read_is_away_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, session="connected")
-
-    def gone() -> str:
-        raise MetadataUnavailable("no ZooKeeper answers")
-
-    assert known.from_store_or_servers((Path("data"), None, "n1:1"), gone, lambda _: "told") == "told"
+    cluster.is_gone = True
+    assert cluster.ask() == "told by n1"
+    assert cluster.patience_s == known.STORE_S, "who can be told otherwise does not wait long"
     cluster.answers = False
     with pytest.raises(Unavailable, match=r"no ZooKeeper answers.*nor can servers: no server can be reached"):
-        known.from_store_or_servers((Path("data"), None, "n1:1"), gone, lambda _: "told")
+        cluster.ask()
 
 
 def test_a_store_that_is_named_is_asked_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, session="suspended")
     with pytest.raises(MetadataUnavailable):
-        Cluster(monkeypatch, session="suspended").ask("zk:2181")
+        cluster.ask("zk:2181")
+    assert cluster.patience_s == 15.0
 
 
 @pytest.mark.parametrize(

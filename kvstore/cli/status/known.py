@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kvstore.cli.admin import ask_admin
+from kvstore.cli.cluster import Tools, with_tools
 from kvstore.errors import MetadataError, StoreError, Unavailable
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ASK_S = 4.0
 """For one server."""
+STORE_S = 5.0
+"""For the metadata store, where servers can stand in for it."""
 Where = tuple[Path, str | None, str | None]
 """--data-dir, --metadata, --server."""
 
@@ -30,14 +33,15 @@ def cluster_report(where: Where) -> ClusterReport:
     return found
 
 
-def from_store_or_servers(where: Where, read: Callable[[], T], told: Callable[[ClusterReport], T]) -> T:
-    """Return what `read` finds in the metadata store; or, while that cannot be reached, what servers know, and say on
+def from_store_or_servers(where: Where, work: Callable[[Tools], Awaitable[T]], told: Callable[[ClusterReport], T]) -> T:
+    """Return what `work` finds in the metadata store; or, while that cannot be reached, what servers know, and say on
     stderr how old that is. Raises StoreError."""
-    if where[1] is not None:
-        return read()  # by its address, which only it can be asked at
+    data_dir, metadata, server = where
+    if metadata is not None:
+        return with_tools(data_dir, metadata, work)  # by its address, which only it can be asked at
     if _is_store_there(where):
         try:
-            return read()
+            return with_tools(data_dir, None, work, server, patience_s=STORE_S)
         except (MetadataError, Unavailable) as error:
             why = str(error)
     else:
