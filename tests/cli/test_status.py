@@ -158,6 +158,40 @@ def test_in_a_pipe_each_change_is_a_line_and_what_stays_is_none(monkeypatch: pyt
     assert answer.exit_code == 1, "as the last look"
 
 
+def test_on_a_terminal_each_look_is_drawn_over_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [whole(well()), whole(well())]
+
+    def ask(_: Any) -> ClusterReport:
+        if not looks:
+            raise KeyboardInterrupt
+        return looks.pop(0)
+
+    monkeypatch.setattr(command, "cluster_report", ask)
+    monkeypatch.setattr(command, "is_terminal", lambda: True)
+    monkeypatch.setattr(command.time, "sleep", lambda _: None)
+    answer = run("--watch", "--server", "x:1")
+    assert (answer.stdout, answer.exit_code) == (f"\x1b[H\x1b[2J{HEALTHY_TEXT}\n" * 2, 0)
+
+
+def test_while_it_is_watched_in_json_each_change_is_a_document_on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = [whole(well()), Unavailable("no server can be reached"), lame()]
+
+    def ask(_: Any) -> ClusterReport:
+        if not looks:
+            raise KeyboardInterrupt
+        found = looks.pop(0)
+        if isinstance(found, StoreError):
+            raise found
+        report: ClusterReport = found
+        return report
+
+    monkeypatch.setattr(command, "cluster_report", ask)
+    monkeypatch.setattr(command.time, "sleep", lambda _: None)
+    answer = run("--watch", "--json", "--server", "x:1")
+    grades = [json.loads(line)["health"]["grade"] for line in answer.stdout.splitlines()]
+    assert grades == ["healthy", "down", "degraded"], "it goes on while nobody answers"
+
+
 def test_a_number_that_moves_is_no_change_and_another_finding_is() -> None:
     first, later, worse = whole(well()), whole(well()), lame()
     later.partitions[0].sequence += 5

@@ -15,6 +15,7 @@ from kvstore.cli.endpoints import config_of
 from kvstore.cli.local import how_to_start
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.status.known import ASK_S, Where, cluster_report
+from kvstore.env.clock import SystemClock
 from kvstore.errors import StoreError, Unavailable
 
 if TYPE_CHECKING:
@@ -129,6 +130,14 @@ class Look:
             parts += [f"To start what is down: {self.hint}"]
         return "\n".join(parts)
 
+    def line(self) -> str:
+        """Its health with its date, for who follows it in a pipe."""
+        from kvstore.cli.status.views import dated_line
+
+        if self.report is not None:
+            return dated_line(self.report.date_ms, self.report.health.text)
+        return dated_line(SystemClock().wall_ms(), self._headline())
+
     def _headline(self) -> str:
         if self._is_silent:
             return f"not all is served: no node answers: {self.why_not}"
@@ -144,9 +153,9 @@ def _show_once(where: Where, *, json: bool) -> int:
 
 def _follow(where: Where, interval_s: float, *, json: bool) -> None:
     """Look until interrupted; then end with the exit code of the last look."""
-    from kvstore.cli.status.views import change_line, what_matters
+    from kvstore.cli.status.views import what_matters
 
-    is_screen = sys.stdout.isatty() and not json
+    is_screen = is_terminal() and not json
     before: Any = None
     code = UNKNOWN
     try:
@@ -157,12 +166,17 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
             if is_screen:
                 print(f"{_CLEAR}{look.text()}", flush=True)
             elif seen != before:
-                line = change_line(look.report) if look.report is not None else look.document()["health"]["text"]
-                print(json_text.dumps(look.document(), default=_shown) if json else line, flush=True)
+                line = json_text.dumps(look.document(), default=_shown) if json else look.line()
+                print(line, flush=True)
             before = seen
             time.sleep(interval_s)
     except KeyboardInterrupt:
         raise typer.Exit(code) from None
+
+
+def is_terminal() -> bool:
+    """Whether what is printed goes to one."""
+    return sys.stdout.isatty()
 
 
 def _shown(value: Any) -> str:

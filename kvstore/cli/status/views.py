@@ -66,10 +66,10 @@ def status_text(report: ClusterReport, processes: Processes = ()) -> str:
     return "\n".join([*parts, "", *_rest(report)])
 
 
-def change_line(report: ClusterReport) -> str:
-    """One line with its date, for who follows the status in a pipe."""
-    date = datetime.fromtimestamp(report.date_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"{date} {report.health.text}"
+def dated_line(date_ms: int, text: str) -> str:
+    """The text behind its date, to the second."""
+    date = datetime.fromtimestamp(date_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"{date} {text}"
 
 
 def what_matters(report: ClusterReport) -> tuple[Any, ...]:

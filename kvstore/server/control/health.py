@@ -353,7 +353,12 @@ def _dates(report: ClusterReport) -> Iterator[Finding]:
 
 
 def _finding(grade: admin_pb2.Grade.ValueType, code: str, subject: str, reason: str, next_step: str) -> Finding:
-    return Finding(grade=grade, code=code, subject=subject, reason=" ".join(reason.split()), next_step=next_step)
+    return Finding(grade=grade, code=code, subject=subject, reason=_one_line(reason), next_step=next_step)
+
+
+def _one_line(text: str) -> str:
+    """The text without line feeds, and without what would do something to a terminal: errors of others are in it."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def _named(noun: str, ids: Sequence[str]) -> str:

@@ -110,7 +110,7 @@ class Surveyor:
 
     async def take(self) -> ClusterReport:
         """The cluster as it is, or was REST_S ago. Takes CALL_S at most, however many do not answer; several callers
-        share one survey."""
+        share one survey, and change nothing in it."""
         async with self._turn:
             if self._env.clock.now() >= self._until:
                 self._last = await self._survey()

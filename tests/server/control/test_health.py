@@ -292,8 +292,8 @@ def test_a_node_whose_version_tells_nothing_is_not_taken_for_one_without_the_met
 
 def test_a_line_is_one_line_whatever_a_reason_holds() -> None:
     report = well()
-    report.nodes[0].report.date_doubt = "two\nlines"
-    assert "\n" not in health_of(report, findings_of(report)).text
+    report.nodes[0].report.date_doubt = "two\nlines \x1b[2J\x9b"
+    assert ": two lines [2J." in health_of(report, findings_of(report)).text
 
 
 @pytest.mark.parametrize(
