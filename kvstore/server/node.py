@@ -32,6 +32,7 @@ from kvstore.server.engines import Engines
 from kvstore.server.grpc.door import GrpcDoor
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -157,8 +158,13 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             snapshots.start()
             if Role.SERVER in config.plays:
                 node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
+                process.http.dashboard = dashboard = Dashboard(node.env, node.surveyor)
+                dashboard.start()
             await stop.wait()
             loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
+            if process.http.dashboard is not None:
+                await process.http.dashboard.close()
+                process.http.dashboard = None
             await snapshots.close()
     finally:
         await store.close()

@@ -87,6 +87,10 @@ RPC_NEEDS: dict[str, Check] = {
 
 HTTP_NEEDS: dict[str, Check] = {
     "/": admin,
+    "/ui": admin,
+    "/ui/live": admin,
+    "/ui/ui.css": admin,
+    "/ui/ui.js": admin,
     "/healthz": nothing,
     "/readyz": nothing,
     "/clusterz": nothing,
