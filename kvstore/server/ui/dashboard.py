@@ -11,8 +11,8 @@ import jinja2
 import orjson
 from aiohttp import web
 
-from kvstore.env import Env
 from kvstore.env.events import wait_within
+from kvstore.env.ports import Nursery
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.ui.history import SAMPLE_S, History
 from kvstore.server.ui.view import live_of, page_of
@@ -45,9 +45,9 @@ class Survey(Protocol):
 class Dashboard:
     """One node's, from `start` to `close`."""
 
-    def __init__(self, env: Env, survey: Survey) -> None:
+    def __init__(self, nursery: Nursery, survey: Survey) -> None:
         self._survey = survey
-        self._nursery = env.nursery.child("dashboard")
+        self._nursery = nursery.child("dashboard")
         self._closing = asyncio.Event()
         self._streams = 0
         self._history = History()
