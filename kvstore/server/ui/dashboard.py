@@ -36,7 +36,7 @@ MayGoOn = Callable[[], Awaitable[bool]]
 
 
 class Survey(Protocol):
-    """What asks the cluster: kvstore.server.control.surveyor.Surveyor."""
+    """The survey of the cluster: kvstore.server.control.surveyor.Surveyor."""
 
     def own(self) -> NodeReport: ...
     async def take(self) -> ClusterReport: ...

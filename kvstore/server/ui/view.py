@@ -1,4 +1,4 @@
-"""What the dashboard shows of a cluster's report: words and numbers for the template, and those that it keeps fresh.
+"""The content of the dashboard, from a report of the cluster: words and numbers for the template, and those that it keeps fresh.
 Decides only. The verdict is kvstore.server.control.health's, here as in `kvstore status`."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
 
 
 def live_of(report: ClusterReport) -> dict[str, Any]:
-    """What an open page is told again and again."""
+    """Build what an open page is told again and again."""
     return {
         "grade": Grade.Name(report.health.grade),
         "health": report.health.text,
@@ -148,7 +148,7 @@ def _node(node: NodeView) -> list[Cell]:
 
 PARTITION_COLUMNS = (
     *("partition", "state", "leader", "operations", "part of keys", "keys", "epoch", "sequence"),
-    *("ledgers", "pins", "replicas: behind"),
+    *("ledgers", "log kept", "replicas: behind"),
 )
 
 
@@ -165,7 +165,7 @@ def _partition(partition: PartitionView) -> list[Cell]:
         Cell(f"{partition.epoch:,}", "n"),
         Cell(f"{partition.sequence:,}", "n"),
         Cell(f"{lead.ledgers:,}{lacking}", "warn" if lacking else ""),
-        Cell(f"trimmed to {lead.trimmed_sequence:,}" if lead.trimmed_sequence else "whole log"),
+        Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "whole"),
         _replicas(partition),
     ]
 
