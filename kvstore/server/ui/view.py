@@ -1,5 +1,5 @@
-"""The content of the dashboard, from a report of the cluster: words and numbers for the template, and those that it keeps
-fresh. Decides only. The verdict is kvstore.server.control.health's, here as in `kvstore status`."""
+"""The content of the dashboard, from a report of the cluster: words and numbers for the template, and those
+that are kept fresh. Decides only. The verdict is kvstore.server.control.health's, here as in `kvstore status`."""
 
 from __future__ import annotations
 
