@@ -49,8 +49,7 @@ from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.peer.links import PeerLinks
-from kvstore.server.peer.node_peers import NodePeers
-from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Credentials
+from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.redis.door import RespServer
 from kvstore.server.redis.session import Facts
@@ -412,7 +411,7 @@ async def _open_server(
     stack.push_async_callback(membership.close)
     membership.start()
     await membership.wait_ring()
-    credentials = await _credentials(node)
+    credentials = await credentials_of(env, node.id, node.store, node.secret)
     node.rings = RingStore(node.store, membership)
     dispatcher = node.dispatcher = Dispatcher(env, node.id, membership, config.limits)
     stack.callback(dispatcher.close)
@@ -442,12 +441,6 @@ async def _open_server(
     stack.push_async_callback(node.resp.close)
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
-
-
-async def _credentials(node: Node) -> Credentials:
-    cluster = await LayoutStore(node.store).instance_id()
-    keys = node.secret.derive_all(PURPOSE)
-    return Credentials(node.id, cluster, keys, partial(node.env.random.randbytes, NONCE_BYTES))
 
 
 async def _host(
