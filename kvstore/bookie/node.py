@@ -11,6 +11,7 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
+from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, start_upkeep
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery
@@ -101,6 +102,17 @@ class Bookie:
     def histograms(self) -> dict[str, Histogram]:
         """How what has been counted is distributed."""
         return self.storage.refresh_statistics().histograms()
+
+    def space(self) -> tuple[int, int]:
+        """Bytes in all, as far as this bookie could use them, and bytes that are free. Raises OSError."""
+        return self.storage.space()
+
+    def directories(self) -> list[DirectoryState]:
+        """Each directory that its journal is spread over."""
+        if isinstance(self.storage, SpreadStorage):
+            return self.storage.directories()
+        counted = self.storage.refresh_statistics()  # of its only one; should that fail, the process ends
+        return [DirectoryState(self._config.directories[0], "", counted.free_bytes, counted.readonly)]
 
     def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
         """Call `listener` with ledgers of which entries are found damaged here; now with those that may lack some since

@@ -13,7 +13,8 @@ import typer
 from kvstore.cli import recovery
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
-from kvstore.errors import BookieError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
+from kvstore.cli.status.known import Where, cluster_report, from_store_or_servers
+from kvstore.errors import BookieError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode, StoreError
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, encode_cookie
@@ -21,6 +22,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2 import ClusterReport
     from kvstore.server.control.rereplicate import Moved, Rereplicator
     from kvstore.wal.bookies import Bookies
 
@@ -47,8 +49,11 @@ def register(app: typer.Typer) -> None:
 def list_bookies(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all bookies that ever were: address, zone, whether they are there, how many ledgers name them, and what is
-    free on their disks, if they say so within some seconds."""
+    """List all bookies that ever were: address, zone, whether they are there, how many ledgers name them, what is free
+    on their disks, and which of their directories have failed, if they say so within some seconds.
+
+    While the metadata store is away servers tell what they know, and how old that is is said on standard error.
+    """
     from kvstore.wal.bookies import Bookies
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
@@ -84,8 +89,48 @@ def list_bookies(
             for bookie in sorted(known | set(named))
         ]
 
-    rows = with_tools(data_dir, zookeeper, work, server)
-    print(as_json(rows) if json else as_table(rows))
+    where = (data_dir, zookeeper, server)
+    rows = from_store_or_servers(where, work, _told)
+    if not any("failed_directories" in row for row in rows):
+        failed = _failed_directories(where)
+        rows = [{**row, "failed_directories": failed.get(row["id"])} for row in rows]
+    print(as_json(rows) if json else as_table([_row(each) for each in rows]))
+
+
+def _failed_directories(where: Where) -> dict[str, list[str]]:
+    """Of the bookies whose nodes answer; empty while no server does."""
+    try:
+        bookies = cluster_report(where).bookies
+    except StoreError:
+        return {}
+    return {
+        each.id: [directory.path for directory in each.directories if directory.failure]
+        for each in bookies
+        if each.directories
+    }
+
+
+def _told(report: ClusterReport) -> list[dict[str, Any]]:
+    """The bookies as servers tell of them: which ledgers name them is not known."""
+    return [
+        {
+            "id": each.id,
+            "address": each.address or None,
+            "zone": each.zone or None,
+            "state": each.state,
+            "ledgers": None,
+            "free_bytes": each.disk.free_bytes if each.HasField("disk") else None,
+            "failed_directories": [one.path for one in each.directories if one.failure] if each.directories else None,
+            "age_s": round(report.ring.age_s, 1),
+        }
+        for each in report.bookies
+    ]
+
+
+def _row(found: dict[str, Any]) -> dict[str, Any]:
+    failed = found["failed_directories"]
+    row = {name: value for name, value in found.items() if name != "age_s"}
+    return row | {"failed_directories": failed or ("none" if failed is not None else None)}
 
 
 async def _space_or_none(clients: Bookies, bookie: BookieId) -> int | None:

@@ -79,6 +79,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 T = TypeVar("T")
 SERVER_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 15.0
+"""For the metadata store, where nothing can stand in for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +146,21 @@ def metadata_tls() -> Tls | None:
 
 
 def with_tools(
-    data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]], server: str | None = None
+    data_dir: Path,
+    zookeeper: str | None,
+    work: Callable[[Tools], Awaitable[T]],
+    server: str | None = None,
+    *,
+    patience_s: float = CONNECT_TIMEOUT_S,
 ) -> T:
-    """Run `work` connected to the cluster's metadata. Raises StoreError."""
+    """Run `work` connected to the cluster's metadata, which is waited for `patience_s`. Raises StoreError."""
     from kvstore.env.real import run
 
     address = zookeeper_of(data_dir, zookeeper, server)
     _refuse_if_nobody_listens(address)
 
     async def main() -> T:
-        async with _tools(address) as tools:
+        async with _tools(address, patience_s) as tools:
             return await work(tools)
 
     return run(main())
@@ -180,12 +187,12 @@ def _refuses(address: str) -> bool:
 
 
 @asynccontextmanager
-async def _tools(address: str) -> AsyncIterator[Tools]:
+async def _tools(address: str, patience_s: float) -> AsyncIterator[Tools]:
     from kvstore.env.real import real_env
     from kvstore.meta.connect import connect
 
     env = real_env(Path.cwd(), name="tool", tls=tls_of_environment())
-    store = await connect(address, tls=metadata_tls())
+    store = await connect(address, tls=metadata_tls(), timeout_s=patience_s)
     try:
         yield Tools(env, store)
     finally:

@@ -1,4 +1,4 @@
-"""`kvstore up`, `down`, `status` and `node run`: the local cluster, and one process of any cluster."""
+"""`kvstore up`, `down` and `node run`: the local cluster, and one process of any cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_address, checked_path, tls_of_environment
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError
-from kvstore.meta.address import Kind, parse
+from kvstore.meta.address import Kind
 from kvstore.wal.config import Keepers
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
     app.command()(up)
     app.command()(down)
-    app.command()(status)
     node = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
     node.command()(run)
     node.command()(drain)
@@ -117,27 +116,6 @@ def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
     else:
         there = (data_dir / "cluster.json").exists()
         print("nothing was running" if there else f"there is no cluster in {data_dir.absolute()}")
-
-
-def status(data_dir: DataDir = Path("data"), json: Json = False) -> None:
-    """Show which processes of the local cluster run and are ready. Exit code 1 unless all are."""
-    from kvstore.devcluster.local import LocalCluster
-
-    found = LocalCluster(data_dir).status()
-    store = found["zookeeper"]
-    is_store_down = store["own"] and not store["running"]
-    unready = [node["id"] for node in found["nodes"] if not node["ready"]]
-    if json:
-        print(as_json(found))
-    else:
-        print(as_table(found["nodes"]))
-        what = parse(store["address"]).kind.shown
-        state = "runs" if store["running"] else "is down" if store["own"] else "is not one of our processes"
-        print(f"\n{what} {store['address']} {state}")
-        if is_store_down or not all(node["running"] for node in found["nodes"]):
-            print(f"To start what is down: {_own_command()} up{_where(data_dir)}")
-    if unready or is_store_down:
-        raise typer.Exit(1)
 
 
 def run(
@@ -267,6 +245,11 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
             f"  Python: with kvstore.client.Client('kv://{servers}') as client: client.put(b'answer', b'42')",
         ]
     )
+
+
+def how_to_start(data_dir: Path) -> str:
+    """The command that starts what is down of a local cluster."""
+    return f"{_own_command()} up{_where(data_dir)}"
 
 
 def _where(data_dir: Path) -> str:

@@ -17,6 +17,7 @@ from kvstore.errors import NoSuchNode, StoreError
 
 BRANCHES = (
     "local",
+    "status.command",
     "data",
     "watching",
     "cluster_init",

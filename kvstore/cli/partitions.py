@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_to
 from kvstore.cli.endpoints import config_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring import read_ring
+from kvstore.cli.status.known import from_store_or_servers
 from kvstore.env.clock import SystemClock
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchNode
 from kvstore.meta import paths
@@ -21,6 +22,9 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
+
+if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2 import ClusterReport
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +41,10 @@ def register(app: typer.Typer) -> None:
 def list_partitions(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all partitions: leader, epoch, how many replicas are up, how far the slowest is behind, ledgers."""
+    """List all partitions: leader, epoch, how many replicas are up, how far the slowest is behind, ledgers.
+
+    While the metadata store is away servers tell what they know, and how old that is is said on standard error.
+    """
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         ring = await read_ring(tools)
@@ -45,7 +52,7 @@ def list_partitions(
             await _details(tools, partition, member.replicas) for partition, member in sorted(ring.partitions.items())
         ]
 
-    found = with_tools(data_dir, zookeeper, work, server)
+    found = from_store_or_servers((data_dir, zookeeper, server), work, _told)
     print(as_json(found) if json else as_table([_row(each) for each in found]))
 
 
@@ -68,13 +75,22 @@ def show(
             raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(ring.partitions))}")
         return await _details(tools, PartitionId(partition), member.replicas)
 
-    found = with_tools(data_dir, zookeeper, work, server)
+    def told(report: ClusterReport) -> dict[str, Any]:
+        found = {each["id"]: each for each in _told(report)}
+        if partition not in found:
+            raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(found))}")
+        return found[partition]
+
+    found = from_store_or_servers((data_dir, zookeeper, server), work, told)
     if json:
         print(as_json(found))
         return
     print(as_table([_row(found)]))
     print("\n" + as_table(found["replicas"]))
-    print("\n" + (as_table(found["ledgers"]) if found["ledgers"] else "no ledgers yet"))
+    if found["ledgers"] is None:
+        print("\nwhich ledgers there are is not known while the metadata store is away")
+    else:
+        print("\n" + (as_table(found["ledgers"]) if found["ledgers"] else "no ledgers yet"))
 
 
 def pins(
@@ -182,14 +198,39 @@ async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerI
     }
 
 
+def _told(report: ClusterReport) -> list[dict[str, Any]]:
+    """The same as servers tell it: how many ledgers there are, but not which."""
+    return [
+        {
+            "id": each.id,
+            "leader": each.leader or None,
+            "epoch": each.epoch,
+            "trimmed_below_seq": each.lead.trimmed_sequence if each.HasField("lead") else None,
+            "replicas": [
+                {
+                    "server": replica.server,
+                    "is_up": replica.is_up,
+                    "seq": replica.sequence if replica.role else None,
+                    "behind": replica.behind if replica.HasField("behind") else None,
+                }
+                for replica in each.replicas
+            ],
+            "ledgers": None,
+            "ledger_count": each.lead.ledgers if each.HasField("lead") else None,
+            "age_s": round(report.ring.age_s, 1),
+        }
+        for each in report.partitions
+    ]
+
+
 def _row(found: dict[str, Any]) -> dict[str, Any]:
-    replicas = found["replicas"]
+    replicas, ledgers = found["replicas"], found["ledgers"]
     return {
         "id": found["id"],
         "leader": found["leader"],
         "epoch": found["epoch"],
         "up": f"{sum(each['is_up'] for each in replicas)} of {len(replicas)}",
         "most_behind": max((each["behind"] or 0 for each in replicas), default=0),
-        "ledgers": len(found["ledgers"]),
+        "ledgers": len(ledgers) if ledgers is not None else found["ledger_count"],
         "trimmed_below_seq": found["trimmed_below_seq"],
     }

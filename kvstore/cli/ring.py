@@ -1,9 +1,10 @@
-"""`kvstore ring`: who owns what. Read from the metadata store, so it answers also while no node is up."""
+"""`kvstore ring`: who owns what. Read from the metadata store, so it answers also while no node is up; and told by
+nodes while that is away."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,11 +12,15 @@ from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_to
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring_changes import read_loads, register_changes
 from kvstore.cli.ring_views import loads_document
+from kvstore.cli.status.known import from_store_or_servers
 from kvstore.errors import ConfigError, NoSuchNode, StoreError
 from kvstore.meta import paths
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.ring import Ring, decode, token_of
 from kvstore.types import PartitionId, ServerId
+
+if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2 import ClusterReport
 
 HOT_SHOWN = 3
 LOADS_S = 2.0
@@ -35,7 +40,10 @@ def register(app: typer.Typer) -> None:
 def show(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """Show the partitions: state, leader, replicas, share of the hash space, operations per second, hottest keys."""
+    """Show the partitions: state, leader, replicas, share of the hash space, operations per second, hottest keys.
+
+    While the metadata store is away servers tell what they know, and how old that is is said on standard error.
+    """
 
     async def read(tools: Tools) -> dict[str, Any]:
         ring = await read_ring(tools)
@@ -52,7 +60,7 @@ def show(
         ]
         return {"version": ring.version, "partitions": partitions}
 
-    document = with_tools(data_dir, zookeeper, read, server)
+    document = from_store_or_servers((data_dir, zookeeper, server), read, _told)
     loads = _loads(data_dir, zookeeper, server)
     for row in document["partitions"]:
         load = loads.get(row["id"])
@@ -66,6 +74,21 @@ def show(
         for row in document["partitions"]
     ]
     print(f"ring version {document['version']}\n\n{as_table(shown)}")
+
+
+def _told(report: ClusterReport) -> dict[str, Any]:
+    """The same as servers tell it."""
+    partitions = [
+        {
+            "id": each.id,
+            "state": each.state,
+            "leader": each.leader or None,
+            "replicas": [replica.server for replica in each.replicas],
+            "share": round(each.share, 6),
+        }
+        for each in report.partitions
+    ]
+    return {"version": report.ring.version, "age_s": round(report.ring.age_s, 1), "partitions": partitions}
 
 
 def as_text(key: bytes) -> str:

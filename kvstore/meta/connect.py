@@ -10,9 +10,12 @@ from kvstore.meta.zookeeper.store import ZooKeeperStore
 Store = EtcdStore | ZooKeeperStore
 
 
-async def connect(address: str, *, tls: Tls | None = None) -> Store:
-    """A store, connected. Raises MetadataUnavailable if none answers, ValueError for what is no address, OSError for
-    TLS files that are none."""
+CONNECT_TIMEOUT_S = 15.0
+
+
+async def connect(address: str, *, tls: Tls | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> Store:
+    """A store, connected. Raises MetadataUnavailable if none answers within `timeout_s`, ValueError for what is no
+    address, OSError for TLS files that are none."""
     found = parse(address)
     driver = EtcdStore if found.kind is Kind.ETCD else ZooKeeperStore
-    return await driver.connect(found.connection, tls=tls)
+    return await driver.connect(found.connection, tls=tls, connect_timeout_s=timeout_s)

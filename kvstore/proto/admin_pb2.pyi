@@ -19,6 +19,28 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Grade:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GradeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Grade.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HEALTHY: _Grade.ValueType  # 0
+    DEGRADED: _Grade.ValueType  # 1
+    """All is served, something wants to be looked at."""
+    DOWN: _Grade.ValueType  # 2
+    """Some reads or writes are not served."""
+
+class Grade(_Grade, metaclass=_GradeEnumTypeWrapper):
+    """What a status command exits with."""
+
+HEALTHY: Grade.ValueType  # 0
+DEGRADED: Grade.ValueType  # 1
+"""All is served, something wants to be looked at."""
+DOWN: Grade.ValueType  # 2
+"""Some reads or writes are not served."""
+Global___Grade: _TypeAlias = Grade  # noqa: Y015
+
 @_typing.final
 class AccessRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -1377,3 +1399,858 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class NodeStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeStatusRequest: _TypeAlias = NodeStatusRequest  # noqa: Y015
+
+@_typing.final
+class ClusterStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterStatusRequest: _TypeAlias = ClusterStatusRequest  # noqa: Y015
+
+@_typing.final
+class NodeReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    GRPC_FIELD_NUMBER: _builtins.int
+    RESP_FIELD_NUMBER: _builtins.int
+    HTTP_FIELD_NUMBER: _builtins.int
+    NOT_READY_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    RING_VERSION_FIELD_NUMBER: _builtins.int
+    ACCESS_ON_FIELD_NUMBER: _builtins.int
+    DATE_DOUBT_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
+    BOOKIE_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    IS_AUDITOR_FIELD_NUMBER: _builtins.int
+    BOOKIES_LOST_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    COPIED_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    LOOP_STARVED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    version: _builtins.str
+    zone: _builtins.str
+    uptime_s: _builtins.float
+    grpc: _builtins.str
+    resp: _builtins.str
+    http: _builtins.str
+    draining: _builtins.bool
+    ring_version: _builtins.int
+    access_on: _builtins.bool
+    """Whether clients are asked who they are."""
+    date_doubt: _builtins.str
+    """Why this node is not sure of its date; empty: it is."""
+    is_auditor: _builtins.bool
+    """Whether it is the auditor, and how many bookies have been away for longer than the delay as that sees it."""
+    bookies_lost: _builtins.int
+    resident_bytes: _builtins.int
+    loop_starved: _builtins.float
+    """Share of the recent time in which the event loop was ready and got no processor."""
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def not_ready(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why clients should use another node; none: it is ready."""
+
+    @_builtins.property
+    def metadata(self) -> Global___MetadataReport: ...
+    @_builtins.property
+    def disk(self) -> Global___DiskReport:
+        """Of its data directory."""
+
+    @_builtins.property
+    def bookie(self) -> Global___BookieReport:
+        """Absent on a node without a bookie."""
+
+    @_builtins.property
+    def repair(self) -> Global___RepairReport:
+        """Absent on a node that repairs no ledgers."""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaReport]: ...
+    @_builtins.property
+    def copied(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveCopied]:
+        """Of the moves that come to partitions led here."""
+
+    @_builtins.property
+    def snapshot(self) -> Global___SnapshotReport:
+        """The last snapshot of the cluster that was finished; absent while none is known."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        version: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        uptime_s: _builtins.float = ...,
+        grpc: _builtins.str = ...,
+        resp: _builtins.str = ...,
+        http: _builtins.str = ...,
+        not_ready: _abc.Iterable[_builtins.str] | None = ...,
+        draining: _builtins.bool = ...,
+        metadata: Global___MetadataReport | None = ...,
+        ring_version: _builtins.int = ...,
+        access_on: _builtins.bool = ...,
+        date_doubt: _builtins.str = ...,
+        disk: Global___DiskReport | None = ...,
+        bookie: Global___BookieReport | None = ...,
+        repair: Global___RepairReport | None = ...,
+        is_auditor: _builtins.bool = ...,
+        bookies_lost: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaReport] | None = ...,
+        copied: _abc.Iterable[Global___MoveCopied] | None = ...,
+        snapshot: Global___SnapshotReport | None = ...,
+        resident_bytes: _builtins.int = ...,
+        loop_starved: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
+
+@_typing.final
+class MetadataReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    READ_AGE_S_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """zookeeper or etcd."""
+    address: _builtins.str
+    state: _builtins.str
+    """connected, suspended (the connection is lost) or lost (the session has expired)."""
+    read_age_s: _builtins.float
+    """Seconds since the cluster's state was last read from it: the age of what this node knows."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        address: _builtins.str = ...,
+        state: _builtins.str = ...,
+        read_age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind", "read_age_s", b"read_age_s", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataReport: _TypeAlias = MetadataReport  # noqa: Y015
+
+@_typing.final
+class DiskReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    RESERVE_BYTES_FIELD_NUMBER: _builtins.int
+    free_bytes: _builtins.int
+    total_bytes: _builtins.int
+    reserve_bytes: _builtins.int
+    """Free space from which on nothing ordinary is stored; 0: no such limit."""
+    def __init__(
+        self,
+        *,
+        free_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        reserve_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "reserve_bytes", b"reserve_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskReport: _TypeAlias = DiskReport  # noqa: Y015
+
+@_typing.final
+class DirectoryReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    READONLY_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    failure: _builtins.str
+    """Why its disk has failed; empty: it has not, since the bookie's start."""
+    free_bytes: _builtins.int
+    readonly: _builtins.bool
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        failure: _builtins.str = ...,
+        free_bytes: _builtins.int = ...,
+        readonly: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "free_bytes", b"free_bytes", "path", b"path", "readonly", b"readonly"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectoryReport: _TypeAlias = DirectoryReport  # noqa: Y015
+
+@_typing.final
+class BookieReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
+    DIRECTORIES_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    LIMBO_LEDGERS_FIELD_NUMBER: _builtins.int
+    DAMAGED_RECORDS_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    NO_ANSWER_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    address: _builtins.str
+    zone: _builtins.str
+    state: _builtins.str
+    """writable, readonly (full but for the reserve), away (not registered), or unknown: nobody who answers knows."""
+    ledgers: _builtins.int
+    """Ledgers of which something is stored here, and those of which entries may be missing until they are repaired."""
+    limbo_ledgers: _builtins.int
+    damaged_records: _builtins.int
+    """Records with a wrong checksum since its start."""
+    node: _builtins.str
+    """The node whose bookie it is; empty: it does not say."""
+    no_answer: _builtins.str
+    """In a ClusterReport: why the bookie, or its node, gave no answer; empty: it did."""
+    @_builtins.property
+    def disk(self) -> Global___DiskReport:
+        """Absent if it did not say."""
+
+    @_builtins.property
+    def directories(self) -> _containers.RepeatedCompositeFieldContainer[Global___DirectoryReport]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        state: _builtins.str = ...,
+        disk: Global___DiskReport | None = ...,
+        directories: _abc.Iterable[Global___DirectoryReport] | None = ...,
+        ledgers: _builtins.int = ...,
+        limbo_ledgers: _builtins.int = ...,
+        damaged_records: _builtins.int = ...,
+        node: _builtins.str = ...,
+        no_answer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "damaged_records", b"damaged_records", "directories", b"directories", "disk", b"disk", "id", b"id", "ledgers", b"ledgers", "limbo_ledgers", b"limbo_ledgers", "no_answer", b"no_answer", "node", b"node", "state", b"state", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BookieReport: _TypeAlias = BookieReport  # noqa: Y015
+
+@_typing.final
+class RepairReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    MARKED_FIELD_NUMBER: _builtins.int
+    MENDING_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    MENDED_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    marked: _builtins.int
+    """Ledgers that are marked as lacking copies: the backlog; those that are repaired now; and those with entries of
+    which no good copy was found.
+    """
+    mending: _builtins.int
+    unreadable: _builtins.int
+    mended: _builtins.int
+    """Since the start."""
+    copied_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool = ...,
+        marked: _builtins.int = ...,
+        mending: _builtins.int = ...,
+        unreadable: _builtins.int = ...,
+        mended: _builtins.int = ...,
+        copied_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_bytes", b"copied_bytes", "enabled", b"enabled", "marked", b"marked", "mended", b"mended", "mending", b"mending", "unreadable", b"unreadable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairReport: _TypeAlias = RepairReport  # noqa: Y015
+
+@_typing.final
+class ReplicaReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DURABLE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    IS_IN_DOUBT_FIELD_NUMBER: _builtins.int
+    MOVES_STUCK_FIELD_NUMBER: _builtins.int
+    PINS_HELD_FIELD_NUMBER: _builtins.int
+    LEAD_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    role: _builtins.str
+    """As the replica says of itself: serving, and what comes before it."""
+    leader: _builtins.str
+    """Whom it takes for the leader; empty: nobody."""
+    sequence: _builtins.int
+    durable_sequence: _builtins.int
+    epoch: _builtins.int
+    keys: _builtins.int
+    failure: _builtins.str
+    """Why it has stopped; empty: it has not."""
+    is_in_doubt: _builtins.bool
+    """Replicas differ, and this one has to find out which are damaged."""
+    moves_stuck: _builtins.int
+    """Moves away from here that wait for somebody to look."""
+    pins_held: _builtins.int
+    @_builtins.property
+    def lead(self) -> Global___LeadReport:
+        """Only where it leads and answers."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        role: _builtins.str = ...,
+        leader: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        durable_sequence: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        keys: _builtins.int = ...,
+        failure: _builtins.str = ...,
+        is_in_doubt: _builtins.bool = ...,
+        moves_stuck: _builtins.int = ...,
+        pins_held: _builtins.int = ...,
+        lead: Global___LeadReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lead", b"lead"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "epoch", b"epoch", "failure", b"failure", "is_in_doubt", b"is_in_doubt", "keys", b"keys", "lead", b"lead", "leader", b"leader", "moves_stuck", b"moves_stuck", "partition", b"partition", "pins_held", b"pins_held", "role", b"role", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaReport: _TypeAlias = ReplicaReport  # noqa: Y015
+
+@_typing.final
+class LeadReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    LEDGERS_LACKING_COPIES_FIELD_NUMBER: _builtins.int
+    LEDGERS_UNDECODABLE_FIELD_NUMBER: _builtins.int
+    TRIMMED_SEQUENCE_FIELD_NUMBER: _builtins.int
+    OPS_PER_S_FIELD_NUMBER: _builtins.int
+    WRITES_PER_S_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    HOT_KEYS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    queued: _builtins.int
+    ledgers: _builtins.int
+    ledgers_lacking_copies: _builtins.int
+    ledgers_undecodable: _builtins.int
+    trimmed_sequence: _builtins.int
+    ops_per_s: _builtins.float
+    writes_per_s: _builtins.float
+    written_bytes_per_s: _builtins.float
+    @_builtins.property
+    def hot_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotKey]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        queued: _builtins.int = ...,
+        ledgers: _builtins.int = ...,
+        ledgers_lacking_copies: _builtins.int = ...,
+        ledgers_undecodable: _builtins.int = ...,
+        trimmed_sequence: _builtins.int = ...,
+        ops_per_s: _builtins.float = ...,
+        writes_per_s: _builtins.float = ...,
+        written_bytes_per_s: _builtins.float = ...,
+        hot_keys: _abc.Iterable[Global___HotKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hot_keys", b"hot_keys", "ledgers", b"ledgers", "ledgers_lacking_copies", b"ledgers_lacking_copies", "ledgers_undecodable", b"ledgers_undecodable", "ops_per_s", b"ops_per_s", "queued", b"queued", "trimmed_sequence", b"trimmed_sequence", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeadReport: _TypeAlias = LeadReport  # noqa: Y015
+
+@_typing.final
+class MoveCopied(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    part: _builtins.float
+    """From 0 to 1."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        part: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveCopied: _TypeAlias = MoveCopied  # noqa: Y015
+
+@_typing.final
+class SnapshotReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_S_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    age_s: _builtins.float
+    rows: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        age_s: _builtins.float = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "bytes", b"bytes", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotReport: _TypeAlias = SnapshotReport  # noqa: Y015
+
+@_typing.final
+class ClusterReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    DATE_MS_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    BOOKIES_FIELD_NUMBER: _builtins.int
+    RING_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    ACCESS_ON_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    ENSEMBLE_SIZE_FIELD_NUMBER: _builtins.int
+    ACK_QUORUM_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Who answers, and at what date."""
+    date_ms: _builtins.int
+    access_on: _builtins.bool
+    ensemble_size: _builtins.int
+    """Of new ledgers."""
+    ack_quorum: _builtins.int
+    @_builtins.property
+    def health(self) -> Global___Health:
+        """The worst of the findings in one line."""
+
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
+        """What is not as it should be, the worst first."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionView]: ...
+    @_builtins.property
+    def bookies(self) -> _containers.RepeatedCompositeFieldContainer[Global___BookieReport]: ...
+    @_builtins.property
+    def ring(self) -> Global___RingView: ...
+    @_builtins.property
+    def metadata(self) -> Global___MetadataReport:
+        """As the node that answers finds it; of the others NodeView.report tells."""
+
+    @_builtins.property
+    def repair(self) -> Global___RepairReport:
+        """The repairs of all nodes that answer; `marked`, `unreadable`: as the one says that sees most."""
+
+    @_builtins.property
+    def snapshot(self) -> Global___SnapshotReport: ...
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        date_ms: _builtins.int = ...,
+        health: Global___Health | None = ...,
+        findings: _abc.Iterable[Global___Finding] | None = ...,
+        nodes: _abc.Iterable[Global___NodeView] | None = ...,
+        partitions: _abc.Iterable[Global___PartitionView] | None = ...,
+        bookies: _abc.Iterable[Global___BookieReport] | None = ...,
+        ring: Global___RingView | None = ...,
+        metadata: Global___MetadataReport | None = ...,
+        access_on: _builtins.bool = ...,
+        repair: Global___RepairReport | None = ...,
+        snapshot: Global___SnapshotReport | None = ...,
+        ensemble_size: _builtins.int = ...,
+        ack_quorum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterReport: _TypeAlias = ClusterReport  # noqa: Y015
+
+@_typing.final
+class Health(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    grade: Global___Grade.ValueType
+    text: _builtins.str
+    """One line without a line feed: what is, why, and what to do next."""
+    def __init__(
+        self,
+        *,
+        grade: Global___Grade.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grade", b"grade", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Health: _TypeAlias = Health  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADE_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    grade: Global___Grade.ValueType
+    subject: _builtins.str
+    """What it is about, for example `partition p3`."""
+    reason: _builtins.str
+    """What is not as it should be, and why."""
+    next_step: _builtins.str
+    """What to do, a command where there is one; empty: nothing but to wait."""
+    code: _builtins.str
+    """For programs: stays the same over releases, for example `node_silent`."""
+    def __init__(
+        self,
+        *,
+        grade: Global___Grade.ValueType = ...,
+        subject: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        next_step: _builtins.str = ...,
+        code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "grade", b"grade", "next_step", b"next_step", "reason", b"reason", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015
+
+@_typing.final
+class NodeView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REGISTERED_FIELD_NUMBER: _builtins.int
+    NO_ANSWER_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    registered: _builtins.bool
+    """Whether it is registered in the metadata store, as far as is known."""
+    no_answer: _builtins.str
+    """Why nothing is known of it now, for example "refuses connections"; empty: it has answered."""
+    @_builtins.property
+    def report(self) -> Global___NodeReport:
+        """Absent if it did not answer."""
+
+    @_builtins.property
+    def leads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Partitions that it leads, as far as is known; and those of which it is to have a replica."""
+
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        registered: _builtins.bool = ...,
+        no_answer: _builtins.str = ...,
+        report: Global___NodeReport | None = ...,
+        leads: _abc.Iterable[_builtins.str] | None = ...,
+        holds: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "id", b"id", "leads", b"leads", "no_answer", b"no_answer", "registered", b"registered", "report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeView: _TypeAlias = NodeView  # noqa: Y015
+
+@_typing.final
+class PartitionView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    LEAD_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    state: _builtins.str
+    """Of the ring: joining, serving, leaving, …"""
+    leader: _builtins.str
+    epoch: _builtins.int
+    served: _builtins.bool
+    """Whether its leader says that it answers."""
+    sequence: _builtins.int
+    """Of the leader's last mutation."""
+    keys: _builtins.int
+    share: _builtins.float
+    """Part of the hash space."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaView]: ...
+    @_builtins.property
+    def lead(self) -> Global___LeadReport:
+        """What its leader says; absent if that did not answer."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        leader: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        served: _builtins.bool = ...,
+        sequence: _builtins.int = ...,
+        keys: _builtins.int = ...,
+        share: _builtins.float = ...,
+        replicas: _abc.Iterable[Global___ReplicaView] | None = ...,
+        lead: Global___LeadReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lead", b"lead"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "keys", b"keys", "lead", b"lead", "leader", b"leader", "replicas", b"replicas", "sequence", b"sequence", "served", b"served", "share", b"share", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionView: _TypeAlias = PartitionView  # noqa: Y015
+
+@_typing.final
+class ReplicaView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    IS_UP_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    IS_IN_DOUBT_FIELD_NUMBER: _builtins.int
+    IS_JOINING_FIELD_NUMBER: _builtins.int
+    IS_LEAVING_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    is_up: _builtins.bool
+    """Whether its server has answered and has it."""
+    role: _builtins.str
+    sequence: _builtins.int
+    behind: _builtins.int
+    """Mutations that the leader has and this one has not applied; absent unless both are known. The two numbers are read
+    some milliseconds apart.
+    """
+    failure: _builtins.str
+    is_in_doubt: _builtins.bool
+    is_joining: _builtins.bool
+    """It is one that comes, or one that goes."""
+    is_leaving: _builtins.bool
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        is_up: _builtins.bool = ...,
+        role: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        behind: _builtins.int | None = ...,
+        failure: _builtins.str = ...,
+        is_in_doubt: _builtins.bool = ...,
+        is_joining: _builtins.bool = ...,
+        is_leaving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_behind", b"_behind", "behind", b"behind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_behind", b"_behind", "behind", b"behind", "failure", b"failure", "is_in_doubt", b"is_in_doubt", "is_joining", b"is_joining", "is_leaving", b"is_leaving", "is_up", b"is_up", "role", b"role", "sequence", b"sequence", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__behind: _TypeAlias = _typing.Literal["behind"]  # noqa: Y015
+    _WhichOneofArgType__behind: _TypeAlias = _typing.Literal["_behind", b"_behind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__behind) -> _WhichOneofReturnType__behind | None: ...
+
+Global___ReplicaView: _TypeAlias = ReplicaView  # noqa: Y015
+
+@_typing.final
+class RingView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    MOVES_PLANNED_FIELD_NUMBER: _builtins.int
+    MOVES_DONE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    ETA_S_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    age_s: _builtins.float
+    """Seconds since it was read from the metadata store."""
+    paused: _builtins.bool
+    moves_planned: _builtins.int
+    moves_done: _builtins.int
+    progress: _builtins.float
+    eta_s: _builtins.float
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveView]: ...
+    @_builtins.property
+    def draining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Servers that shall hold no replicas."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        age_s: _builtins.float = ...,
+        paused: _builtins.bool = ...,
+        moves: _abc.Iterable[Global___MoveView] | None = ...,
+        moves_planned: _builtins.int = ...,
+        moves_done: _builtins.int = ...,
+        progress: _builtins.float = ...,
+        eta_s: _builtins.float | None = ...,
+        draining: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "age_s", b"age_s", "draining", b"draining", "eta_s", b"eta_s", "moves", b"moves", "moves_done", b"moves_done", "moves_planned", b"moves_planned", "paused", b"paused", "progress", b"progress", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
+    _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_s) -> _WhichOneofReturnType__eta_s | None: ...
+
+Global___RingView: _TypeAlias = RingView  # noqa: Y015
+
+@_typing.final
+class MoveView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    COPIED_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    source: _builtins.str
+    target: _builtins.str
+    first: _builtins.int
+    last: _builtins.int
+    state: _builtins.str
+    attempt: _builtins.int
+    copied: _builtins.float
+    """From 0 to 1; absent if its target's leader did not answer."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        state: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        copied: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "copied", b"copied"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "attempt", b"attempt", "copied", b"copied", "first", b"first", "id", b"id", "last", b"last", "source", b"source", "state", b"state", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__copied: _TypeAlias = _typing.Literal["copied"]  # noqa: Y015
+    _WhichOneofArgType__copied: _TypeAlias = _typing.Literal["_copied", b"_copied"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__copied) -> _WhichOneofReturnType__copied | None: ...
+
+Global___MoveView: _TypeAlias = MoveView  # noqa: Y015

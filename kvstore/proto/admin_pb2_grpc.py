@@ -39,6 +39,16 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.StatusRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.NodeStatus = channel.unary_unary(
+                '/kvstore.v1.Admin/NodeStatus',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.NodeStatusRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.NodeReport.FromString,
+                _registered_method=True)
+        self.ClusterStatus = channel.unary_unary(
+                '/kvstore.v1.Admin/ClusterStatus',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.ClusterStatusRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.ClusterReport.FromString,
+                _registered_method=True)
         self.Ring = channel.unary_unary(
                 '/kvstore.v1.Admin/Ring',
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.RingRequest.SerializeToString,
@@ -106,6 +116,21 @@ class AdminServicer:
 
     def Status(self, request, context):
         """This node, and what it sees of the others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NodeStatus(self, request, context):
+        """This node alone, from its memory: it asks nobody, and answers while the metadata store is away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClusterStatus(self, request, context):
+        """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
+        metadata store or other nodes are away; how old what it knows is, it says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -198,6 +223,16 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.StatusRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.StatusResponse.SerializeToString,
             ),
+            'NodeStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.NodeStatus,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.NodeStatusRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.NodeReport.SerializeToString,
+            ),
+            'ClusterStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClusterStatus,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.ClusterStatusRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.ClusterReport.SerializeToString,
+            ),
             'Ring': grpc.unary_unary_rpc_method_handler(
                     servicer.Ring,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.RingRequest.FromString,
@@ -286,6 +321,60 @@ class Admin:
             '/kvstore.v1.Admin/Status',
             kvstore_dot_proto_dot_admin__pb2.StatusRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NodeStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/NodeStatus',
+            kvstore_dot_proto_dot_admin__pb2.NodeStatusRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.NodeReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClusterStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/ClusterStatus',
+            kvstore_dot_proto_dot_admin__pb2.ClusterStatusRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.ClusterReport.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,12 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]
     """This node, and what it sees of the others."""
+    NodeStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.NodeStatusRequest, _admin_pb2.NodeReport]
+    """This node alone, from its memory: it asks nobody, and answers while the metadata store is away."""
+    ClusterStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClusterStatusRequest, _admin_pb2.ClusterReport]
+    """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
+    metadata store or other nodes are away; how old what it knows is, it says.
+    """
     Ring: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RingRequest, _admin_pb2.RingResponse]
     ChangeRing: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeRingRequest, _admin_pb2.ChangeRingResponse]
     """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
@@ -58,6 +64,12 @@ class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
     """This node, and what it sees of the others."""
+    NodeStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.NodeStatusRequest, _admin_pb2.NodeReport]  # type: ignore[assignment]
+    """This node alone, from its memory: it asks nobody, and answers while the metadata store is away."""
+    ClusterStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClusterStatusRequest, _admin_pb2.ClusterReport]  # type: ignore[assignment]
+    """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
+    metadata store or other nodes are away; how old what it knows is, it says.
+    """
     Ring: _aio.UnaryUnaryMultiCallable[_admin_pb2.RingRequest, _admin_pb2.RingResponse]  # type: ignore[assignment]
     ChangeRing: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeRingRequest, _admin_pb2.ChangeRingResponse]  # type: ignore[assignment]
     """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
@@ -86,6 +98,24 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StatusResponse, _abc.Awaitable[_admin_pb2.StatusResponse]]:
         """This node, and what it sees of the others."""
+
+    @_abc_1.abstractmethod
+    def NodeStatus(
+        self,
+        request: _admin_pb2.NodeStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.NodeReport, _abc.Awaitable[_admin_pb2.NodeReport]]:
+        """This node alone, from its memory: it asks nobody, and answers while the metadata store is away."""
+
+    @_abc_1.abstractmethod
+    def ClusterStatus(
+        self,
+        request: _admin_pb2.ClusterStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ClusterReport, _abc.Awaitable[_admin_pb2.ClusterReport]]:
+        """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
+        metadata store or other nodes are away; how old what it knows is, it says.
+        """
 
     @_abc_1.abstractmethod
     def Ring(

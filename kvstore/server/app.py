@@ -42,14 +42,15 @@ from kvstore.server.control.load import Load
 from kvstore.server.control.load_sampler import LOADS, LoadSampler, loads_of_cluster
 from kvstore.server.control.progress import MOVES, Copied, Progress
 from kvstore.server.control.steward import Steward
+from kvstore.server.control.surveyor import STATUS, Surveyor
 from kvstore.server.feed.end import latest_of
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.peer.links import PeerLinks
-from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Credentials
-from kvstore.server.peer.server import Handler, PeerServer
+from kvstore.server.peer.node_peers import NodePeers, credentials_of
+from kvstore.server.peer.server import PeerServer
 from kvstore.server.redis.door import RespServer
 from kvstore.server.redis.session import Facts
 from kvstore.server.routing.dispatch import Dispatcher
@@ -70,15 +71,6 @@ log = logging.getLogger(__name__)
 VERSION = "0.1.0"
 
 
-class NodePeers:
-    """The replicas' Peers: calls go out over this server's links, and come in from its peer server."""
-
-    def __init__(self, links: PeerLinks, server: PeerServer) -> None:
-        self.call = links.call
-        self.serve: Callable[[PartitionId, Handler], None] = server.serve
-        self.forget = server.forget
-
-
 class Node:
     """One running node, made by `serve`."""
 
@@ -97,6 +89,7 @@ class Node:
         self.progress: Progress
         self.feeds: Feeds
         self.dating: Dating
+        self.surveyor: Surveyor
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms)
         self.access = Access(audit=self.audit)
@@ -147,12 +140,10 @@ class Node:
         if not self.is_open:
             return {}
         found: dict[str, Mapping[str, Any]] = {}
-        if self.bookie is not None:
-            found["bookie"] = self.bookie.statistics()
-        if self.worker is not None:
-            found["autorecovery"] = self.worker.statistics()
         if self.bookie is not None and self.damage_reports is not None:
             found["bookie"] = {**self.bookie.statistics(), "damage_marked_total": self.damage_reports.marked}
+        if self.worker is not None:
+            found["autorecovery"] = self.worker.statistics()
         if self.auditor is not None:
             found["auditor"] = self.auditor.statistics()
         if Role.SERVER in self.config.plays:
@@ -300,9 +291,9 @@ async def serve(
     node = Node(config, replace(env, clock=clock), store, secret)
     async with AsyncExitStack() as stack:
         await _follow_access(node, stack)
-        logs = await _open_log(node, stack)
+        logs, view, bookies = await _open_log(node, stack)
         if Role.SERVER in config.plays:
-            await _open_server(node, stack, logs, clock)
+            await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
             if doors is not None:
                 await doors(node, stack)
             engines = (
@@ -330,8 +321,8 @@ async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
     await follower.open()
 
 
-async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
-    """The node's own bookie, if it has one, and the door to all logs."""
+async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, Bookies]:
+    """The node's own bookie, if it has one, the door to all logs, and the bookies behind it."""
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
     if Role.BOOKIE in config.plays:
@@ -358,7 +349,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     _open_auditing(node, stack, bookies, choice)
     pace = Pace(env.clock, config.autorecovery.bytes_per_s)
     _open_worker(node, stack, LedgerPorts(env.clock, bookies, LedgerStore(store), choice), pace)
-    return PartitionLogs(
+    logs = PartitionLogs(
         env,
         store,
         bookies,
@@ -370,6 +361,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
         pace=pace,
         on_marked=node.worker.look if node.worker is not None else lambda: None,
     )
+    return logs, view, bookies
 
 
 def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pace) -> None:
@@ -398,7 +390,9 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
         stack.push_async_callback(node.auditor.close)
 
 
-async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock) -> None:
+async def _open_server(
+    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
+) -> None:
     """Open the parts that take operations, without the partitions themselves."""
     config, env = node.config, node.env
     nonce = env.random.randbytes(8).hex()
@@ -417,7 +411,7 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     stack.push_async_callback(membership.close)
     membership.start()
     await membership.wait_ring()
-    credentials = await _credentials(node)
+    credentials = await credentials_of(env, node.id, node.store, node.secret)
     node.rings = RingStore(node.store, membership)
     dispatcher = node.dispatcher = Dispatcher(env, node.id, membership, config.limits)
     stack.callback(dispatcher.close)
@@ -429,6 +423,9 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     stack.push_async_callback(node.dating.close)
     node.peers.serve_at_once(DATES, node.dating.answer)
     node.dating.start()
+    node.surveyor = surveyor
+    node.peers.serve_at_once(STATUS, surveyor.answer)
+    stack.push_async_callback(surveyor.close)
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
     stack.push_async_callback(node.feeds.close)
@@ -444,12 +441,6 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     stack.push_async_callback(node.resp.close)
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
-
-
-async def _credentials(node: Node) -> Credentials:
-    cluster = await LayoutStore(node.store).instance_id()
-    keys = node.secret.derive_all(PURPOSE)
-    return Credentials(node.id, cluster, keys, partial(node.env.random.randbytes, NONCE_BYTES))
 
 
 async def _host(

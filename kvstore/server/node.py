@@ -13,6 +13,7 @@ import traceback
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from kvstore.server.engines import Engines
 from kvstore.server.grpc.door import GrpcDoor
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -154,8 +156,15 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)
             snapshots.start()
+            if Role.SERVER in config.plays:
+                node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
+                process.http.dashboard = dashboard = Dashboard(node.env.nursery, node.surveyor)
+                dashboard.start()
             await stop.wait()
             loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
+            if process.http.dashboard is not None:
+                await process.http.dashboard.close()
+                process.http.dashboard = None
             await snapshots.close()
     finally:
         await store.close()
@@ -202,6 +211,15 @@ def _is_from_here(error: BaseException) -> bool:
     package = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.startswith(package) for frame in frames)
+
+
+def _disk_of(path: Path) -> tuple[int, int]:
+    """Bytes in all, and bytes that are free, of the disk; none if it does not say."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
 def _resident_bytes() -> int:

@@ -38,7 +38,6 @@ def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("up", "--set", "resp=127.0.0.1:5"), "itself decides resp of each node"),
         (("up", "--set", "autorecovery.lost_bookie_delay=5"), "autorecovery.lost_bookie_delay: unknown; known are"),
         (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: want 0 to"),
-        (("status",), "no cluster in"),
         (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; is the cluster up?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -49,6 +48,17 @@ def test_refusals_go_to_standard_error_with_a_code(tmp_path: Path, arguments: tu
     assert answer.stdout == ""
     assert words in " ".join(answer.stderr.split())
     assert "Traceback" not in answer.stderr
+
+
+def test_the_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
+    answer = kvstore("status", "--data-dir", str(tmp_path / "data"))
+    assert (answer.returncode, answer.stdout) == (3, "")
+    assert "no cluster in" in answer.stderr
+    nobody = kvstore("status", "--server", "127.0.0.1:1")
+    assert (nobody.returncode, nobody.stderr) == (2, "")
+    assert nobody.stdout.startswith("not all is served: no node answers: ")
+    unknown = kvstore("status", "--zookeeper", "127.0.0.1:1")
+    assert (unknown.returncode, unknown.stdout) == (3, "")
 
 
 def test_down_without_a_cluster_is_no_error(tmp_path: Path) -> None:
@@ -85,7 +95,7 @@ def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
     answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
-    assert answer.returncode == 1
+    assert answer.returncode == (3 if command == ("status",) else 1)
     assert f"was made in {tmp_path}/old: move it back" in answer.stderr
     assert sorted(each.name for each in tmp_path.rglob("*")) in (
         ["cluster.json", "new"],
@@ -93,7 +103,7 @@ def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_
     )
     (tmp_path / "old").symlink_to(tmp_path / "new")
     status = kvstore("status", "--data-dir", str(tmp_path / "new"))
-    assert (status.returncode, status.stderr) == (1, ""), "found, and nothing of it runs"
+    assert (status.returncode, status.stderr) == (2, ""), "found, and nothing of it runs"
     assert "is down" in status.stdout
     assert "To start what is down:" in status.stdout
 
@@ -103,7 +113,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     path.write_text("")
     for command in (("up", "--detach"), ("status",), ("get", "k")):
         answer = kvstore(*command, "--data-dir", str(path))
-        assert (answer.returncode, answer.stdout) == (1, "")
+        assert (answer.returncode, answer.stdout) == (3 if command == ("status",) else 1, "")
         assert str(path) in answer.stderr
         assert answer.stderr.count("\n") == 1
 

@@ -27,6 +27,7 @@ from kvstore.bookie.directories.homes import Homes
 from kvstore.bookie.directories.losses import doubt_what_was_lost
 from kvstore.bookie.directories.part import Part
 from kvstore.bookie.directories.refusing import CANNOT_STORE, CANNOT_TELL
+from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.ledger import Listener
 from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.statistics import Statistics, added_up
@@ -141,6 +142,13 @@ class SpreadStorage:
         """Bytes in all, as far as this bookie could use them, and bytes that are free."""
         found = [part.space() for part in self.homes.alive]
         return sum(total for total, _ in found), sum(free for _, free in found)
+
+    def directories(self) -> list[DirectoryState]:
+        """Each of them, those that have failed too."""
+        return [
+            DirectoryState(part.directory.path, part.reason, part.free_bytes(), part.storage.is_readonly)
+            for part in self.parts
+        ]
 
     def refresh_statistics(self) -> Statistics:
         """All directories' together, with what is counted only on demand."""

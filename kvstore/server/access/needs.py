@@ -75,7 +75,7 @@ RPC_NEEDS: dict[str, Check] = {
             f"/kvstore.v1.Admin/{name}"
             for name in (
                 *("Status", "Ring", "ChangeRing", "RingStatus", "Loads", "ChangeReplicas", "Partitions", "Ledgers"),
-                *("Ledger", "Bookies", "Drain", "Access", "ChangeAccess"),
+                *("Ledger", "Bookies", "Drain", "Access", "ChangeAccess", "NodeStatus", "ClusterStatus"),
             )
         ),
         admin,
@@ -87,6 +87,10 @@ RPC_NEEDS: dict[str, Check] = {
 
 HTTP_NEEDS: dict[str, Check] = {
     "/": admin,
+    "/ui": admin,
+    "/ui/live": admin,
+    "/ui/ui.css": admin,
+    "/ui/ui.js": admin,
     "/healthz": nothing,
     "/readyz": nothing,
     "/clusterz": nothing,

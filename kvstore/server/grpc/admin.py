@@ -31,6 +31,18 @@ T = TypeVar("T")
 DRAIN_TIMEOUT_S = 30.0
 
 
+class Surveys(Protocol):
+    """kvstore.server.control.surveyor.Surveyor."""
+
+    def own(self) -> admin_pb2.NodeReport:
+        """This node's report, from memory."""
+        ...
+
+    async def take(self) -> admin_pb2.ClusterReport:
+        """The cluster as this node finds it within a second."""
+        ...
+
+
 class AdminSource(RingSource, Protocol):
     """The node behind the service."""
 
@@ -54,6 +66,9 @@ class AdminSource(RingSource, Protocol):
     async def drain(self) -> list[PartitionId]:
         """Hand over what is led here and lead nothing any more; returns what was led."""
         ...
+
+    @property
+    def surveyor(self) -> Surveys: ...
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
@@ -95,6 +110,12 @@ class Admin(admin_pb2_grpc.AdminServicer):
                 )
                 node.bookie = getattr(endpoints, "bookie", "")
         return response
+
+    async def NodeStatus(self, request: admin_pb2.NodeStatusRequest, context: Context) -> admin_pb2.NodeReport:
+        return self._source.surveyor.own()
+
+    async def ClusterStatus(self, request: admin_pb2.ClusterStatusRequest, context: Context) -> admin_pb2.ClusterReport:
+        return await self._source.surveyor.take()
 
     async def Ring(self, request: admin_pb2.RingRequest, context: Context) -> admin_pb2.RingResponse:
         ring, leaders = self._source.topology.ring, self._source.topology.leaders

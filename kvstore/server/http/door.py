@@ -21,6 +21,7 @@ from kvstore.env.beat import Beat
 from kvstore.server.http.exposition import exposition
 from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.page import page_of
+from kvstore.server.ui.dashboard import Dashboard
 
 HEADER_BYTES_MAX = 8190
 CONNECTIONS_MAX = 64
@@ -70,18 +71,26 @@ class HttpDoor:
         self._shown, self._transport = shown, transport
         self.doorman: Doorman | None = None
         """Without one nobody is asked who he is; then only health is told, and that the node starts."""
+        self.dashboard: Dashboard | None = None
+        """None while the node starts or stops, and on nodes that are no servers."""
         self._lag = LoopLag(beat)
         collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
         self._measured = Rested(
             lambda: exposition(chain(collected.collect(), process.collect())),
             lambda: asyncio.get_running_loop().time(),
         )
-        self._pages = {
+        self._pages: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/": self._status,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
             "/clusterz": self._clusterz,
             "/metrics": self._metrics,
+        }
+        self._parts_of_ui: dict[str, Callable[[Dashboard, web.BaseRequest], Awaitable[web.StreamResponse]]] = {
+            "/ui": self._ui,
+            "/ui/live": self._ui_live,
+            "/ui/ui.css": self._ui_file,
+            "/ui/ui.js": self._ui_file,
         }
         self._runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
@@ -101,15 +110,37 @@ class HttpDoor:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
-        page = self._pages.get(request.path)
-        if page is None:
+    def paths(self) -> set[str]:
+        """All that is answered here."""
+        return {*self._pages, *self._parts_of_ui}
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        page, part_of_ui = self._pages.get(request.path), self._parts_of_ui.get(request.path)
+        if page is None and part_of_ui is None:
             return web.Response(text="404: Not Found", status=404)
         if request.method not in ("GET", "HEAD"):
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
         if self.doorman is not None and (refusal := await self.doorman.refusal_or_none(request)) is not None:
             return refusal
-        return page(request)
+        if page is not None:
+            return page(request)
+        if part_of_ui is None or self.dashboard is None:
+            return web.Response(text="503: no dashboard here: the node starts, or is no server\n", status=503)
+        return await part_of_ui(self.dashboard, request)
+
+    async def _ui(self, dashboard: Dashboard, _: web.BaseRequest) -> web.Response:
+        return await dashboard.page()
+
+    async def _ui_file(self, dashboard: Dashboard, request: web.BaseRequest) -> web.Response:
+        return dashboard.file(request.path.rpartition("/")[2])
+
+    async def _ui_live(self, dashboard: Dashboard, request: web.BaseRequest) -> web.StreamResponse:
+        """As long as the page is open its user is asked for again and again: rights may be taken away meanwhile."""
+
+        async def may_go_on() -> bool:
+            return self.doorman is None or await self.doorman.refusal_or_none(request) is None
+
+        return await dashboard.live(request, may_go_on)
 
     def _status(self, request: web.BaseRequest) -> web.Response:
         """A page for whoever says that it reads HTML, as browsers do; JSON for all others."""
@@ -143,7 +174,7 @@ def _ok_unless(faults: Sequence[str]) -> web.Response:
 class Connections(web.Server):
     """Speaks HTTP on as many connections as there may be."""
 
-    def __init__(self, answer: Callable[[web.BaseRequest], Awaitable[web.Response]]) -> None:
+    def __init__(self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         super().__init__(
             self._handle,
             access_log=None,
@@ -169,7 +200,7 @@ class Connections(web.Server):
         if handler.transport is not None:
             self._silent.pop(handler.transport, None)
 
-    async def _handle(self, request: web.BaseRequest) -> web.Response:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.transport in self._silent:
             del self._silent[request.transport]
             self._silent[request.transport] = None

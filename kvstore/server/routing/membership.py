@@ -48,6 +48,8 @@ class Membership:
         """The latest routing that somebody has told of, until that was looked at."""
         self._disbelieves_until = 0.0
         self.false_hints = 0
+        self.read_at = env.clock.now()
+        """When the cluster's state was last read whole; before the first time, when reading began."""
 
     @property
     def topology(self) -> ClusterTopology:
@@ -161,6 +163,7 @@ class Membership:
             try:
                 if everything or self._topology is None:
                     await self._read_all()
+                    self.read_at = self._env.clock.now()
                     again_at = self._env.clock.now() + REREAD_S * (1 + self._env.random.random() / 4)
                 else:
                     await self._read_some(set(wanted))

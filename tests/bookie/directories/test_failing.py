@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from kvstore.bookie.directories.spread import SpreadStorage
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.types import LedgerState
@@ -66,6 +67,21 @@ def test_its_ledgers_are_refused_and_the_others_go_on(world: SimWorld, store: Me
             assert shelf.storage.listen(ledger, None) is None
         found = shelf.storage.refresh_statistics()
         assert (found.directories, found.directories_failed) == (2, 1)
+
+    run(world, scenario())
+
+
+def test_operators_are_told_which_has_failed_and_why(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+    async def scenario() -> None:
+        shelf = await filled(world, store, meta)
+        assert isinstance(shelf.storage, SpreadStorage)
+        assert [(each.failure, each.readonly) for each in shelf.storage.directories()] == [("", False)] * 2
+        await lose(world, shelf)
+        failed = [each for each in shelf.storage.directories() if each.failure]
+        assert len(failed) == 1
+        part = next(each for each in shelf.storage.parts if each.reason)
+        assert (failed[0].path, failed[0].failure) == (part.directory.path, part.reason)
+        assert [each.free_bytes > 0 for each in shelf.storage.directories() if not each.failure] == [True]
 
     run(world, scenario())
 

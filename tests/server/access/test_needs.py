@@ -36,7 +36,7 @@ def test_each_rpc_has_a_row_and_no_row_is_of_none() -> None:
 
 def test_each_http_route_has_a_row_and_no_row_is_of_none() -> None:
     nothing_: Any = None
-    assert HttpDoor(nothing_, nothing_, Beat())._pages.keys() == HTTP_NEEDS.keys()
+    assert HttpDoor(nothing_, nothing_, Beat()).paths() == HTTP_NEEDS.keys()
 
 
 def test_each_operation_has_a_row() -> None:

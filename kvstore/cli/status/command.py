@@ -1,0 +1,183 @@
+"""`kvstore status`: how a cluster is, by what any of its nodes knows and the others answer it within a second."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.endpoints import config_of
+from kvstore.cli.local import how_to_start
+from kvstore.cli.output import as_json, as_table
+from kvstore.cli.status.known import ASK_S, Where, cluster_report
+from kvstore.env.clock import SystemClock
+from kvstore.errors import StoreError, Unavailable
+
+if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2 import ClusterReport
+
+UNKNOWN = 3
+"""Exit code where nothing could be learnt: there is no such cluster, or it does not tell us."""
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(status)
+
+
+def status(
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on: redraw on a terminal, a line for each change in a pipe.")
+    ] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.5)] = 2.0,
+    json: Json = False,
+) -> None:
+    """Show how the cluster is: nodes, disks, leads, lag, repairs, and what to do about what is amiss.
+
+    Exit code 0: healthy; 1: degraded, all is served; 2: something is not served, or no node answers; 3: nothing could
+    be learnt. It needs no metadata store: with --server, and for a local cluster, nodes tell what they know.
+    """
+    where = (data_dir, zookeeper, server)
+    try:
+        if not watch:
+            raise typer.Exit(_show_once(where, json=json))
+        _follow(where, interval, json=json)
+    except (StoreError, OSError) as error:
+        print(f"kvstore: {error or type(error).__name__}", file=sys.stderr)
+        raise typer.Exit(UNKNOWN) from None
+
+
+class Look:
+    """The cluster at one moment, as far as it says."""
+
+    def __init__(self, where: Where) -> None:
+        """Raises StoreError where nothing can be learnt."""
+        data_dir, zookeeper, server = where
+        if zookeeper is not None:
+            server = ",".join(config_of(*where, ASK_S).endpoints)
+        self.local: dict[str, Any] | None = None
+        self.hint = ""
+        if zookeeper is None and server is None:
+            from kvstore.devcluster.local import LocalCluster
+
+            self.local = LocalCluster(data_dir).status()
+            self.hint = how_to_start(data_dir)
+        self.report: ClusterReport | None = None
+        self.why_not = ""
+        self._is_silent = False
+        try:
+            self.report = cluster_report((data_dir, None, server))
+        except StoreError as error:
+            if self.local is None and not isinstance(error, Unavailable):
+                raise
+            self.why_not = str(error) or type(error).__name__
+            self._is_silent = isinstance(error, Unavailable)
+
+    @property
+    def exit_code(self) -> int:
+        """As `status` says."""
+        own = int(self.is_store_down or bool(self.unready))
+        if self.report is None:
+            return 2 if self._is_silent else max(own, UNKNOWN)
+        return max(own, int(self.report.health.grade))
+
+    @property
+    def processes(self) -> list[dict[str, Any]]:
+        """Of a local cluster."""
+        return self.local["nodes"] if self.local is not None else []
+
+    @property
+    def unready(self) -> list[str]:
+        return [node["id"] for node in self.processes if not node["ready"]]
+
+    @property
+    def is_store_down(self) -> bool:
+        """Whether this local cluster's own metadata store does not run; that of another cluster is not looked at."""
+        store = self.local["zookeeper"] if self.local is not None else None
+        return store is not None and store["own"] and not store["running"]
+
+    def document(self) -> dict[str, Any]:
+        from kvstore.cli.status.views import status_document
+
+        if self.report is not None:
+            found = status_document(self.report, self.processes)
+        else:
+            found = {"health": {"grade": "down" if self._is_silent else "unknown", "text": self._headline()}}
+            found["nodes"] = self.processes
+        return found | ({"zookeeper": self.local["zookeeper"]} if self.local is not None else {})
+
+    def text(self) -> str:
+        from kvstore.cli.status.views import status_text
+        from kvstore.meta.address import parse
+
+        parts = [status_text(self.report, self.processes)] if self.report is not None else [self._headline()]
+        if self.report is None and self.processes:
+            parts += ["", as_table(self.processes)]
+        if self.local is not None and not self.local["zookeeper"]["running"]:
+            store = self.local["zookeeper"]
+            state = "is down" if store["own"] else "is not one of our processes"
+            parts += ["", f"{parse(store['address']).kind.shown} {store['address']} {state}"]
+        if self.is_store_down or not all(node["running"] for node in self.processes):
+            parts += [f"To start what is down: {self.hint}"]
+        return "\n".join(parts)
+
+    def line(self) -> str:
+        """Its health with its date, for who follows it in a pipe."""
+        from kvstore.cli.status.views import dated_line
+
+        if self.report is not None:
+            return dated_line(self.report.date_ms, self.report.health.text)
+        return dated_line(SystemClock().wall_ms(), self._headline())
+
+    def _headline(self) -> str:
+        if self._is_silent:
+            return f"not all is served: no node answers: {self.why_not}"
+        return f"unknown: the nodes do not say how the cluster is: {self.why_not}"
+
+
+def _show_once(where: Where, *, json: bool) -> int:
+    """Return the exit code."""
+    look = Look(where)
+    print(as_json(look.document()) if json else look.text())
+    return look.exit_code
+
+
+def _follow(where: Where, interval_s: float, *, json: bool) -> None:
+    """Look until interrupted; then end with the exit code of the last look."""
+    from kvstore.cli.status.views import what_matters
+
+    is_screen = is_terminal() and not json
+    before: Any = None
+    code = UNKNOWN
+    try:
+        while True:
+            look = Look(where)
+            code = look.exit_code
+            seen = what_matters(look.report) if look.report is not None else ("", look.exit_code)
+            if is_screen:
+                print(f"{_CLEAR}{look.text()}", flush=True)
+            elif seen != before:
+                line = json_text.dumps(look.document(), default=_shown) if json else look.line()
+                print(line, flush=True)
+            before = seen
+            time.sleep(interval_s)
+    except KeyboardInterrupt:
+        raise typer.Exit(code) from None
+
+
+def is_terminal() -> bool:
+    """Whether what is printed goes to one."""
+    return sys.stdout.isatty()
+
+
+def _shown(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,69 @@
+"""The knowledge of servers, for commands that read the metadata store: while that is away, it has to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kvstore.cli.admin import ask_admin
+from kvstore.cli.cluster import Tools, with_tools
+from kvstore.errors import MetadataError, StoreError, Unavailable
+
+if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2 import ClusterReport
+
+T = TypeVar("T")
+ASK_S = 4.0
+"""For one server."""
+STORE_S = 5.0
+"""For the metadata store, where servers can stand in for it."""
+Where = tuple[Path, str | None, str | None]
+"""--data-dir, --metadata, --server."""
+
+
+def cluster_report(where: Where) -> ClusterReport:
+    """The cluster as the first server finds it that answers. Raises StoreError."""
+    from kvstore.proto.admin_pb2 import ClusterStatusRequest
+
+    found: ClusterReport = ask_admin(
+        *where, lambda stub, seconds: stub.ClusterStatus(ClusterStatusRequest(), timeout=seconds), ASK_S
+    )
+    return found
+
+
+def from_store_or_servers(where: Where, work: Callable[[Tools], Awaitable[T]], told: Callable[[ClusterReport], T]) -> T:
+    """Return what `work` finds in the metadata store; or, while that cannot be reached, what servers know, and say on
+    stderr how old that is. Raises StoreError."""
+    data_dir, metadata, server = where
+    if metadata is not None:
+        return with_tools(data_dir, metadata, work)  # by its address, which only it can be asked at
+    if _is_store_there(where):
+        try:
+            return with_tools(data_dir, None, work, server, patience_s=STORE_S)
+        except (MetadataError, Unavailable) as error:
+            why = str(error)
+    else:
+        why = "no server that answers reaches it"
+    try:
+        report = cluster_report(where)
+    except StoreError as error:
+        raise Unavailable(f"the metadata store cannot be reached ({why}), nor can servers: {error}") from error
+    print(
+        f"kvstore: the metadata store cannot be reached ({why}): shown is what {report.server} read of it "
+        f"{report.ring.age_s:.0f} s ago, and what servers say now",
+        file=sys.stderr,
+    )
+    return told(report)
+
+
+def _is_store_there(where: Where) -> bool:
+    """Whether it is worth asking: no server that answers says that its session is broken."""
+    from kvstore.proto.admin_pb2 import NodeStatusRequest
+
+    try:
+        own = ask_admin(*where, lambda stub, seconds: stub.NodeStatus(NodeStatusRequest(), timeout=seconds), ASK_S)
+    except StoreError:
+        return True  # nobody says anything
+    return bool(own.metadata.state == "connected")

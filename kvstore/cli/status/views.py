@@ -1,0 +1,255 @@
+"""The status of a cluster as a document and as text for people. Decides only: prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.json_format import MessageToDict
+
+from kvstore.cli.output import as_table
+
+if TYPE_CHECKING:
+    from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, DiskReport, NodeView, PartitionView
+
+GRADES = ("healthy", "degraded", "down")
+"""By the exit code of `kvstore status`."""
+OLD_S = 20.0
+"""From here on the age of what is known is said: nodes read all anew every 12 s at the latest."""
+FINDINGS_SHOWN_MAX = 20
+"""The worst ones."""
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+Processes = Sequence[Mapping[str, Any]]
+"""Of a local cluster: what LocalCluster.status says of each node."""
+
+
+def status_document(report: ClusterReport, processes: Processes = ()) -> dict[str, Any]:
+    """The whole status, as --json shows it. The nodes' own reports are in `nodes`, under `report`."""
+    own = {each["id"]: each for each in processes}
+    return {
+        "health": {"grade": GRADES[report.health.grade], "text": report.health.text},
+        "findings": [
+            {
+                "grade": GRADES[each.grade],
+                "code": each.code,
+                "subject": each.subject,
+                "reason": each.reason,
+                "next_step": each.next_step or None,
+            }
+            for each in report.findings
+        ],
+        "server": report.server,
+        "date_ms": report.date_ms,
+        "nodes": [{**own.get(each.id, {}), **_node(each)} for each in report.nodes],
+        "partitions": [partition_document(each) for each in report.partitions],
+        "bookies": [bookie_document(each) for each in report.bookies],
+        "ring": _plain(report.ring),
+        "metadata": _plain(report.metadata),
+        "access_on": report.access_on,
+        "repair": _plain(report.repair) if report.HasField("repair") else None,
+        "snapshot": _plain(report.snapshot) if report.HasField("snapshot") else None,
+    }
+
+
+def status_text(report: ClusterReport, processes: Processes = ()) -> str:
+    """The same for people: the line about health, nodes, findings with what to do, and what else there is to know."""
+    parts = [report.health.text, "", as_table([_node_row(each, report, processes) for each in report.nodes])]
+    if report.findings:
+        parts.append("")
+    for each in report.findings[:FINDINGS_SHOWN_MAX]:
+        parts.append(f"{'!!' if each.grade > 1 else '! '} {each.subject}: {each.reason}")
+        if each.next_step:
+            parts.append(f"   -> {each.next_step}")
+    if (more := len(report.findings) - FINDINGS_SHOWN_MAX) > 0:
+        parts.append(f"… and {more} more (--json shows all)")
+    return "\n".join([*parts, "", *_rest(report)])
+
+
+def dated_line(date_ms: int, text: str) -> str:
+    """The text behind its date, to the second."""
+    date = datetime.fromtimestamp(date_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"{date} {text}"
+
+
+def what_matters(report: ClusterReport) -> tuple[Any, ...]:
+    """The part of a look that must differ for the next to be worth a line: numbers that change all the time do not."""
+    return report.health.grade, *((each.grade, each.code, each.subject) for each in report.findings)
+
+
+def partition_document(view: PartitionView) -> dict[str, Any]:
+    """A partition, as its leader and its replicas tell of it."""
+    return {
+        "id": view.id,
+        "state": view.state,
+        "leader": view.leader or None,
+        "served": view.served,
+        "epoch": view.epoch,
+        "sequence": view.sequence,
+        "keys": view.keys,
+        "share": round(view.share, 6),
+        "replicas": [
+            {
+                "server": each.server,
+                "is_up": each.is_up,
+                "role": each.role or None,
+                "seq": each.sequence if each.role else None,
+                "behind": each.behind if each.HasField("behind") else None,
+                "failure": each.failure or None,
+                "is_in_doubt": each.is_in_doubt,
+            }
+            for each in view.replicas
+        ],
+        "ledgers": view.lead.ledgers if view.HasField("lead") else None,
+        "ledgers_lacking_copies": view.lead.ledgers_lacking_copies if view.HasField("lead") else None,
+        "trimmed_below_seq": view.lead.trimmed_sequence if view.HasField("lead") else None,
+        "ops_per_s": round(view.lead.ops_per_s, 1) if view.HasField("lead") else None,
+        "hot_keys": [{"key": hot.key, "share": round(hot.share, 4)} for hot in view.lead.hot_keys],
+    }
+
+
+def bookie_document(bookie: BookieReport) -> dict[str, Any]:
+    """A bookie, as it, its node and its registration tell of it."""
+    has_disk = bookie.HasField("disk")
+    return {
+        "id": bookie.id,
+        "address": bookie.address or None,
+        "zone": bookie.zone or None,
+        "state": bookie.state,
+        "no_answer": bookie.no_answer or None,
+        "node": bookie.node or None,
+        "free_bytes": bookie.disk.free_bytes if has_disk else None,
+        "total_bytes": bookie.disk.total_bytes if has_disk else None,
+        "reserve_bytes": bookie.disk.reserve_bytes if has_disk else None,
+        "directories": [_plain(each) for each in bookie.directories],
+        "failed_directories": [each.path for each in bookie.directories if each.failure],
+        "stored_ledgers": bookie.ledgers,
+        "limbo_ledgers": bookie.limbo_ledgers,
+        "damaged_records": bookie.damaged_records,
+    }
+
+
+def _node(node: NodeView) -> dict[str, Any]:
+    report = node.report
+    return {
+        "id": node.id,
+        "registered": node.registered,
+        "no_answer": node.no_answer or None,
+        "not_ready": list(report.not_ready),
+        "version": report.version or None,
+        "uptime_s": round(report.uptime_s, 1) if node.HasField("report") else None,
+        "zone": report.zone or None,
+        "leads": list(node.leads),
+        "holds": list(node.holds),
+        "report": _plain(report) if node.HasField("report") else None,
+    }
+
+
+def _node_row(node: NodeView, report: ClusterReport, processes: Processes) -> dict[str, Any]:
+    told = node.report if node.HasField("report") else None
+    behind = [
+        replica.behind
+        for partition in report.partitions
+        for replica in partition.replicas
+        if replica.server == node.id and replica.HasField("behind")
+    ]
+    row = {
+        "node": node.id,
+        "state": _state(node),
+        "version": told.version if told else None,
+        "up": shown_time(told.uptime_s) if told else None,
+        "zone": (told.zone or None) if told else None,
+        "free": _shown_room(told.disk) if told else None,
+        "bookie": told.bookie.state if told and told.HasField("bookie") else None,
+        "leads": len(node.leads),
+        "replicas": len(node.holds),
+        "most_behind": max(behind, default=None),
+    }
+    for each in processes:
+        if each["id"] == node.id:
+            row |= {"pid": each["pid"], "redis": each["resp"], "grpc": each["grpc"], "http": each["http"]}
+    return row
+
+
+def _state(node: NodeView) -> str:
+    if node.no_answer:
+        return "no answer"
+    if node.report.draining:
+        return "draining"
+    return "not ready" if node.report.not_ready else "ready"
+
+
+def _rest(report: ClusterReport) -> list[str]:
+    metadata, ring = report.metadata, report.ring
+    kind = {"zookeeper": "ZooKeeper", "etcd": "etcd"}.get(metadata.kind, metadata.kind)
+    age = f", what is known is {shown_time(metadata.read_age_s)} old" if metadata.read_age_s > OLD_S else ""
+    served = sum(each.served for each in report.partitions)
+    lines = [
+        f"{kind} {metadata.address}: {metadata.state}{age}",
+        f"partitions: {served} of {len(report.partitions)} are served; ring version {ring.version}, {_moves(report)}",
+    ]
+    if report.HasField("repair"):
+        repair = report.repair
+        backlog = f"{repair.marked:,} ledgers lack copies" if repair.marked else "no ledger lacks copies"
+        lines.append(f"auto-recovery: {'on' if repair.enabled else 'off'}, {backlog}")
+    snapshot = f"{shown_time(report.snapshot.age_s)} old" if report.HasField("snapshot") else "none is known"
+    lines.append(f"access control: {'on' if report.access_on else 'off'}; last snapshot: {snapshot}")
+    return [*lines, f"as {report.server} finds it"]
+
+
+def _moves(report: ClusterReport) -> str:
+    ring = report.ring
+    if not ring.moves:
+        return "no moves"
+    eta = f", about {shown_time(ring.eta_s)} left" if ring.HasField("eta_s") else ""
+    paused = ", paused" if ring.paused else ""
+    return f"{ring.moves_done} of {ring.moves_planned} moves done, {ring.progress:.0%}{eta}{paused}"
+
+
+def _shown_room(disk: DiskReport) -> str | None:
+    return f"{shown_bytes(disk.free_bytes)} of {shown_bytes(disk.total_bytes)}" if disk.total_bytes else None
+
+
+def shown_bytes(count: int) -> str:
+    """In the largest unit of which there is one."""
+    for name, size in _UNITS:
+        if count >= size:
+            return f"{count / size:.1f} {name}"
+    return f"{count} B"
+
+
+def shown_time(seconds: float) -> str:
+    """In the two largest units: days and hours, hours and minutes, minutes and seconds."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3_600} h {whole % 3_600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """Every field by its name; 64-bit numbers as numbers, though protobuf's own JSON has them as text."""
+    found: dict[str, Any] = _numbers(
+        MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
+        message.DESCRIPTOR,
+    )
+    return found
+
+
+def _numbers(value: Any, descriptor: Any) -> Any:
+    if descriptor is None or not isinstance(value, dict):
+        return value
+    fields = descriptor.fields_by_name
+    found = {}
+    for name, each in value.items():
+        field = fields[name]
+        if field.type in (field.TYPE_UINT64, field.TYPE_INT64):
+            found[name] = [int(one) for one in each] if isinstance(each, list) else int(each)
+        elif isinstance(each, list):
+            found[name] = [_numbers(one, field.message_type) for one in each]
+        else:
+            found[name] = _numbers(each, field.message_type)
+    return found

@@ -1,0 +1,377 @@
+"""The health of a cluster, from what its nodes say: findings, each with its reason and the next step, and the worst of
+them as one line. Decides only.
+
+A finding is DOWN where reads or writes are not served, and DEGRADED where all is served and somebody should look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvstore.proto import admin_pb2
+from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health
+
+BEHIND_MAX = 100_000
+"""Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""
+READ_AGE_MAX_S = 60.0
+"""From here on what a node knows of the cluster is old, whatever its session says: it reads all every 10 s or so."""
+SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
+"""A disk is scarce with less free than so many times its reserve, or than this part of it."""
+NAMED_MAX = 5
+"""Of partitions in one line."""
+MIB = 1 << 20
+STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and run `kvstore fsck`"
+
+
+def findings_of(report: ClusterReport) -> list[Finding]:
+    """Everything that the report shows to be amiss; the worst first."""
+    rules = (  # causes before what comes of them
+        _unserved,
+        _silent_nodes,
+        _metadata,
+        _unready_nodes,
+        _bookies,
+        _disks,
+        _too_few_bookies,
+        _repairs,
+        _replicas,
+        _moves,
+        _dates,
+    )
+    found = [finding for rule in rules for finding in rule(report)]
+    return sorted(found, key=lambda finding: -finding.grade)
+
+
+def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
+    """The worst finding in one line, and how many others there are."""
+    if not findings:
+        nodes, partitions = len(report.nodes), len(report.partitions)
+        return Health(
+            grade=HEALTHY, text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all is served"
+        )
+    first = max(findings, key=lambda finding: finding.grade)
+    state = "not all is served" if first.grade == DOWN else "degraded, all is served"
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    next_step = f". Next: {first.next_step}" if first.next_step else ""
+    return Health(grade=first.grade, text=f"{state}: {first.subject}: {first.reason}{more}{next_step}")
+
+
+def _unserved(report: ClusterReport) -> Iterator[Finding]:
+    """Partitions that nobody answers for, those with the same reason together."""
+    silent = {node.id: node.no_answer for node in report.nodes if node.no_answer}
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for partition in report.partitions:
+        if partition.served or partition.state == "retired":
+            continue
+        if not partition.leader:
+            up = sum(replica.is_up for replica in partition.replicas)
+            why = f"no leader; {up} of {len(partition.replicas)} replicas are up"
+            code = "no_leader"
+        elif partition.leader in silent:
+            why, code = f"the leader {partition.leader} does not answer: {silent[partition.leader]}", "leader_silent"
+        else:
+            why, code = f"the leader {partition.leader} does not serve yet", "leader_not_serving"
+        reasons.setdefault((code, why, _next_for(partition, silent)), []).append(partition.id)
+    for (code, why, next_step), partitions in reasons.items():
+        yield _finding(DOWN, code, _named("partition", partitions), why, next_step)
+
+
+def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str]) -> str:
+    down = sorted({replica.server for replica in partition.replicas} & set(silent))
+    if down:
+        return f"start {', '.join(down)}, or look at why {'it does' if len(down) == 1 else 'they do'} not answer"
+    failed = [replica.server for replica in partition.replicas if replica.failure]
+    if failed:
+        return f"look at the logs of {', '.join(failed)}: a replica there has stopped"
+    return "wait for some seconds; then look at the logs of its replicas' nodes and at the metadata store"
+
+
+def _too_few_bookies(report: ClusterReport) -> Iterator[Finding]:
+    if not report.bookies:
+        return
+    writable = sum(bookie.state == "writable" and not bookie.no_answer for bookie in report.bookies)
+    of = f"{writable} of {_count(len(report.bookies), 'bookie')} can be written to"
+    step = "start the bookies that are away, free space on those that are full, or add one"
+    if writable < report.ack_quorum:
+        yield _finding(DOWN, "no_ack_quorum", "the log", f"{of}, a write needs {report.ack_quorum}", step)
+    elif writable < report.ensemble_size:
+        yield _finding(
+            DEGRADED,
+            "small_ensembles",
+            "the log",
+            f"{of}, {report.ensemble_size} copies are wanted of each entry",
+            step,
+        )
+
+
+def _silent_nodes(report: ClusterReport) -> Iterator[Finding]:
+    for node in report.nodes:
+        if not node.no_answer:
+            continue
+        has = f"; it has {_count(len(node.holds), 'replica')}" if node.holds else ""
+        step = f"start {node.id}, or look at its log" if node.holds else f"start {node.id} if it is to be there"
+        yield _finding(DEGRADED, "node_silent", f"node {node.id}", f"{node.no_answer}{has}", step)
+
+
+def _unready_nodes(report: ClusterReport) -> Iterator[Finding]:
+    for node in report.nodes:
+        reasons = [each for each in node.report.not_ready if each != "draining"]
+        if reasons:
+            yield _finding(
+                DEGRADED, "node_not_ready", f"node {node.id}", "; ".join(reasons), f"look at the log of {node.id}"
+            )
+        if node.report.draining:
+            yield _finding(
+                DEGRADED,
+                "node_draining",
+                f"node {node.id}",
+                "it was drained and takes no clients",
+                f"stop it, or start it again for it to serve (`kvstore node undrain {node.id}` if its replicas were "
+                "moved away)",
+            )
+
+
+def _metadata(report: ClusterReport) -> Iterator[Finding]:
+    away = {each.id: each.report.metadata for each in report.nodes if _is_away(each.report)}
+    answering = [each for each in report.nodes if each.HasField("report")]
+    if not away:
+        return
+    sample = next(iter(away.values()))
+    kind = {"zookeeper": "ZooKeeper", "etcd": "etcd"}.get(sample.kind, "the metadata store")
+    age_s = min(each.read_age_s for each in away.values())
+    known = f"what they know is {age_s:.0f} s old"
+    if len(away) == len(answering):
+        yield _finding(
+            DEGRADED,
+            "metadata_away",
+            kind,
+            f"no node reaches it; {known}. What is served goes on, but no leader, ledger or bookie can be replaced",
+            f"start {kind} at {sample.address}, or look at the network to it",
+        )
+        return
+    for id, metadata in away.items():
+        yield _finding(
+            DEGRADED,
+            "metadata_unreachable_from",
+            f"node {id}",
+            f"it does not reach {kind} (session {metadata.state}, read {metadata.read_age_s:.0f} s ago); others do",
+            f"look at the network from {id} to {metadata.address}",
+        )
+
+
+def _is_away(report: admin_pb2.NodeReport) -> bool:
+    if not report.HasField("metadata"):
+        return False
+    return report.metadata.state != "connected" or report.metadata.read_age_s > READ_AGE_MAX_S
+
+
+def _bookies(report: ClusterReport) -> Iterator[Finding]:
+    silent = {node.id for node in report.nodes if node.no_answer}
+    backlog = report.repair.marked
+    there = {bookie.node for bookie in report.bookies if bookie.node and bookie.state in ("writable", "readonly")}
+    for bookie in report.bookies:
+        name = f"bookie {bookie.id}"
+        if bookie.state == "away" and bookie.node not in silent and (bookie.node not in there or backlog):
+            yield _finding(
+                DEGRADED,
+                "bookie_away",
+                name,
+                "it is not registered: it is down, or cut off from the metadata store",
+                f"start it; if it is gone for good: `kvstore bookie decommission {bookie.id}`",
+            )
+        elif bookie.no_answer and bookie.state != "away" and bookie.node not in silent:
+            yield _finding(DEGRADED, "bookie_silent", name, bookie.no_answer, "look at its log")
+        if bookie.state == "readonly":
+            yield _finding(
+                DEGRADED,
+                "bookie_readonly",
+                name,
+                f"it is read-only, its disk is full: {_free(bookie.disk)}",
+                "make room on its disk, or add a bookie",
+            )
+        for directory in bookie.directories:
+            if directory.failure:
+                yield _finding(
+                    DEGRADED,
+                    "directory_failed",
+                    name,
+                    f"its directory {directory.path} has failed: {directory.failure}",
+                    "start it again if the disk is well; else replace the disk and name the directory in "
+                    "`storage.lost_dirs` (docs/operations.md, Several disks)",
+                )
+        if bookie.limbo_ledgers:
+            yield _finding(
+                DEGRADED,
+                "bookie_limbo",
+                name,
+                f"entries of {_count(bookie.limbo_ledgers, 'ledger')} may be missing there until they are repaired",
+                "`kvstore autorecovery status`",
+            )
+
+
+def _disks(report: ClusterReport) -> Iterator[Finding]:
+    for bookie in report.bookies:
+        if bookie.state == "writable" and is_scarce(bookie.disk):
+            yield _finding(
+                DEGRADED,
+                "disk_scarce",
+                f"bookie {bookie.id}",
+                f"its disk is nearly full: {_free(bookie.disk)}",
+                "make room on its disk, or add a bookie, before it becomes read-only",
+            )
+    for node in report.nodes:
+        if is_scarce(node.report.disk):
+            yield _finding(
+                DEGRADED,
+                "disk_scarce",
+                f"node {node.id}",
+                f"the disk of its data directory is nearly full: {_free(node.report.disk)}",
+                "make room on it: replicas that cannot write to their disk give their lead away",
+            )
+
+
+def is_scarce(disk: admin_pb2.DiskReport) -> bool:
+    """Whether somebody should look after the disk's room. False if nothing is known of it."""
+    if not disk.total_bytes:
+        return False
+    return disk.free_bytes < max(SCARCE_RESERVES * disk.reserve_bytes, SCARCE_SHARE * disk.total_bytes)
+
+
+def _repairs(report: ClusterReport) -> Iterator[Finding]:
+    repair = report.repair
+    if repair.unreadable:
+        yield _finding(
+            DEGRADED,
+            "ledgers_unreadable",
+            "the log",
+            f"of entries in {_count(repair.unreadable, 'ledger')} no good copy was found",
+            "`kvstore fsck`, and bring back the bookies that had them",
+        )
+    if repair.marked and report.HasField("repair"):
+        lacking = f"{_count(repair.marked, 'ledger')} lack copies"
+        if repair.enabled:
+            step = "" if repair.mending else "`kvstore autorecovery list` says what each waits for"
+            yield _finding(
+                DEGRADED, "repair_backlog", "the log", f"{lacking}; {repair.mending} are being repaired now", step
+            )
+        else:
+            yield _finding(
+                DEGRADED,
+                "repair_off",
+                "the log",
+                f"{lacking}, and auto-recovery is switched off",
+                "`kvstore autorecovery enable`",
+            )
+    for partition in report.partitions:
+        if partition.lead.ledgers_undecodable:
+            yield _finding(
+                DEGRADED,
+                "ledgers_undecodable",
+                f"partition {partition.id}",
+                f"metadata of {_count(partition.lead.ledgers_undecodable, 'ledger')} cannot be read",
+                "`kvstore fsck` names them",
+            )
+
+
+def _replicas(report: ClusterReport) -> Iterator[Finding]:
+    silent = {node.id for node in report.nodes if node.no_answer}
+    absent: dict[str, list[str]] = {}
+    for partition in report.partitions:
+        for replica in partition.replicas:
+            subject = f"partition {partition.id} on {replica.server}"
+            if replica.failure:
+                yield _finding(
+                    DEGRADED,
+                    "replica_failed",
+                    subject,
+                    f"the replica has stopped: {replica.failure}",
+                    f"look at the log of {replica.server}; `kvstore fsck`",
+                )
+            elif replica.is_in_doubt:
+                yield _finding(
+                    DEGRADED,
+                    "replica_in_doubt",
+                    subject,
+                    "replicas differ, and it finds out which are damaged",
+                    f"if it takes longer than a minute: `kvstore fsck`, then `kvstore partition trust {partition.id}`",
+                )
+            elif replica.behind > BEHIND_MAX:
+                yield _finding(
+                    DEGRADED,
+                    "replica_behind",
+                    subject,
+                    f"the replica is {replica.behind:,} mutations behind its leader",
+                    f"wait, it catches up; if it does not, look at the log of {replica.server}",
+                )
+            elif not replica.is_up and replica.server not in silent and not replica.is_joining:
+                absent.setdefault(replica.server, []).append(partition.id)
+    for server, partitions in absent.items():
+        yield _finding(
+            DEGRADED,
+            "replica_absent",
+            f"node {server}",
+            f"it has no replica yet of {_named('partition', partitions)}",
+            f"wait, it makes them; if it does not, look at the log of {server}",
+        )
+
+
+def _moves(report: ClusterReport) -> Iterator[Finding]:
+    stuck = {
+        (node.id, replica.partition): replica.moves_stuck
+        for node in report.nodes
+        for replica in node.report.replicas
+        if replica.moves_stuck
+    }
+    for (node, partition), count in stuck.items():
+        yield _finding(
+            DEGRADED,
+            "move_stuck",
+            f"partition {partition} on {node}",
+            f"{_count(count, 'move')} of its keys to other partitions will not go on: the copy was wrong three times",
+            STUCK_AFTER,
+        )
+    if report.ring.paused and report.ring.moves:
+        yield _finding(
+            DEGRADED,
+            "moves_paused",
+            "the ring",
+            f"moves are paused, {_count(len(report.ring.moves), 'move')} to go",
+            "`kvstore ring resume`",
+        )
+
+
+def _dates(report: ClusterReport) -> Iterator[Finding]:
+    for node in report.nodes:
+        if node.report.date_doubt:
+            yield _finding(
+                DEGRADED,
+                "date_doubtful",
+                f"node {node.id}",
+                f"it is not sure of its date: {node.report.date_doubt}",
+                f"set the clock of {node.id} right (NTP)",
+            )
+
+
+def _finding(grade: admin_pb2.Grade.ValueType, code: str, subject: str, reason: str, next_step: str) -> Finding:
+    return Finding(grade=grade, code=code, subject=subject, reason=_one_line(reason), next_step=next_step)
+
+
+def _one_line(text: str) -> str:
+    """The text without line feeds, and without what would do something to a terminal: errors of others are in it."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def _named(noun: str, ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
+    return f"{noun}{'s' if len(ids) != 1 else ''} {', '.join(ids[:NAMED_MAX])}{more}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
+def _free(disk: admin_pb2.DiskReport) -> str:
+    if not disk.total_bytes:
+        return "it does not say what is free"
+    kept = f", {disk.reserve_bytes / MIB:,.0f} MiB of them are kept in reserve" if disk.reserve_bytes else ""
+    return f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free{kept}"

@@ -1,0 +1,192 @@
+"""A node's report of itself, from memory: it waits for nothing and asks nobody (docs/operations.md, Is it well?)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kvstore.bookie.directories.state import DirectoryState
+from kvstore.meta.address import parse
+from kvstore.meta.store import MetadataStore
+from kvstore.proto import admin_pb2
+from kvstore.ring import MoveId
+from kvstore.server.control.dating import Told
+from kvstore.server.control.load import Load
+from kvstore.types import BookieId, PartitionId, ServerId
+
+Table = Mapping[str, Any]
+
+
+class ReportedBookie(Protocol):
+    """kvstore.bookie.node.Bookie."""
+
+    id: BookieId
+
+    @property
+    def address(self) -> str: ...
+    def statistics(self) -> Table: ...
+    def space(self) -> tuple[int, int]:
+        """Bytes in all, as far as it could use them, and bytes that are free. Raises OSError."""
+        ...
+
+    def directories(self) -> Sequence[DirectoryState]: ...
+
+
+class Counting(Protocol):
+    """A worker or an auditor of auto-recovery."""
+
+    def statistics(self) -> Table: ...
+
+
+class Reported(Protocol):
+    """The node: kvstore.server.app.Node."""
+
+    @property
+    def id(self) -> ServerId: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def zookeeper(self) -> str: ...
+    @property
+    def store(self) -> MetadataStore: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_draining(self) -> bool: ...
+    @property
+    def bookie(self) -> ReportedBookie | None: ...
+    @property
+    def worker(self) -> Counting | None: ...
+    @property
+    def auditor(self) -> Counting | None: ...
+    @property
+    def resident_bytes(self) -> Callable[[], int]: ...
+    def not_ready(self) -> list[str]: ...
+    def replicas(self) -> Mapping[PartitionId, Table]: ...
+
+
+def report_of(
+    node: Reported,
+    member: Table,
+    *,
+    uptime_s: float,
+    read_age_s: float,
+    starved: float,
+    access_on: bool,
+    date: Told,
+    ring_version: int,
+    loads: Mapping[PartitionId, Load],
+    copied: Mapping[MoveId, float],
+    snapshot: Table,
+    disk: tuple[int, int],
+    reserve_bytes: int,
+) -> admin_pb2.NodeReport:
+    """Put together what the node's parts say. `member` is what the node has registered, `snapshot` the last one as
+    LastSnapshot.statistics tells it, `disk` the total and the free bytes of its data directory."""
+    report = admin_pb2.NodeReport(
+        id=node.id,
+        version=node.version,
+        zone=member["zone"],
+        roles=member["roles"],
+        uptime_s=uptime_s,
+        grpc=member["grpc"],
+        resp=member["resp"],
+        http=member["http"],
+        not_ready=node.not_ready(),
+        draining=node.is_draining,
+        ring_version=ring_version,
+        access_on=access_on,
+        date_doubt="" if date.is_sure else date.doubt or "it is too soon to tell",
+        resident_bytes=node.resident_bytes(),
+        loop_starved=starved,
+    )
+    report.metadata.MergeFrom(metadata_report(node.zookeeper, node.store, read_age_s))
+    if disk[0]:
+        report.disk.total_bytes, report.disk.free_bytes = disk
+    if node.bookie is not None:
+        report.bookie.MergeFrom(_bookie_report(node.bookie, node.id, member["zone"], reserve_bytes))
+    if node.worker is not None:
+        report.repair.MergeFrom(_repair_report(node.worker.statistics()))
+    if node.auditor is not None:
+        told = node.auditor.statistics()
+        report.is_auditor, report.bookies_lost = bool(told["in_office"]), int(told["bookies_lost"])
+    if node.is_open:
+        for partition, table in node.replicas().items():
+            report.replicas.append(replica_report(partition, table, loads.get(partition)))
+    for move, part in sorted(copied.items()):
+        report.copied.add(id=move, part=part)
+    if snapshot:
+        report.snapshot.age_s = snapshot["snapshot_age_s"]
+        report.snapshot.rows, report.snapshot.bytes = int(snapshot["snapshot_rows"]), int(snapshot["snapshot_bytes"])
+    return report
+
+
+def metadata_report(address: str, store: MetadataStore, read_age_s: float) -> admin_pb2.MetadataReport:
+    """How the metadata store is, as this node finds it."""
+    kind = parse(address).kind.value
+    return admin_pb2.MetadataReport(kind=kind, address=address, state=store.state.name.lower(), read_age_s=read_age_s)
+
+
+def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_bytes: int) -> admin_pb2.BookieReport:
+    counted = bookie.statistics()
+    report = admin_pb2.BookieReport(
+        id=bookie.id,
+        address=bookie.address,
+        zone=zone,
+        node=node,
+        state="readonly" if counted["readonly"] else "writable",
+        ledgers=int(counted["ledgers"]),
+        limbo_ledgers=int(counted["limbo_ledgers"]),
+        damaged_records=int(counted["damaged_records"]),
+    )
+    try:
+        total, free = bookie.space()
+    except OSError:
+        total = free = 0  # a disk that has failed does not say
+    if total:
+        report.disk.total_bytes, report.disk.free_bytes, report.disk.reserve_bytes = total, free, reserve_bytes
+    for each in bookie.directories():
+        report.directories.add(path=each.path, failure=each.failure, free_bytes=each.free_bytes, readonly=each.readonly)
+    return report
+
+
+def _repair_report(counted: Table) -> admin_pb2.RepairReport:
+    return admin_pb2.RepairReport(
+        enabled=bool(counted["enabled"]),
+        marked=int(counted["ledgers_marked"]),
+        mending=int(counted["ledgers_mending"]),
+        unreadable=int(counted["ledgers_unreadable"]),
+        mended=int(counted["ledgers_mended"]),
+        copied_bytes=int(counted["copied_bytes"]),
+    )
+
+
+def replica_report(partition: PartitionId, table: Table, load: Load | None) -> admin_pb2.ReplicaReport:
+    """A replica's numbers (kvstore.partition.Partition.statistics) as a message. Decides only."""
+    report = admin_pb2.ReplicaReport(
+        partition=partition,
+        role=table["role"],
+        leader=table["leader"] or "",
+        sequence=table["seq"],
+        durable_sequence=table["durable_seq"],
+        epoch=table["epoch"],
+        keys=table["keys"],
+        failure=table["failure"] or "",
+        is_in_doubt=table["is_in_doubt"],
+        moves_stuck=table["moves_stuck"],
+        pins_held=table["pins_held"],
+    )
+    leading, log = table["leading"], table["log"]
+    if table["role"] != "serving" or leading is None:
+        return report
+    report.lead.epoch, report.lead.queued = leading["epoch"], leading["queued"]
+    if log is not None:
+        report.lead.ledgers, report.lead.trimmed_sequence = log["ledgers"], log["trimmed_seq"]
+        report.lead.ledgers_lacking_copies = log["ledgers_lacking_copies"]
+        report.lead.ledgers_undecodable = log["ledgers_undecodable"]
+    if load is not None:
+        report.lead.ops_per_s, report.lead.writes_per_s = load.ops_per_s, load.writes_per_s
+        report.lead.written_bytes_per_s = load.written_bytes_per_s
+        for hot in load.hot:
+            report.lead.hot_keys.add(key=hot.key, share=hot.share)
+    return report

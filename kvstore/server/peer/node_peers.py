@@ -1,0 +1,31 @@
+"""A node's part in the links between servers: by what it is known to the others, and both halves as its replicas use
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from kvstore.env import Env
+from kvstore.env.secret import ClusterSecret
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.store import MetadataStore
+from kvstore.server.peer.links import PeerLinks
+from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Credentials
+from kvstore.server.peer.server import Handler, PeerServer
+from kvstore.types import PartitionId, ServerId
+
+
+async def credentials_of(env: Env, server: ServerId, store: MetadataStore, secret: ClusterSecret) -> Credentials:
+    """By which the server proves to others that it is of their cluster. Raises MetadataError."""
+    cluster = await LayoutStore(store).instance_id()
+    return Credentials(server, cluster, secret.derive_all(PURPOSE), partial(env.random.randbytes, NONCE_BYTES))
+
+
+class NodePeers:
+    """The replicas' Peers: calls go out over this server's links, and come in from its peer server."""
+
+    def __init__(self, links: PeerLinks, server: PeerServer) -> None:
+        self.call = links.call
+        self.serve: Callable[[PartitionId, Handler], None] = server.serve
+        self.forget = server.forget

@@ -1,0 +1,98 @@
+"""The dashboard at the HTTP door: the page, its two files, and the stream that keeps an open page fresh."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import Protocol
+
+import jinja2
+import orjson
+from aiohttp import web
+
+from kvstore.env.events import wait_within
+from kvstore.env.ports import Nursery
+from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.server.ui.history import SAMPLE_S, History
+from kvstore.server.ui.view import live_of, page_of
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+LIVE_S = 2.0
+"""How often an open page is told what is new."""
+STREAMS_MAX = 16
+"""Open pages; one more is told to come back, and shows what it was loaded with."""
+
+MayGoOn = Callable[[], Awaitable[bool]]
+
+
+class Survey(Protocol):
+    """The survey of the cluster: kvstore.server.control.surveyor.Surveyor."""
+
+    def own(self) -> NodeReport: ...
+    async def take(self) -> ClusterReport: ...
+
+
+class Dashboard:
+    """One node's, from `start` to `close`."""
+
+    def __init__(self, nursery: Nursery, survey: Survey) -> None:
+        self._survey = survey
+        self._nursery = nursery.child("dashboard")
+        self._closing = asyncio.Event()
+        self._streams = 0
+        self._history = History()
+        files = resources.files(__package__) / "files"
+        self._files = {name: (files / name).read_text("utf-8") for name in ("ui.css", "ui.js")}
+        html = (files / "page.html").read_text("utf-8")
+        strict = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        self._template = strict.from_string(html)
+
+    def start(self) -> None:
+        self._nursery.spawn(self._sample(), name="sample")
+
+    async def close(self) -> None:
+        self._closing.set()
+        await self._nursery.close()
+
+    async def page(self) -> web.Response:
+        """The cluster now. Takes as long as a survey: a second where somebody does not answer."""
+        context = page_of(await self._survey.take(), self._history)
+        return web.Response(text=self._template.render(context), content_type="text/html", headers=HEADERS)
+
+    def file(self, name: str) -> web.Response:
+        """Raises KeyError if there is no such file."""
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return web.Response(text=self._files[name], content_type=kind, charset="utf-8", headers=HEADERS)
+
+    async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
+        """Server-sent events until the page is closed, the node stops, or its user may not see it any more."""
+        if self._streams >= STREAMS_MAX:
+            return web.Response(text=f"503: {STREAMS_MAX} pages are open\n", status=503, headers={"Retry-After": "30"})
+        answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        self._streams += 1
+        try:
+            await answer.prepare(request)
+            while not self._closing.is_set() and await may_go_on():
+                body = orjson.dumps(live_of(await self._survey.take()))
+                await answer.write(b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
+                await wait_within(self._closing, LIVE_S)
+        except ConnectionError:
+            pass  # the page was closed
+        finally:
+            self._streams -= 1
+        return answer
+
+    async def _sample(self) -> None:
+        while not self._closing.is_set():
+            self._history.take(self._survey.own())
+            await wait_within(self._closing, SAMPLE_S)

@@ -1,0 +1,64 @@
+"""Numbers of pictures: the ring's arcs, and lines of charts. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvstore.proto.admin_pb2 import ClusterReport
+from kvstore.server.ui.words import count, rate, span
+
+COLOURS = 8
+LOAD_WIDTH_MAX = 22.0
+CIRCLE = 1000.0
+RADIUS, WIDTH = 100.0, 34.0
+
+
+def ring_of(report: ClusterReport) -> dict[str, Any]:
+    """The ring as a circle: one arc for each partition that owns keys, as long as its part of them, in the colour of
+    its leader, and outside of it a band as broad as its load."""
+    tones = tones_of(report)
+    owners = [each for each in report.partitions if each.share > 0]
+    most = max((each.lead.ops_per_s for each in owners), default=0.0)
+    arcs, begun = [], 0.0
+    for each in owners:
+        length = each.share * CIRCLE
+        gap = min(1.5, length / 4)
+        width = LOAD_WIDTH_MAX * each.lead.ops_per_s / most if most else 0.0
+        served = each.served and each.leader
+        arcs.append(
+            {
+                "tone": tones.get(each.leader, "c7") if served else "bad",
+                "length": f"{max(0.0, length - gap):.2f}",
+                "offset": f"{-begun:.2f}",
+                "title": f"{each.id}: {each.share:.1%} of keys, leader {each.leader or 'nobody'}"
+                f"{'' if served else ', not served'}, {rate(each.lead.ops_per_s)}",
+                "load_width": f"{width:.1f}" if width >= 0.5 else "",
+                "load_radius": f"{RADIUS + WIDTH / 2 + 3 + width / 2:.1f}",
+            }
+        )
+        begun += length
+    unserved = [each.id for each in report.partitions if not each.served]
+    return {
+        "arcs": arcs,
+        "partitions": len(report.partitions),
+        "version": report.ring.version,
+        "age": span(report.ring.age_s),
+        "label": f"Ring of {count(len(report.partitions), 'partition')}; not served: {', '.join(unserved) or 'none'}. "
+        "The table of partitions says the same.",
+        "key": [
+            {"name": node.id, "tone": tones[node.id], "leads": f"leads {len(node.leads)}"} for node in report.nodes
+        ],
+    }
+
+
+def tones_of(report: ClusterReport) -> Mapping[str, str]:
+    """A colour's class for each node, the same on every page as long as the nodes are the same."""
+    return {node.id: f"c{place % COLOURS}" for place, node in enumerate(report.nodes)}
+
+
+def line_of(samples: Sequence[float], places: int) -> str:
+    """Points of a polyline in a box of `places` × 100: the newest sample at the right edge, the most at the top."""
+    most = max(samples, default=0.0) or 1.0
+    first = places - len(samples)
+    return " ".join(f"{first + place},{98 - 94 * sample / most:.1f}" for place, sample in enumerate(samples))

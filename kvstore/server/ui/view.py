@@ -1,0 +1,251 @@
+"""The content of the dashboard, from a report of the cluster: words and numbers for the template, and those
+that are kept fresh. Decides only. The verdict is kvstore.server.control.health's, here as in `kvstore status`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from kvstore.proto.admin_pb2 import (
+    DOWN,
+    BookieReport,
+    ClusterReport,
+    DiskReport,
+    Grade,
+    NodeView,
+    PartitionView,
+)
+from kvstore.server.control.health import BEHIND_MAX, is_scarce
+from kvstore.server.ui.history import SAMPLES, History
+from kvstore.server.ui.picture import line_of, ring_of
+from kvstore.server.ui.words import count, key, rate, size, span
+
+HOT_KEYS_MAX = 10
+CHARTS = (("operations", "Operations", rate), ("writes", "Writes", rate), ("written_bytes", "Bytes written", size))
+
+
+class Cell(NamedTuple):
+    """One of a table. `tone` is its class; `part` a progress from 0 to 1; `load_of` the partition whose load it is."""
+
+    text: str
+    tone: str = ""
+    part: float | None = None
+    load_of: str = ""
+
+
+def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
+    """Everything for the template."""
+    grade = Grade.Name(report.health.grade)
+    return {
+        "grade": grade,
+        "grade_word": grade.capitalize(),
+        "health": report.health.text,
+        "shape": shape_of(report),
+        "server": report.server,
+        "date": f"{datetime.fromtimestamp(report.date_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "findings": [
+            {
+                "subject": each.subject,
+                "reason": each.reason,
+                "next_step": each.next_step,
+                "tone": "bad" if each.grade == DOWN else "warn",
+            }
+            for each in report.findings
+        ],
+        "ring": ring_of(report),
+        "tiles": [{"id": name, "name": label, "text": text} for name, label, text in _tiles(report)],
+        "charts": [_chart(history.of(name), label, words) for name, label, words in CHARTS],
+        "hot": _hot(report.partitions),
+        "moves": _moves(report),
+        "nodes": _table("nodes", "Nodes", NODE_COLUMNS, map(_node, report.nodes)),
+        "partitions": _table("partitions", "Partitions", PARTITION_COLUMNS, map(_partition, report.partitions)),
+        "bookies": _table("bookies", "Bookies", BOOKIE_COLUMNS, map(_bookie, report.bookies), _copies(report)),
+        "facts": _facts(report),
+    }
+
+
+def live_of(report: ClusterReport) -> dict[str, Any]:
+    """Build what an open page is told again and again."""
+    return {
+        "grade": Grade.Name(report.health.grade),
+        "health": report.health.text,
+        "changed": shape_of(report),
+        "numbers": {name: text for name, _, text in _tiles(report)},
+        "partitions": {each.id: rate(each.lead.ops_per_s) for each in report.partitions},
+    }
+
+
+def shape_of(report: ClusterReport) -> str:
+    """Differs when something but numbers has changed, so that the page should be loaded again."""
+    parts = [f"{each.subject} {each.code}" for each in report.findings]
+    parts += [f"{each.id} {each.leader} {each.served}" for each in report.partitions]
+    parts += [f"{each.id} {each.state}" for each in report.ring.moves]
+    parts += [f"{each.id} {bool(each.no_answer)}" for each in report.nodes]
+    return f"{zlib.crc32('|'.join(parts).encode('utf-8', 'replace')):08x}"
+
+
+def _tiles(report: ClusterReport) -> list[tuple[str, str, str]]:
+    leads = [each.lead for each in report.partitions]
+    behind = max((each.behind for partition in report.partitions for each in partition.replicas), default=0)
+    answering = sum(not node.no_answer for node in report.nodes)
+    return [
+        ("operations", "operations", rate(sum(lead.ops_per_s for lead in leads))),
+        ("writes", "writes", rate(sum(lead.writes_per_s for lead in leads))),
+        ("written", "written", f"{size(sum(lead.written_bytes_per_s for lead in leads))}/s"),
+        ("queued", "waiting at leaders", f"{sum(lead.queued for lead in leads):,}"),
+        ("keys", "keys", f"{sum(each.keys for each in report.partitions):,}"),
+        ("behind", "furthest replica behind", f"{behind:,}"),
+        ("lacking", "ledgers lacking copies", f"{report.repair.marked:,}"),
+        ("nodes", "nodes that answer", f"{answering} of {len(report.nodes)}"),
+    ]
+
+
+def _chart(samples: Sequence[float], name: str, words: Any) -> dict[str, str]:
+    return {
+        "name": name,
+        "points": line_of(samples, SAMPLES),
+        "last": words(samples[-1]) if samples else "not known yet",
+        "most": words(max(samples, default=0.0)),
+    }
+
+
+def _hot(partitions: Iterable[PartitionView]) -> list[dict[str, str]]:
+    found = [(each.share, partition.id, each.key) for partition in partitions for each in partition.lead.hot_keys]
+    return [
+        {"key": key(raw), "partition": partition, "share": f"{share:.0%}"}
+        for share, partition, raw in sorted(found, key=lambda each: -each[0])[:HOT_KEYS_MAX]
+    ]
+
+
+def _table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
+    return {"id": name, "title": title, "columns": columns, "rows": list(rows), "note": note}
+
+
+NODE_COLUMNS = ("node", "state", "zone", "version", "up for", "leads", "disk free", "metadata store", "processor")
+
+
+def _node(node: NodeView) -> list[Cell]:
+    if node.no_answer:
+        leads = Cell(f"{len(node.leads)} last known", "bad" if node.leads else "")
+        return [Cell(node.id), Cell(f"no answer: {node.no_answer}", "bad"), *[Cell("?")] * 3, leads, *[Cell("?")] * 3]
+    report = node.report
+    state = "draining" if report.draining else "; ".join(report.not_ready) or "ready"
+    store = report.metadata
+    return [
+        Cell(node.id),
+        Cell(state, "warn" if report.not_ready or report.draining else "good"),
+        Cell(report.zone or "none"),
+        Cell(report.version),
+        Cell(span(report.uptime_s)),
+        Cell(f"{len(node.leads)} of {len(node.holds)}"),
+        _disk(report.disk),
+        Cell(f"{store.state}, read {span(store.read_age_s)} ago", "" if store.state == "connected" else "bad"),
+        Cell(f"starved {report.loop_starved:.0%}", "warn" if report.loop_starved > 0.5 else ""),
+    ]
+
+
+PARTITION_COLUMNS = (
+    *("partition", "state", "leader", "operations", "part of keys", "keys", "epoch", "sequence"),
+    *("ledgers", "log kept", "replicas: behind"),
+)
+
+
+def _partition(partition: PartitionView) -> list[Cell]:
+    lead = partition.lead
+    lacking = f", {lead.ledgers_lacking_copies:,} lack copies" if lead.ledgers_lacking_copies else ""
+    return [
+        Cell(partition.id),
+        Cell(partition.state if partition.served else f"{partition.state}, not served", _tone(partition)),
+        Cell(partition.leader or "nobody", "" if partition.leader else "bad"),
+        Cell(rate(lead.ops_per_s), "n", load_of=partition.id),
+        Cell(f"{partition.share:.1%}", "n"),
+        Cell(f"{partition.keys:,}", "n"),
+        Cell(f"{partition.epoch:,}", "n"),
+        Cell(f"{partition.sequence:,}", "n"),
+        Cell(f"{lead.ledgers:,}{lacking}", "warn" if lacking else ""),
+        Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "whole"),
+        _replicas(partition),
+    ]
+
+
+def _tone(partition: PartitionView) -> str:
+    return "good" if partition.served else "bad"
+
+
+def _replicas(partition: PartitionView) -> Cell:
+    words, is_amiss = [], False
+    for each in partition.replicas:
+        if each.failure or not each.is_up or each.is_in_doubt:
+            words.append(f"{each.server}: {each.failure or ('in doubt' if each.is_in_doubt else 'away')}")
+            is_amiss = True
+        else:
+            words.append(f"{each.server}: {each.behind:,}" if each.HasField("behind") else f"{each.server}: ?")
+            is_amiss = is_amiss or each.behind > BEHIND_MAX
+    return Cell(" · ".join(words), "warn" if is_amiss else "")
+
+
+BOOKIE_COLUMNS = ("bookie", "state", "zone", "disk free", "ledgers", "in limbo", "failed directories")
+
+
+def _bookie(bookie: BookieReport) -> list[Cell]:
+    failed = [f"{each.path}: {each.failure}" for each in bookie.directories if each.failure]
+    state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
+    return [
+        Cell(bookie.id),
+        Cell(state, "good" if state == "writable" else "bad"),
+        Cell(bookie.zone or "none"),
+        _disk(bookie.disk),
+        Cell(f"{bookie.ledgers:,}", "n"),
+        Cell(f"{bookie.limbo_ledgers:,}", "n warn" if bookie.limbo_ledgers else "n"),
+        Cell("; ".join(failed) or "none", "bad" if failed else ""),
+    ]
+
+
+def _disk(disk: DiskReport) -> Cell:
+    if not disk.total_bytes:
+        return Cell("?")
+    return Cell(f"{size(disk.free_bytes)} of {size(disk.total_bytes)}", "bad" if is_scarce(disk) else "")
+
+
+def _copies(report: ClusterReport) -> str:
+    repair = report.repair
+    switched = "" if repair.enabled else "; auto-recovery is switched off"
+    return f"{count(repair.marked, 'ledger')} lacking copies, {repair.mending} being repaired now{switched}"
+
+
+def _moves(report: ClusterReport) -> dict[str, Any]:
+    ring = report.ring
+    stuck = {replica.partition for node in report.nodes for replica in node.report.replicas if replica.moves_stuck}
+    rows = [
+        [
+            Cell(str(move.id)),
+            Cell(f"{move.source} → {move.target}"),
+            Cell(f"{move.state}, stuck" if move.source in stuck else move.state, "bad" if move.source in stuck else ""),
+            Cell(f"{move.copied:.0%}", part=move.copied) if move.HasField("copied") else Cell("?"),
+            Cell(f"{move.attempt}", "n"),
+        ]
+        for move in ring.moves
+    ]
+    left = f", some {span(ring.eta_s)} to go" if ring.HasField("eta_s") else ""
+    paused = "; paused: `kvstore ring resume`" if ring.paused else ""
+    note = f"{ring.moves_done} of {ring.moves_planned} moves done, {ring.progress:.0%}{left}{paused}"
+    return _table("moves", "Moves", ("move", "from → to", "state", "copied", "attempt"), rows, note)
+
+
+def _facts(report: ClusterReport) -> str:
+    store, snapshot = report.metadata, report.snapshot
+    versions = sorted({node.report.version for node in report.nodes if not node.no_answer})
+    pins = sum(replica.pins_held for node in report.nodes for replica in node.report.replicas)
+    taken = f"last snapshot {span(snapshot.age_s)} ago" if report.HasField("snapshot") else "no snapshot known"
+    return " · ".join(
+        [
+            f"metadata store {store.kind} {store.address}: {store.state}, read {span(store.read_age_s)} ago",
+            taken,
+            count(pins, "pin") + " held",
+            f"version{'s' if len(versions) != 1 else ''} {', '.join(versions)}",
+            f"ledgers on {report.ensemble_size} bookies, answered by {report.ack_quorum}",
+            f"access control {'on' if report.access_on else 'off'}",
+        ]
+    )

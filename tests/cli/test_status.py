@@ -1,0 +1,290 @@
+"""`kvstore status`: its text byte by byte, its exit codes, its lines in a pipe, and what stands in for the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvstore.cli.main import build
+from kvstore.cli.status import command, known
+from kvstore.cli.status.views import shown_bytes, shown_time, status_document, status_text, what_matters
+from kvstore.errors import MetadataUnavailable, NotAuthenticated, StoreError, Unavailable
+from kvstore.proto.admin_pb2 import DEGRADED, DOWN, ClusterReport, NodeReport
+from kvstore.server.control.health import findings_of, health_of
+from tests.server.control.test_health import not_yet, silent, well
+
+HEALTHY_TEXT = """\
+healthy: 3 nodes, 2 partitions, all is served
+
+NODE  STATE  VERSION  UP         ZONE    FREE                   BOOKIE    LEADS  REPLICAS  MOST BEHIND
+n1    ready  0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable      0         2            0
+n2    ready  0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable      0         2            0
+n3    ready  0.1.0    1 h 2 min  rack-3  50.0 GiB of 100.0 GiB  writable      0         2            0
+
+ZooKeeper zk:2181: connected
+partitions: 2 of 2 are served; ring version 4, no moves
+auto-recovery: on, no ledger lacks copies
+access control: off; last snapshot: none is known
+as n1 finds it"""
+SILENT_LINE = (
+    "degraded, all is served: node n3: refuses connections; it has 2 replicas (and 1 more). "
+    "Next: start n3, or look at its log\n"
+)
+SILENT_TEXT = f"""\
+{SILENT_LINE}
+NODE  STATE      VERSION  UP         ZONE    FREE                   BOOKIE    LEADS  REPLICAS  MOST BEHIND
+n1    ready      0.1.0    1 h 2 min  rack-1  50.0 GiB of 100.0 GiB  writable      0         2  0
+n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable      0         2  0
+n3    no answer  -        -          -       -                      -             0         2  -
+
+!  node n3: refuses connections; it has 2 replicas
+   -> start n3, or look at its log
+!  the log: 2 of 3 bookies can be written to, 3 copies are wanted of each entry
+   -> start the bookies that are away, free space on those that are full, or add one
+
+ZooKeeper zk:2181: suspended, what is known is 1 min 30 s old
+partitions: 2 of 2 are served; ring version 4, 3 of 8 moves done, 40%, about 1 min 15 s left
+auto-recovery: on, no ledger lacks copies
+access control: on; last snapshot: 2 d 3 h old
+as n1 finds it"""
+
+
+def whole(report: ClusterReport) -> ClusterReport:
+    """The report with what nodes say for people, and its findings."""
+    for number, node in enumerate(report.nodes, 1):
+        if node.HasField("report"):
+            node.report.version, node.report.uptime_s, node.report.zone = "0.1.0", 3_725.0, f"rack-{number}"
+            node.report.bookie.state = "writable"
+    if not report.HasField("metadata"):
+        report.metadata.CopyFrom(report.nodes[0].report.metadata)
+    report.date_ms = 1_795_590_664_786
+    report.ClearField("findings")
+    report.findings.extend(findings_of(report))
+    report.health.CopyFrom(health_of(report, report.findings))
+    return report
+
+
+def lame() -> ClusterReport:
+    report = well()
+    silent(report, 3)
+    report.metadata.kind, report.metadata.address, report.metadata.state = "zookeeper", "zk:2181", "suspended"
+    report.metadata.read_age_s, report.access_on, report.snapshot.age_s = 90.0, True, 183_700.0
+    report.ring.moves.add(id=7)
+    report.ring.moves_planned, report.ring.moves_done, report.ring.progress, report.ring.eta_s = 8, 3, 0.4, 75.0
+    return whole(report)
+
+
+def test_the_text_of_a_healthy_and_of_a_lame_cluster() -> None:
+    assert status_text(whole(well())) == HEALTHY_TEXT
+    assert status_text(lame()) == SILENT_TEXT
+
+
+def test_of_very_many_findings_the_worst_are_shown() -> None:
+    report = well()
+    for number in range(30):
+        report.nodes[0].report.replicas.add(partition=f"p{number}", moves_stuck=1)
+    not_yet(report)
+    lines = status_text(whole(report)).splitlines()
+    assert [each for each in lines if each.startswith("!!")] == ["!! partition p1: the leader n1 does not serve yet"]
+    assert sum(each.startswith("!") for each in lines) == 20
+    assert "… and 11 more (--json shows all)" in lines
+
+
+def test_the_document_has_numbers_as_numbers_and_each_nodes_own_report() -> None:
+    report = whole(well())
+    report.partitions[0].lead.hot_keys.add(key=b"\xff", share=0.25)
+    document = status_document(report, [{"id": "n2", "pid": 17}])
+    assert document["health"] == {"grade": "healthy", "text": "healthy: 3 nodes, 2 partitions, all is served"}
+    assert document["nodes"][0]["report"]["disk"] == {
+        "free_bytes": 50 << 30,
+        "total_bytes": 100 << 30,
+        "reserve_bytes": 0,
+    }
+    assert (document["nodes"][1]["pid"], document["nodes"][1]["uptime_s"]) == (17, 3_725.0)
+    assert document["partitions"][0]["hot_keys"] == [{"key": b"\xff", "share": 0.25}]
+    assert document["bookies"][0]["failed_directories"] == []
+    assert (document["snapshot"], document["ring"]["version"]) == (None, 4)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(build(), ["status", *arguments])
+
+
+@pytest.mark.parametrize(("change", "code"), [(lambda _: None, 0), (lambda r: silent(r, 3), 1), (not_yet, 2)])
+def test_the_exit_code_is_the_health(monkeypatch: pytest.MonkeyPatch, change: Any, code: int) -> None:
+    report = well()
+    change(report)
+    monkeypatch.setattr(command, "cluster_report", lambda _: whole(report))
+    for arguments in (["--server", "x:1"], ["--server", "x:1", "--json"]):
+        answer = run(*arguments)
+        assert answer.exit_code == code, answer.output
+    assert json.loads(answer.stdout)["health"]["grade"] == ("healthy", "degraded", "down")[code]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(Unavailable("no server can be reached"), 2), (NotAuthenticated("who?"), 3)]
+)
+def test_no_answer_is_not_served_and_a_refused_login_is_nothing_learnt(
+    monkeypatch: pytest.MonkeyPatch, error: StoreError, code: int
+) -> None:
+    def ask(_: Any) -> ClusterReport:
+        raise error
+
+    monkeypatch.setattr(command, "cluster_report", ask)
+    answer = run("--server", "x:1")
+    assert answer.exit_code == code
+    assert str(error) in answer.output
+
+
+def test_in_a_pipe_each_change_is_a_line_and_what_stays_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [whole(well()), whole(well()), lame(), lame()]
+    looks[1].nodes[0].report.uptime_s += 2
+
+    def ask(_: Any) -> ClusterReport:
+        if not looks:
+            raise KeyboardInterrupt
+        return looks.pop(0)
+
+    monkeypatch.setattr(command, "cluster_report", ask)
+    monkeypatch.setattr(command.time, "sleep", lambda _: None)
+    answer = run("--watch", "--server", "x:1")
+    assert answer.stdout == (
+        f"2026-11-25T07:11:04Z healthy: 3 nodes, 2 partitions, all is served\n2026-11-25T07:11:04Z {SILENT_LINE}"
+    )
+    assert answer.exit_code == 1, "as the last look"
+
+
+def test_on_a_terminal_each_look_is_drawn_over_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [whole(well()), whole(well())]
+
+    def ask(_: Any) -> ClusterReport:
+        if not looks:
+            raise KeyboardInterrupt
+        return looks.pop(0)
+
+    monkeypatch.setattr(command, "cluster_report", ask)
+    monkeypatch.setattr(command, "is_terminal", lambda: True)
+    monkeypatch.setattr(command.time, "sleep", lambda _: None)
+    answer = run("--watch", "--server", "x:1")
+    assert (answer.stdout, answer.exit_code) == (f"\x1b[H\x1b[2J{HEALTHY_TEXT}\n" * 2, 0)
+
+
+def test_while_it_is_watched_in_json_each_change_is_a_document_on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = [whole(well()), Unavailable("no server can be reached"), lame()]
+
+    def ask(_: Any) -> ClusterReport:
+        if not looks:
+            raise KeyboardInterrupt
+        found = looks.pop(0)
+        if isinstance(found, StoreError):
+            raise found
+        report: ClusterReport = found
+        return report
+
+    monkeypatch.setattr(command, "cluster_report", ask)
+    monkeypatch.setattr(command.time, "sleep", lambda _: None)
+    answer = run("--watch", "--json", "--server", "x:1")
+    grades = [json.loads(line)["health"]["grade"] for line in answer.stdout.splitlines()]
+    assert grades == ["healthy", "down", "degraded"], "it goes on while nobody answers"
+
+
+def test_a_number_that_moves_is_no_change_and_another_finding_is() -> None:
+    first, later, worse = whole(well()), whole(well()), lame()
+    later.partitions[0].sequence += 5
+    assert what_matters(first) == what_matters(later) != what_matters(worse)
+    assert (worse.health.grade, DEGRADED < DOWN) == (DEGRADED, True)
+
+
+class Cluster:
+    """Servers and a metadata store, each of which may be away."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, session: str, answers: bool = True) -> None:
+        self.session, self.answers, self.read = session, answers, 0
+        self.is_gone = False
+        """The store is, and no server has noticed yet."""
+        self.patience_s = 0.0
+        monkeypatch.setattr(known, "ask_admin", self._ask)
+        monkeypatch.setattr(known, "cluster_report", self._report)
+        monkeypatch.setattr(known, "with_tools", self._with_tools)
+
+    def _ask(self, *_: Any) -> NodeReport:
+        if not self.answers:
+            raise Unavailable("no server can be reached")
+        report = NodeReport()
+        report.metadata.state = self.session
+        return report
+
+    def _report(self, _: Any) -> ClusterReport:
+        if not self.answers:
+            raise Unavailable("no server can be reached")
+        report = whole(well())
+        report.ring.age_s = 34.0
+        return report
+
+    def _with_tools(self, *_: Any, patience_s: float = 15.0) -> str:
+        self.read += 1
+        self.patience_s = patience_s
+        if self.session != "connected" or self.is_gone:
+            raise MetadataUnavailable("no ZooKeeper answers")
+        return "store"
+
+    def ask(self, metadata: str | None = None) -> str:
+        async def work(_: Any) -> str:
+            raise AssertionError("not connected to anything here")
+
+        where = (Path("data"), metadata, "n1:1")
+        return known.from_store_or_servers(where, work, lambda report: f"told by {report.server}")
+
+
+def test_the_metadata_store_is_read_while_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Cluster(monkeypatch, session="connected").ask() == "store"
+    assert Cluster(monkeypatch, session="connected", answers=False).ask() == "store", "no server is needed for it"
+    assert capsys.readouterr().err == ""
+
+
+def test_while_it_is_away_servers_tell_and_the_age_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(monkeypatch, session="suspended")
+    assert cluster.ask() == "told by n1"
+    assert cluster.read == 0, "nobody waits for what servers know to be away"
+    assert capsys.readouterr().err == (
+        "kvstore: the metadata store cannot be reached (no server that answers reaches it): shown is what n1 read of "
+        "it 34 s ago, and what servers say now\n"
+    )
+
+
+def test_a_store_that_goes_while_it_is_read_is_away_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, session="connected")
+    cluster.is_gone = True
+    assert cluster.ask() == "told by n1"
+    assert cluster.patience_s == known.STORE_S, "who can be told otherwise does not wait long"
+    cluster.answers = False
+    with pytest.raises(Unavailable, match=r"no ZooKeeper answers.*nor can servers: no server can be reached"):
+        cluster.ask()
+
+
+def test_a_store_that_is_named_is_asked_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, session="suspended")
+    with pytest.raises(MetadataUnavailable):
+        cluster.ask("zk:2181")
+    assert cluster.patience_s == 15.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.4, "0 s"), (59.6, "1 min 0 s"), (3_600, "1 h 0 min"), (86_399, "23 h 59 min"), (90_000, "1 d 1 h")],
+)
+def test_times_are_shown_in_two_units(seconds: float, shown: str) -> None:
+    assert shown_time(seconds) == shown
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (1 << 10, "1.0 KiB"), (5 << 39, "2.5 TiB")])
+def test_bytes_are_shown_in_the_largest_unit(count: int, shown: str) -> None:
+    assert shown_bytes(count) == shown

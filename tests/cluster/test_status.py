@@ -1,0 +1,182 @@
+"""`kvstore status` of a cluster of real processes to which things happen: what it says of them, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, running_cluster
+from tests.waiting import wait_until_blocking
+
+pytestmark = [pytest.mark.cluster]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("status")) as started:
+        started.wait_led()
+        yield started
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvstore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def at(cluster: Cluster, node: str = "n1") -> tuple[str, str]:
+    return "--server", cluster.file.node(node).grpc
+
+
+def look(cluster: Cluster, node: str = "n1") -> tuple[int, dict[str, Any]]:
+    """The exit code and the document of a status, as one node finds the cluster."""
+    answer = call("status", "--json", *at(cluster, node))
+    assert answer.stdout, answer.stderr
+    return answer.returncode, json.loads(answer.stdout)
+
+
+def codes(document: dict[str, Any]) -> set[str]:
+    return {each["code"] for each in document["findings"]}
+
+
+def wait_for(
+    cluster: Cluster, condition: Callable[[int, dict[str, Any]], object], what: str, node: str = "n1"
+) -> tuple[int, dict[str, Any]]:
+    """The first look that is as wanted."""
+    seen: list[tuple[int, dict[str, Any]]] = []
+
+    def is_so() -> bool:
+        seen.append(look(cluster, node))
+        return bool(condition(*seen[-1]))
+
+    try:
+        wait_until_blocking(is_so, timeout_s=90, what=what)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}; last: {seen[-1][0]} {seen[-1][1]['findings']}") from None
+    return seen[-1]
+
+
+def wait_whole(cluster: Cluster) -> None:
+    """Until every node answers and all is served; copies may still be made."""
+    wait_for(cluster, lambda code, found: code < 2 and codes(found) <= {"repair_backlog"}, "a whole cluster")
+
+
+def test_a_healthy_cluster_says_so_and_exits_with_zero(cluster: Cluster) -> None:
+    _, found = wait_for(cluster, lambda code, _: code == 0, "health")
+    assert found["health"] == {"grade": "healthy", "text": "healthy: 3 nodes, 3 partitions, all is served"}
+    nodes = {each["id"]: each for each in found["nodes"]}
+    assert sorted(nodes) == cluster.ids
+    assert all(each["report"]["disk"]["total_bytes"] > 0 and each["uptime_s"] > 0 for each in nodes.values())
+    assert sorted(each for node in nodes.values() for each in node["leads"]) == ["p1", "p2", "p3"]
+    assert [len(each["replicas"]) for each in found["partitions"]] == [3, 3, 3]
+    assert all(each["failed_directories"] == [] and each["free_bytes"] for each in found["bookies"])
+    local = call("status", "--data-dir", str(cluster.local.data_dir))
+    assert (local.returncode, local.stdout.splitlines()[0]) == (0, found["health"]["text"])
+    assert str(cluster.pid("n2")) in local.stdout
+
+
+def test_a_node_that_is_killed_is_named_with_the_reason_and_watchers_are_told(cluster: Cluster) -> None:
+    wait_for(cluster, lambda code, _: code == 0, "health")
+    command = [sys.executable, "-m", "kvstore", "status", "--watch", "--interval", "0.5", *at(cluster)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        assert watch.stdout.readline().rstrip().endswith("healthy: 3 nodes, 3 partitions, all is served")
+        cluster.kill("n3")
+        _, found = wait_for(
+            cluster, lambda code, found: code == 1 and "node_silent" in codes(found), "the others to serve"
+        )
+        assert "n3" in watch.stdout.readline()
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=30)
+        assert watch.returncode in (1, 2), "as the last look was"
+    [node] = [each for each in found["nodes"] if each["no_answer"]]
+    assert (node["id"], node["report"], node["leads"]) == ("n3", None, [])
+    assert "refuses connections" in node["no_answer"]
+    assert {each["leader"] for each in found["partitions"]} <= {"n1", "n2"}
+    local = call("status", "--data-dir", str(cluster.local.data_dir))
+    assert local.returncode == 1
+    assert "node n3: n3 refuses connections" in local.stdout
+    assert "To start what is down: " in local.stdout
+    cluster.start_node("n3")
+    wait_whole(cluster)
+
+
+def test_a_node_that_hangs_does_not_hold_the_status_up(cluster: Cluster) -> None:
+    cluster.pause("n2")
+    try:
+        _, found = wait_for(cluster, lambda _, found: "node_silent" in codes(found), "n2 to be missed")
+        assert [each["id"] for each in found["nodes"] if each["no_answer"]] == ["n2"]
+        asked = ",".join(cluster.file.node(each).grpc for each in ("n2", "n1"))
+        answer = call("status", "--server", asked)
+        assert "node n2: " in answer.stdout, "the next server is asked where the first one hangs"
+    finally:
+        cluster.resume("n2")
+    wait_whole(cluster)
+
+
+def test_while_the_metadata_store_is_away_servers_tell_what_they_know_and_its_age(cluster: Cluster) -> None:
+    cluster.redis("n1").set("k", "v")
+    cluster.pause_zookeeper()
+    try:
+        code, found = wait_for(cluster, lambda _, found: "metadata_away" in codes(found), "ZooKeeper to be missed")
+        assert code == 1, "all is served"
+        assert "ZooKeeper: no node reaches it; what they know is " in found["health"]["text"]
+        assert found["metadata"]["state"] == "suspended"
+        for command in (("partition", "list"), ("bookie", "list"), ("ring", "show")):
+            answer = call(*command, "--json", *at(cluster))
+            assert answer.returncode == 0, answer.stderr
+            assert "shown is what n1 read of it" in answer.stderr
+            document = json.loads(answer.stdout)
+            rows = document if isinstance(document, list) else document["partitions"]
+            assert len(rows) == 3
+            assert all(each["age_s"] > 0 for each in (rows if isinstance(document, list) else [document]))
+        bookies = json.loads(call("bookie", "list", "--json", *at(cluster)).stdout)
+        assert all(each["state"] == "writable" and each["free_bytes"] for each in bookies)
+        partitions = json.loads(call("partition", "list", "--json", *at(cluster)).stdout)
+        assert all(each["leader"] in cluster.ids and each["ledger_count"] for each in partitions)
+        assert call("partition", "show", "p1", *at(cluster)).returncode == 0
+        unknown = call("partition", "show", "p9", *at(cluster))
+        assert (unknown.returncode, unknown.stdout) == (1, "")
+    finally:
+        cluster.resume_zookeeper()
+    wait_whole(cluster)
+    listed = call("partition", "list", "--json", *at(cluster))
+    assert listed.stderr == ""
+    assert all(each["ledgers"] for each in json.loads(listed.stdout))
+
+
+def test_a_bookie_with_a_full_disk_is_named_with_what_is_free(cluster: Cluster) -> None:
+    config = Path(cluster.file.node("n3").config)
+    before = config.read_text()
+    assert "[storage]" not in before
+    cluster.terminate("n3")
+    config.write_text(f"{before}\n[storage]\nreserve_bytes = {1 << 60}\n")
+    cluster.start_node("n3")
+    _, found = wait_for(cluster, lambda code, found: code == 1 and "bookie_readonly" in codes(found), "a full disk")
+    [full] = [each for each in found["findings"] if each["code"] == "bookie_readonly"]
+    assert full["subject"].startswith("bookie n3-")
+    assert "its disk is full: " in full["reason"]
+    assert full["next_step"] == "make room on its disk, or add a bookie"
+    cluster.terminate("n3")
+    config.write_text(before)
+    cluster.start_node("n3")
+    wait_whole(cluster)
+
+
+def test_partitions_that_nobody_can_lead_are_not_served(cluster: Cluster) -> None:
+    cluster.kill("n2")
+    cluster.kill("n3")
+    code, found = wait_for(cluster, lambda code, found: code == 2 and "no_ack_quorum" in codes(found), "no quorum")
+    assert found["health"]["grade"] == "down"
+    assert codes(found) & {"no_leader", "leader_silent", "leader_not_serving", "no_ack_quorum"}
+    assert code == 2
+    assert call("status", *at(cluster, "n2")).returncode == 2, "nobody answers there"
+    cluster.start_node("n2")
+    cluster.start_node("n3")
+    wait_whole(cluster)

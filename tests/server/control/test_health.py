@@ -1,0 +1,312 @@
+"""The rules of a cluster's health, each by one report in which one thing is amiss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from inspect import getsource
+
+import pytest
+
+from kvstore.proto import admin_pb2
+from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding
+from kvstore.server.control import health
+from kvstore.server.control.health import findings_of, health_of, is_scarce
+
+GIB = 1 << 30
+
+
+def well() -> ClusterReport:
+    """Three nodes, each with a bookie and a replica of each of two partitions."""
+    report = ClusterReport(server="n1", ensemble_size=3, ack_quorum=2)
+    report.ring.version = 4
+    report.repair.enabled = True
+    for number in (1, 2, 3):
+        node = report.nodes.add(id=f"n{number}", registered=True, holds=["p1", "p2"])
+        node.report.id = node.id
+        node.report.metadata.kind, node.report.metadata.state = "zookeeper", "connected"
+        node.report.metadata.address, node.report.metadata.read_age_s = "zk:2181", 3.0
+        node.report.disk.total_bytes, node.report.disk.free_bytes = 100 * GIB, 50 * GIB
+        bookie = report.bookies.add(id=f"n{number}-ab", node=node.id, state="writable")
+        bookie.disk.total_bytes, bookie.disk.free_bytes, bookie.disk.reserve_bytes = 100 * GIB, 50 * GIB, GIB
+    for partition, leader in (("p1", "n1"), ("p2", "n2")):
+        view = report.partitions.add(id=partition, state="serving", leader=leader, served=True, sequence=500_000)
+        for number in (1, 2, 3):
+            view.replicas.add(server=f"n{number}", is_up=True, behind=0)
+    return report
+
+
+def silent(report: ClusterReport, *numbers: int) -> None:
+    """As a node that is killed, or cut off, is seen."""
+    for number in numbers:
+        node, bookie = report.nodes[number - 1], report.bookies[number - 1]
+        node.ClearField("report")
+        node.no_answer = bookie.no_answer = "refuses connections"
+        for partition in report.partitions:
+            partition.replicas[number - 1].is_up = False
+            partition.replicas[number - 1].ClearField("behind")
+            partition.served = partition.served and partition.leader != node.id
+
+
+def leaderless(report: ClusterReport) -> None:
+    silent(report, 2, 3)
+    report.partitions[0].leader, report.partitions[0].served = "", False
+
+
+def not_yet(report: ClusterReport) -> None:
+    report.partitions[0].served = False
+
+
+def cut_off_all(report: ClusterReport) -> None:
+    for node in report.nodes:
+        node.report.metadata.state, node.report.metadata.read_age_s = "suspended", 14.2
+
+
+def old_knowledge(report: ClusterReport) -> None:
+    for node in report.nodes:
+        node.report.metadata.read_age_s = 61
+
+
+def cut_off_one(report: ClusterReport) -> None:
+    report.nodes[2].report.metadata.state = "lost"
+
+
+def wiped(report: ClusterReport) -> None:
+    """The bookie has another incarnation, and its former one is in a ledger still."""
+    report.bookies.add(id="n1-00", node="n1", state="away")
+    report.repair.marked, report.repair.mending = 3, 1
+
+
+def away(report: ClusterReport) -> None:
+    report.bookies[0].state = "away"
+
+
+def mute(report: ClusterReport) -> None:
+    report.bookies[0].node, report.bookies[0].no_answer = "", "no answer within 1 s"
+
+
+def full(report: ClusterReport) -> None:
+    report.bookies[0].state, report.bookies[0].disk.free_bytes = "readonly", 0
+
+
+def one_directory(report: ClusterReport) -> None:
+    report.bookies[0].directories.add(path="/disks/b", failure="[Errno 5] Input/output error")
+
+
+def limbo(report: ClusterReport) -> None:
+    report.bookies[0].limbo_ledgers = 1
+
+
+def scarce(report: ClusterReport) -> None:
+    report.bookies[0].disk.free_bytes = 4 * GIB
+
+
+def scarce_data(report: ClusterReport) -> None:
+    report.nodes[1].report.disk.free_bytes = GIB
+
+
+def unreadable(report: ClusterReport) -> None:
+    report.repair.unreadable = 2
+
+
+def backlog(report: ClusterReport) -> None:
+    report.repair.marked = 17
+
+
+def switched_off(report: ClusterReport) -> None:
+    report.repair.marked, report.repair.enabled = 17, False
+
+
+def undecodable(report: ClusterReport) -> None:
+    report.partitions[0].lead.ledgers_undecodable = 1
+
+
+def failed(report: ClusterReport) -> None:
+    report.partitions[1].replicas[2].failure = "the log has a gap"
+
+
+def in_doubt(report: ClusterReport) -> None:
+    report.partitions[1].replicas[2].is_in_doubt = True
+
+
+def behind(report: ClusterReport) -> None:
+    report.partitions[1].replicas[2].behind = 100_001
+
+
+def absent(report: ClusterReport) -> None:
+    for partition in report.partitions:
+        partition.replicas[2].is_up = False
+
+
+def stuck(report: ClusterReport) -> None:
+    report.nodes[0].report.replicas.add(partition="p1", moves_stuck=2)
+
+
+def paused(report: ClusterReport) -> None:
+    report.ring.paused = True
+    report.ring.moves.add(id=7)
+
+
+def doubtful(report: ClusterReport) -> None:
+    report.nodes[0].report.date_doubt = "it is 9.0 s ahead of n2, n3"
+
+
+def starting(report: ClusterReport) -> None:
+    report.nodes[0].report.not_ready.append("no other server can be reached")
+
+
+def draining(report: ClusterReport) -> None:
+    report.nodes[0].report.draining = True
+    report.nodes[0].report.not_ready.append("draining")
+
+
+CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
+    # code: what is amiss, how bad that is, about what, why (a part of it), the next step (a part of it)
+    "no_leader": (leaderless, DOWN, "partition p1", "no leader; 1 of 3 replicas are up", "start n2, n3"),
+    "leader_silent": (lambda r: silent(r, 2), DOWN, "partition p2", "n2 does not answer: refuses", "start n2"),
+    "leader_not_serving": (not_yet, DOWN, "partition p1", "n1 does not serve yet", "wait"),
+    "no_ack_quorum": (lambda r: silent(r, 2, 3), DOWN, "the log", "1 of 3 bookies", "start the bookies"),
+    "small_ensembles": (lambda r: silent(r, 3), DEGRADED, "the log", "2 of 3 bookies", "start the bookies"),
+    "node_silent": (lambda r: silent(r, 3), DEGRADED, "node n3", "refuses connections; it has 2 replicas", "start n3"),
+    "node_not_ready": (starting, DEGRADED, "node n1", "no other server can be reached", "log of n1"),
+    "node_draining": (draining, DEGRADED, "node n1", "it was drained", "undrain n1"),
+    "metadata_away": (cut_off_all, DEGRADED, "ZooKeeper", "no node reaches it; what they know is 14 s old", "zk:2181"),
+    "metadata_unreachable_from": (cut_off_one, DEGRADED, "node n3", "session lost, read 3 s ago", "network from n3"),
+    "bookie_away": (away, DEGRADED, "bookie n1-ab", "not registered", "kvstore bookie decommission n1-ab"),
+    "bookie_silent": (mute, DEGRADED, "bookie n1-ab", "no answer within 1 s", "its log"),
+    "bookie_readonly": (
+        full,
+        DEGRADED,
+        "bookie n1-ab",
+        "read-only, its disk is full: 0 of 102,400 MiB",
+        "add a bookie",
+    ),
+    "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
+    "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "entries of 1 ledger may be missing", "autorecovery status"),
+    "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 of 102,400 MiB are free, 1,024 MiB of them", "make room"),
+    "ledgers_unreadable": (unreadable, DEGRADED, "the log", "in 2 ledgers no good copy", "fsck"),
+    "repair_backlog": (backlog, DEGRADED, "the log", "17 ledgers lack copies; 0 are being", "autorecovery list"),
+    "repair_off": (switched_off, DEGRADED, "the log", "switched off", "autorecovery enable"),
+    "ledgers_undecodable": (undecodable, DEGRADED, "partition p1", "metadata of 1 ledger cannot be read", "fsck"),
+    "replica_failed": (failed, DEGRADED, "partition p2 on n3", "has stopped: the log has a gap", "log of n3"),
+    "replica_in_doubt": (in_doubt, DEGRADED, "partition p2 on n3", "replicas differ", "partition trust p2"),
+    "replica_behind": (behind, DEGRADED, "partition p2 on n3", "100,001 mutations behind", "wait"),
+    "replica_absent": (absent, DEGRADED, "node n3", "no replica yet of partitions p1, p2", "wait"),
+    "move_stuck": (stuck, DEGRADED, "partition p1 on n1", "2 moves of its keys", "ring cancel"),
+    "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move to go", "ring resume"),
+    "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "clock of n1"),
+}
+
+
+def found_in(change: Callable[[ClusterReport], None]) -> list[Finding]:
+    report = well()
+    change(report)
+    return findings_of(report)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_what_is_amiss_is_found_with_its_reason_and_the_next_step(code: str) -> None:
+    change, grade, subject, reason, next_step = CASES[code]
+    [finding] = [each for each in found_in(change) if each.code == code]
+    assert (finding.grade, finding.subject) == (grade, subject)
+    assert reason in finding.reason
+    assert next_step in finding.next_step
+
+
+def test_every_rule_has_its_case() -> None:
+    codes = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', getsource(health)))
+    assert codes == set(CASES)
+
+
+def test_a_cluster_in_which_nothing_is_amiss_is_healthy() -> None:
+    assert findings_of(well()) == []
+    line = health_of(well(), [])
+    assert (line.grade, line.text) == (HEALTHY, "healthy: 3 nodes, 2 partitions, all is served")
+
+
+def test_what_is_not_served_comes_first_and_makes_the_line() -> None:
+    report = well()
+    cut_off_one(report)
+    not_yet(report)
+    found = findings_of(report)
+    assert [each.code for each in found] == ["leader_not_serving", "metadata_unreachable_from"]
+    line = health_of(report, found)
+    assert line.grade == DOWN
+    assert line.text == (
+        "not all is served: partition p1: the leader n1 does not serve yet (and 1 more). Next: wait for some seconds; "
+        "then look at the logs of its replicas' nodes and at the metadata store"
+    )
+
+
+def test_a_node_that_is_down_is_the_reason_and_not_its_bookie_or_replicas() -> None:
+    report = well()
+    silent(report, 3)
+    assert [each.code for each in findings_of(report)] == ["node_silent", "small_ensembles"]
+    assert health_of(report, findings_of(report)).text.startswith("degraded, all is served: node n3: refuses")
+
+
+def test_partitions_with_the_same_reason_are_one_finding_and_few_are_named() -> None:
+    report = well()
+    for number in range(3, 20):
+        report.partitions.add(id=f"p{number}", state="serving", leader="n9", served=False)
+    [finding] = findings_of(report)
+    assert finding.subject == "partitions p3, p4, p5, p6, p7 and 12 more"
+
+
+def test_a_retired_partition_needs_no_leader() -> None:
+    report = well()
+    report.partitions.add(id="p0", state="retired")
+    assert findings_of(report) == []
+
+
+def test_what_is_too_old_counts_as_away_whatever_the_session_says() -> None:
+    [finding] = found_in(old_knowledge)
+    assert finding.code == "metadata_away"
+
+
+def test_a_scarce_disk_of_a_data_directory_is_found_too() -> None:
+    [finding] = found_in(scarce_data)
+    assert (finding.code, finding.subject) == ("disk_scarce", "node n2")
+
+
+def test_a_wiped_bookie_is_no_finding_once_its_copies_are_made_again() -> None:
+    report = well()
+    wiped(report)
+    assert [each.code for each in findings_of(report)] == ["bookie_away", "repair_backlog"]
+    report.repair.marked = 0
+    assert findings_of(report) == []
+
+
+def test_a_newcomer_that_has_no_replica_yet_is_no_finding() -> None:
+    report = well()
+    report.partitions[0].replicas.add(server="n1", is_joining=True)
+    assert findings_of(report) == []
+
+
+def test_a_node_whose_version_tells_nothing_is_not_taken_for_one_without_the_metadata_store() -> None:
+    report = well()
+    report.nodes[0].report.Clear()
+    report.nodes[0].report.id = "n1"
+    assert findings_of(report) == []
+
+
+def test_a_line_is_one_line_whatever_a_reason_holds() -> None:
+    report = well()
+    report.nodes[0].report.date_doubt = "two\nlines \x1b[2J\x9b"
+    assert ": two lines [2J." in health_of(report, findings_of(report)).text
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "reserve", "is_so"),
+    [
+        (0, 0, 0, False),  # nothing is known
+        (0, 100, 0, True),
+        (5, 100, 0, False),
+        (4, 100, 0, True),
+        (19, 100, 10, True),
+        (20, 100, 10, False),
+    ],
+)
+def test_a_disk_is_scarce_near_its_reserve_or_nearly_full(free: int, total: int, reserve: int, is_so: bool) -> None:
+    disk = admin_pb2.DiskReport(free_bytes=free, total_bytes=total, reserve_bytes=reserve)
+    assert is_scarce(disk) is is_so

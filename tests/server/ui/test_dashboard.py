@@ -1,0 +1,156 @@
+"""The dashboard over HTTP, on reports that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+
+from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.beat import Beat
+from kvstore.env.nursery import TaskNursery
+from kvstore.env.transport import TcpTransport
+from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.server.http.door import HttpDoor
+from kvstore.server.ui import dashboard as module
+from kvstore.server.ui.dashboard import Dashboard
+from tests.server.http.test_door import Shown
+from tests.server.ui.test_view import Elements, judged, loaded
+from tests.waiting import PATIENCE_S
+
+
+class Made:
+    """A survey whose answer is given."""
+
+    def __init__(self) -> None:
+        self.report = judged(loaded())
+
+    def own(self) -> NodeReport:
+        return NodeReport()
+
+    async def take(self) -> ClusterReport:
+        return self.report
+
+
+class Turned:
+    """A doorman who lets pass so many requests."""
+
+    def __init__(self, passes: int) -> None:
+        self.passes = passes
+
+    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
+        self.passes -= 1
+        return None if self.passes >= 0 else web.Response(status=403)
+
+
+class Opened:
+    def __init__(self, door: HttpDoor, made: Made, url: str) -> None:
+        self.door, self.made, self.url = door, made, url
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Opened]:
+    address = f"127.0.0.1:{free_port()}"
+    nursery = TaskNursery("test")
+    door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made()
+    door.dashboard = Dashboard(nursery, made)
+    door.dashboard.start()
+    await door.open(address)
+    yield Opened(door, made, f"http://{address}")
+    await door.dashboard.close()
+    await door.close()
+    await nursery.close()
+
+
+async def fetch(url: str) -> tuple[aiohttp.ClientResponse, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer, await answer.text()
+
+
+async def test_the_page_asks_nothing_of_the_internet_and_runs_nothing_that_is_not_its_own(opened: Opened) -> None:
+    answer, page = await fetch(f"{opened.url}/ui")
+    assert answer.status == 200
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    elements = Elements(page)
+    named = [each.get("href") or each.get("src") or "" for _, each in elements.found if {"href", "src"} & each.keys()]
+    assert named
+    assert all(each.startswith(("/", "#")) and not each.startswith("//") for each in named)
+    assert not [name for _, each in elements.found for name in each if name == "style" or name.startswith("on")]
+    for each in elements.of("script"):
+        assert each["src"] == "/ui/ui.js"
+    for path in ("/ui/ui.css", "/ui/ui.js"):
+        assert (await fetch(opened.url + path))[0].status == 200
+
+
+async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
+    elements = Elements((await fetch(f"{opened.url}/ui"))[1])
+    assert [len(elements.of(name)) for name in ("main", "header", "footer", "nav", "h1")] == [1] * 5
+    assert all(each.get("scope") in ("col", "row") for each in elements.of("th"))
+    headings = {each.get("id") for each in elements.of("h2")}
+    assert all(each.get("aria-labelledby") in headings for each in elements.of("section"))
+    ids = {each["id"] for _, each in elements.found if "id" in each}
+    assert {str(each["href"])[1:] for each in elements.of("a") if str(each["href"]).startswith("#")} <= ids
+    assert all(each.get("aria-label") or each.get("aria-hidden") for each in elements.of("svg"))
+    assert next(each for _, each in elements.found if each.get("id") == "health")["aria-live"] == "polite"
+
+
+async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> None:
+    opened.made.report.partitions[0].lead.hot_keys.add(key=b"<script>alert(1)</script>", share=0.5)
+    opened.made.report.nodes[0].no_answer = '"><img src=x>'
+    page = (await fetch(f"{opened.url}/ui"))[1]
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+async def test_an_open_page_is_told_of_changes(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIVE_S", 0.01)
+    async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
+        assert stream.content_type == "text/event-stream"
+        first = await event_of(stream)
+        opened.made.report.partitions[0].lead.ops_per_s = 900
+        while (last := await event_of(stream)) == first:
+            pass
+    assert (first["partitions"]["p1"], last["partitions"]["p1"]) == ("300/s", "900/s")
+
+
+async def event_of(stream: aiohttp.ClientResponse) -> dict[str, dict[str, str]]:
+    async with asyncio.timeout(PATIENCE_S):
+        block = await stream.content.readuntil(b"\n\n")
+    lines = dict(line.split(": ", 1) for line in block.decode().strip().split("\n"))
+    assert lines["event"] == "live"
+    found: dict[str, dict[str, str]] = orjson.loads(lines["data"])
+    return found
+
+
+async def test_a_stream_ends_when_its_user_may_not_see_it_any_more(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIVE_S", 0.01)
+    opened.door.doorman = Turned(3)
+    async with asyncio.timeout(PATIENCE_S):
+        answer, text = await fetch(f"{opened.url}/ui/live")
+        assert (answer.status, text.count("event: live")) == (200, 2)
+        assert (await fetch(f"{opened.url}/ui"))[0].status == 403
+
+
+async def test_there_are_no_more_streams_than_there_may_be(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STREAMS_MAX", 1)
+    async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
+        await event_of(stream)
+        assert (await fetch(f"{opened.url}/ui/live"))[0].status == 503
+
+
+async def test_a_node_that_starts_says_that_it_has_no_dashboard_yet(opened: Opened) -> None:
+    held, opened.door.dashboard = opened.door.dashboard, None
+    try:
+        answer, text = await fetch(f"{opened.url}/ui")
+        assert (answer.status, "starts" in text) == (503, True)
+    finally:
+        opened.door.dashboard = held

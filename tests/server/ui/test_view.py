@@ -1,0 +1,148 @@
+"""What the dashboard makes of reports: words, pictures, the last hour."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.server.control.health import findings_of, health_of
+from kvstore.server.ui.history import SAMPLES, History
+from kvstore.server.ui.picture import line_of, ring_of
+from kvstore.server.ui.view import live_of, page_of, shape_of
+from kvstore.server.ui.words import key, rate, size, span
+from tests.server.control.test_health import silent, well
+
+
+def judged(report: ClusterReport) -> ClusterReport:
+    findings = findings_of(report)
+    report.findings.extend(findings)
+    report.health.CopyFrom(health_of(report, findings))
+    return report
+
+
+def loaded() -> ClusterReport:
+    report = well()
+    for partition, share, ops in zip(report.partitions, (0.25, 0.75), (300.0, 100.0), strict=True):
+        partition.share, partition.lead.ops_per_s = share, ops
+    return report
+
+
+def cells(report: ClusterReport, table: str) -> dict[str, str]:
+    """The rows of a table as text, by their headings."""
+    rows: list[list[Any]] = page_of(report, History())[table]["rows"]
+    return {row[0].text: " | ".join(cell.text for cell in row[1:]) for row in rows}
+
+
+def test_a_silent_node_is_shown_with_the_reason_and_its_last_known_leads() -> None:
+    report = judged(loaded())
+    silent(report, 2)
+    report.nodes[1].leads.append("p2")
+    assert "no answer: refuses connections" in cells(report, "nodes")["n2"]
+    assert "1 last known" in cells(report, "nodes")["n2"]
+    assert "n2: away" in cells(report, "partitions")["p1"]
+    assert "not served" in cells(report, "partitions")["p2"]
+
+
+def test_the_verdict_is_that_of_the_health_rules() -> None:
+    report = loaded()
+    silent(report, 2)
+    page = page_of(judged(report), History())
+    assert (page["grade"], page["health"]) == ("DOWN", report.health.text)
+    assert [each["reason"] for each in page["findings"]] == [each.reason for each in report.findings]
+
+
+def test_a_full_disk_and_a_failed_directory_are_shown_at_their_bookie() -> None:
+    report = loaded()
+    report.bookies[0].state, report.bookies[0].disk.free_bytes = "readonly", 1 << 20
+    report.bookies[1].directories.add(path="/d2", failure="Input/output error")
+    bookies = cells(report, "bookies")
+    assert "readonly" in bookies["n1-ab"]
+    assert "1.0 MiB of 100 GiB" in bookies["n1-ab"]
+    assert "/d2: Input/output error" in bookies["n2-ab"]
+
+
+def test_a_stuck_move_is_shown_with_its_progress() -> None:
+    report = loaded()
+    report.ring.moves.add(id=7, source="p1", target="p2", state="copying", attempt=3, copied=0.4)
+    report.nodes[0].report.replicas.add(partition="p1", moves_stuck=1)
+    assert cells(report, "moves") == {"7": "p1 → p2 | copying, stuck | 40% | 3"}
+
+
+def test_with_the_metadata_store_away_its_state_and_the_age_of_what_is_known_are_shown() -> None:
+    report = loaded()
+    report.nodes[0].report.metadata.state, report.nodes[0].report.metadata.read_age_s = "suspended", 200.0
+    assert "suspended, read 3 min ago" in cells(report, "nodes")["n1"]
+
+
+def test_arcs_fill_the_circle_one_after_the_other_and_bands_are_as_broad_as_the_load() -> None:
+    arcs = ring_of(loaded())["arcs"]
+    assert [(each["length"], each["offset"]) for each in arcs] == [("248.50", "-0.00"), ("748.50", "-250.00")]
+    assert [each["load_width"] for each in arcs] == ["22.0", "7.3"]
+    report = loaded()
+    report.partitions[1].served = False
+    assert [each["tone"] for each in ring_of(report)["arcs"]] == ["c0", "bad"]
+
+
+def test_a_page_learns_that_more_than_numbers_has_changed() -> None:
+    report = loaded()
+    before = shape_of(report)
+    report.partitions[0].lead.ops_per_s = 5
+    assert shape_of(report) == before
+    report.partitions[0].leader = "n3"
+    assert shape_of(report) != before
+
+
+def test_the_numbers_that_are_kept_fresh_are_those_of_the_page() -> None:
+    report = judged(loaded())
+    live, page = live_of(report), page_of(report, History())
+    assert live["numbers"] == {each["id"]: each["text"] for each in page["tiles"]}
+    assert live["partitions"] == {"p1": "300/s", "p2": "100/s"}
+    assert (live["health"], live["changed"]) == (page["health"], page["shape"])
+
+
+def sampled(count: int) -> History:
+    history = History()
+    for number in range(count):
+        report = NodeReport()
+        report.replicas.add().lead.ops_per_s = number
+        history.take(report)
+    return history
+
+
+@pytest.mark.parametrize("count", [0, 1, SAMPLES, SAMPLES + 1, 3 * SAMPLES + 7])
+def test_the_last_hour_is_kept_oldest_first_in_memory_that_does_not_grow(count: int) -> None:
+    history = sampled(count)
+    assert list(history.of("operations")) == [float(each) for each in range(count)][-SAMPLES:]
+    assert history.size_bytes == 11_520
+
+
+def test_a_line_ends_at_the_right_edge_and_its_highest_sample_is_at_the_top() -> None:
+    assert line_of([0, 5, 10], 360) == "357,98.0 358,51.0 359,4.0"
+    assert line_of([0, 0], 360) == "358,98.0 359,98.0"
+    assert line_of([], 360) == ""
+
+
+def test_numbers_are_in_units_that_people_read() -> None:
+    assert [size(each) for each in (5, 1536, 20 << 30, 5 << 40)] == ["5 B", "1.5 KiB", "20 GiB", "5.0 TiB"]
+    assert [span(each) for each in (3, 119, 120, 7200, 200_000)] == ["3 s", "119 s", "2 min", "2 h", "2 d"]
+    assert [rate(each) for each in (0, 0.5, 12_345)] == ["0/s", "0.5/s", "12,345/s"]
+    assert key(b"a\n\x1b[\xff") == "a\\n\\x1b[\\xff"
+    assert len(key(b"k" * 1000)) == 60
+
+
+class Elements(HTMLParser):
+    """The elements of a page: names with their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def of(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.found if tag == name]
