@@ -209,6 +209,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_access_on",
         "1 where clients are asked who they are.",
     ),
+    "server_access_unfounded": (
+        "server_access_unfounded",
+        "1 where nobody is served: other machines reach this node, and access control is off.",
+    ),
     "server_access_users": (
         "server_access_users",
         "Users in the table that this server goes by.",
