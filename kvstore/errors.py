@@ -121,8 +121,7 @@ class NotAuthenticated(Refused):
 
 
 class AccessUnfounded(NotAuthenticated):
-    """Other machines reach this server, and its cluster asks nobody who he is: it serves nobody. Clients know it as
-    NotAuthenticated."""
+    """Other machines reach this server, and its cluster asks nobody who he is: it serves nobody."""
 
 
 class PermissionDenied(Refused):

@@ -80,7 +80,7 @@ class Identity:
             raise self.permissions.refused(rights[0], what)
 
     def unknown(self) -> NotAuthenticated:
-        """What somebody is told who has not said who he is."""
+        """Make the error for somebody who has not said who he is."""
         return (AccessUnfounded if self.why_unknown is UNFOUNDED else NotAuthenticated)(self.why_unknown)
 
     def check_known(self) -> None:
