@@ -15,13 +15,13 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from kvstore.env.beat import BEAT_S, SharedBeat
+from kvstore.env.certificates import Certificates
 from kvstore.env.clock import SystemClock
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.nursery import OnError, TaskNursery
 from kvstore.env.ports import Env
 from kvstore.env.starvation import LoopStarvation
 from kvstore.env.syncs import Syncs, ThreadSyncs
-from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.env.uring import RingSyncs
 
@@ -39,16 +39,16 @@ def real_env(
     *,
     name: str = "node",
     on_error: OnError | None = None,
-    tls: Tls | None = None,
+    certificates: Certificates | None = None,
     others: Sequence[Path] = (),
 ) -> Env:
-    """The ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS files
-    cannot be used."""
+    """The ports of this process, with its files below `root` and `others`. Raises OSError if the root cannot be used.
+    Its connections go by the newest of the certificates; without them they are plain TCP."""
     syncs = best_syncs()
     return Env(
         clock=SystemClock(),
         random=SystemRandom(),  # nobody may foresee the nonces that are drawn
-        transport=_transport(tls),
+        transport=_transport(certificates),
         disk=DirectoryDisk(root, syncs, others),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
@@ -58,10 +58,12 @@ def real_env(
     )
 
 
-def _transport(tls: Tls | None) -> TcpTransport:
-    if tls is None:
+def _transport(certificates: Certificates | None) -> TcpTransport:
+    if certificates is None:
         return TcpTransport()
-    return TcpTransport(serving=tls.server_context(), calling=tls.client_context())
+    transport = TcpTransport(serving=certificates.serving, calling=certificates.calling)
+    certificates.on_change(lambda: transport.use(certificates.serving, certificates.calling))
+    return transport
 
 
 def best_syncs() -> Syncs:

@@ -19,12 +19,18 @@ log = logging.getLogger(__name__)
 class TcpListener:
     """A bound address that accepts connections until closed."""
 
-    def __init__(self, acceptors: Sequence[Acceptor], address: str) -> None:
-        self._acceptors = acceptors
+    def __init__(self, acceptors: Sequence[Acceptor], address: str, closed: Callable[[TcpListener], None]) -> None:
+        self._acceptors, self._closed = acceptors, closed
         self.address = address
+
+    def use(self, tls: ssl.SSLContext | None) -> None:
+        """Take this for handshakes that begin from now on."""
+        for each in self._acceptors:
+            each.use(tls)
 
     def close(self) -> None:
         """Accept no more connections. Those accepted go on."""
+        self._closed(self)
         for each in self._acceptors:
             each.close()
 
@@ -35,6 +41,7 @@ class TcpTransport:
 
     def __init__(self, *, serving: ssl.SSLContext | None = None, calling: ssl.SSLContext | None = None) -> None:
         self._serving, self._calling = serving, calling
+        self._listeners: set[TcpListener] = set()
         self._accepted = Accepted()
 
     async def listen(
@@ -55,7 +62,15 @@ class TcpTransport:
         ]
         for each in acceptors:
             each.start()
-        return TcpListener(acceptors, join_address(host, bound))
+        listener = TcpListener(acceptors, join_address(host, bound), self._listeners.discard)
+        self._listeners.add(listener)
+        return listener
+
+    def use(self, serving: ssl.SSLContext | None, calling: ssl.SSLContext | None) -> None:
+        """Go by other contexts: on all listeners, and for connections to others. Those that are open stay."""
+        self._serving, self._calling = serving, calling
+        for each in self._listeners:
+            each.use(serving)
 
     def statistics(self) -> dict[str, int]:
         """Of connections that no handler has, or ever had."""

@@ -39,6 +39,15 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_connections_opening",
         "Connections that are accepted and in their TLS handshake; no door counts them yet.",
     ),
+    "process_tls_expires_s": ("process_tls_expires_seconds", "When the certificate expires, in seconds since 1970."),
+    "process_tls_reads_total": (
+        "process_tls_reads_total",
+        "Times that certificate files were taken over.",
+    ),
+    "process_tls_failing": (
+        "process_tls_failing",
+        "1 while changed certificate files cannot be used: those read before hold.",
+    ),
     "process_connections_timed_out_total": (
         "process_connections_timed_out_total",
         "Connections closed since their TLS handshake was not over in time.",
