@@ -22,6 +22,7 @@ from kvstore.env.nursery import OnError, TaskNursery
 from kvstore.env.ports import Env
 from kvstore.env.starvation import LoopStarvation
 from kvstore.env.syncs import Syncs, ThreadSyncs
+from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.env.uring import RingSyncs
 
@@ -39,16 +40,16 @@ def real_env(
     *,
     name: str = "node",
     on_error: OnError | None = None,
-    certificates: Certificates | None = None,
+    tls: Tls | Certificates | None = None,
     others: Sequence[Path] = (),
 ) -> Env:
-    """The ports of this process, with its files below `root` and `others`. Raises OSError if the root cannot be used.
-    Its connections go by the newest of the certificates; without them they are plain TCP."""
+    """The ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS files
+    cannot be used. Connections go by the newest of `Certificates`, by those that are there now of `Tls`."""
     syncs = best_syncs()
     return Env(
         clock=SystemClock(),
         random=SystemRandom(),  # nobody may foresee the nonces that are drawn
-        transport=_transport(certificates),
+        transport=transport_of(tls),
         disk=DirectoryDisk(root, syncs, others),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
@@ -58,11 +59,14 @@ def real_env(
     )
 
 
-def _transport(certificates: Certificates | None) -> TcpTransport:
-    if certificates is None:
+def transport_of(tls: Tls | Certificates | None) -> TcpTransport:
+    """Plain TCP without files. Raises OSError for those that cannot be used."""
+    if tls is None:
         return TcpTransport()
-    transport = TcpTransport(serving=certificates.serving, calling=certificates.calling)
-    certificates.on_change(lambda: transport.use(certificates.serving, certificates.calling))
+    if isinstance(tls, Tls):
+        return TcpTransport(serving=tls.server_context(), calling=tls.client_context())
+    transport = TcpTransport(serving=tls.serving, calling=tls.calling)
+    tls.on_change(lambda: transport.use(tls.serving, tls.calling))
     return transport
 
 

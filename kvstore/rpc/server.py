@@ -62,7 +62,7 @@ class GrpcServer:
         is_verifying, known = newest.tls.verify_clients, 0
 
         def look() -> Any:
-            """What has come since the last handshake; None: nothing. gRPC calls it in a thread of its own."""
+            """Give what has come since the last handshake; None: nothing. gRPC calls it in a thread of its own."""
             nonlocal known
             if known == newest.reads:
                 return None
@@ -71,6 +71,8 @@ class GrpcServer:
 
         def configured() -> Any:
             ca, key, cert = newest.contents
+            assert key is not None, "a server has a certificate"
+            assert cert is not None, "a server has a certificate"
             return grpc.ssl_server_certificate_configuration([(key, cert)], ca if is_verifying else None)
 
         known = newest.reads

@@ -114,9 +114,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
     certificates = Certificates(config.tls) if config.tls.serves else None
-    env = real_env(
-        config.data_dir, name=config.id, on_error=_task_failed, certificates=certificates, others=config.outside
-    )
+    env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
     process = Process(config, env, certificates)
     http = process.http = HttpDoor(process, env.transport, env.beat)

@@ -214,18 +214,12 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_resp_output_bytes": ("server_resp_output_bytes", "Large or unread replies held in memory."),
     "server_resp_input_bytes": ("server_resp_input_bytes", "Commands held in memory that are incomplete or wait."),
     "server_resp_commands_under_way": ("server_resp_commands_under_way", "Commands begun and not answered."),
-    "server_access_on": (
-        "server_access_on",
-        "1 where clients are asked who they are.",
-    ),
+    "server_access_on": ("server_access_on", "1 where clients are asked who they are."),
     "server_access_unfounded": (
         "server_access_unfounded",
         "1 where nobody is served: other machines reach this node, and access control is off.",
     ),
-    "server_access_users": (
-        "server_access_users",
-        "Users in the table that this server goes by.",
-    ),
+    "server_access_users": ("server_access_users", "Users in the table that this server goes by."),
     "server_access_denied_total": (
         "server_access_denied_total",
         "Operations, calls and requests refused: nobody had said who asks, or he lacked the right.",
