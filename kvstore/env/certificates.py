@@ -79,13 +79,15 @@ class Certificates:
     def _read(self) -> None:
         """Take all of it, or nothing. Raises OSError."""
         serving, calling = self.tls.server_context(), self.tls.client_context()
+        lenient = self.tls.server_context(is_lenient=True)
         contents = self.tls.contents()
         assert contents[2] is not None, "a process that serves has a certificate"
         try:
             expires_s = expiry_of(contents[2])
         except ValueError as error:
             raise OSError(EINVAL, str(error), str(self.tls.cert)) from error
-        self.serving, self.calling, self.contents, self.expires_s = serving, calling, contents, expires_s
+        self.serving, self.lenient, self.calling = serving, lenient, calling
+        self.contents, self.expires_s = contents, expires_s
 
     def _stamped(self) -> _Stamp:
         return tuple(_stamp_of(path) for path in (self.tls.cert, self.tls.key, self.tls.ca) if path is not None)

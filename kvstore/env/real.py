@@ -64,9 +64,13 @@ def transport_of(tls: Tls | Certificates | None) -> TcpTransport:
     if tls is None:
         return TcpTransport()
     if isinstance(tls, Tls):
-        return TcpTransport(serving=tls.server_context(), calling=tls.client_context())
-    transport = TcpTransport(serving=tls.serving, calling=tls.calling)
-    tls.on_change(lambda: transport.use(tls.serving, tls.calling))
+        return TcpTransport(
+            serving=tls.server_context(),
+            calling=tls.client_context(),
+            lenient=tls.server_context(is_lenient=True),
+        )
+    transport = TcpTransport(serving=tls.serving, calling=tls.calling, lenient=tls.lenient)
+    tls.on_change(lambda: transport.use(tls.serving, tls.calling, tls.lenient))
     return transport
 
 

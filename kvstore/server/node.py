@@ -117,7 +117,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
     process = Process(config, env, certificates)
-    http = process.http = HttpDoor(process, env.transport, env.beat)
+    http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=config.tls.verify_clients)
     await http.open(config.http)
     try:
         while not stop.is_set():
