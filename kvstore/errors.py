@@ -14,6 +14,7 @@ StoreError
 │   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
 │   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
 │   ├── NotAuthenticated      nobody has said who asks, or not rightly
+│   │   └── AccessUnfounded   other machines reach this node, and access control is off
 │   ├── PermissionDenied      the user lacks a right; names both, and what it was wanted for
 │   ├── RequestExpired        a retry older than the window of remembered requests
 │   └── PositionTrimmed       the log does not reach back to where a feed shall go on; carries both
@@ -117,6 +118,10 @@ class ConditionFailed(Refused):
 
 class NotAuthenticated(Refused):
     """The server asks who its callers are, and this one has not said so, or not rightly."""
+
+
+class AccessUnfounded(NotAuthenticated):
+    """Other machines reach this server, and its cluster asks nobody who he is: it serves nobody."""
 
 
 class PermissionDenied(Refused):

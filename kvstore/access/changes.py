@@ -28,6 +28,15 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Make the first administrator and ask everybody who he is, in one step: nobody comes in between."""
+
+    name: str
+    password: str = field(repr=False)
+    """A hash."""
+
+
+@dataclass(frozen=True, slots=True)
 class AddUser:
     name: str
     password: str = field(default="", repr=False)
@@ -85,6 +94,7 @@ class RevokeRight:
 
 Change = (
     Switch
+    | Found
     | AddUser
     | RemoveUser
     | SetPassword
@@ -115,6 +125,8 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
     match change:
         case Switch(is_on):
             return replace(table, is_on=is_on)
+        case Found():
+            return _found(table, change)
         case AddUser():
             return _add_user(table, change)
         case RemoveUser(name):
@@ -144,6 +156,17 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
             return _revoke_right(table, name, Grant(right, prefix))
         case _:
             assert_never(change)
+
+
+def _found(table: AccessTable, change: Found) -> AccessTable:
+    known = table.user_or_none(change.name)
+    is_done = known is not None and known.password == change.password and ADMIN in known.roles
+    if table.is_on and not is_done:
+        raise InvalidRequest("access control is on already: ask an administrator, who adds users by `kvstore user add`")
+    if not change.password:
+        raise InvalidRequest(f"user {change.name}: want a password's hash, got none")
+    roles = tuple(sorted({*(known.roles if known is not None else ()), ADMIN}))
+    return replace(_with_user(table, User(change.name, change.password, roles)), is_on=True)
 
 
 def _add_user(table: AccessTable, change: AddUser) -> AccessTable:

@@ -120,7 +120,9 @@ def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
 
 def run(
     config: Annotated[Path, typer.Option(callback=checked_path, help="The node's TOML file.")],
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow listeners beyond loopback without TLS.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow listeners beyond loopback without TLS and users.")
+    ] = False,
 ) -> None:
     """Run one node until it is told to stop (SIGTERM): it hands over what it leads, then exits."""
     from kvstore.server.node import run_node

@@ -84,6 +84,10 @@ class Acceptor:
     def start(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._accept)
 
+    def use(self, tls: ssl.SSLContext | None) -> None:
+        """Take this for handshakes that begin from now on."""
+        self._tls = tls
+
     def close(self) -> None:
         if self._is_closed:
             return

@@ -130,11 +130,12 @@ class Transport(Protocol):
         factory: Callable[[], StreamHandler],
         *,
         is_vital: bool = False,
+        is_lenient: bool = False,
         prelude: Callable[[], Prelude] | None = None,
     ) -> Listener:
         """Accept connections; each gets a handler of its own. `is_vital`: also where descriptors are so short that
-        others are refused. `prelude`: where connections are TLS, what a client may say before. Raises OSError if the
-        address is taken."""
+        others are refused. `is_lenient`: where clients are verified, let those connect, too, who show no certificate.
+        `prelude`: where connections are TLS, what a client may say before. Raises OSError if the address is taken."""
         ...
 
     async def connect(

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from kvstore.env.beat import BEAT_S, SharedBeat
+from kvstore.env.certificates import Certificates
 from kvstore.env.clock import SystemClock
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.nursery import OnError, TaskNursery
@@ -39,16 +40,16 @@ def real_env(
     *,
     name: str = "node",
     on_error: OnError | None = None,
-    tls: Tls | None = None,
+    tls: Tls | Certificates | None = None,
     others: Sequence[Path] = (),
 ) -> Env:
     """The ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS files
-    cannot be used."""
+    cannot be used. Connections go by the newest of `Certificates`, by those that are there now of `Tls`."""
     syncs = best_syncs()
     return Env(
         clock=SystemClock(),
         random=SystemRandom(),  # nobody may foresee the nonces that are drawn
-        transport=_transport(tls),
+        transport=transport_of(tls),
         disk=DirectoryDisk(root, syncs, others),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
@@ -58,10 +59,19 @@ def real_env(
     )
 
 
-def _transport(tls: Tls | None) -> TcpTransport:
+def transport_of(tls: Tls | Certificates | None) -> TcpTransport:
+    """Plain TCP without files. Raises OSError for those that cannot be used."""
     if tls is None:
         return TcpTransport()
-    return TcpTransport(serving=tls.server_context(), calling=tls.client_context())
+    if isinstance(tls, Tls):
+        return TcpTransport(
+            serving=tls.server_context(),
+            calling=tls.client_context(),
+            lenient=tls.server_context(is_lenient=True),
+        )
+    transport = TcpTransport(serving=tls.serving, calling=tls.calling, lenient=tls.lenient)
+    tls.on_change(lambda: transport.use(tls.serving, tls.calling, tls.lenient))
+    return transport
 
 
 def best_syncs() -> Syncs:

@@ -37,8 +37,9 @@ class Tls:
         """Whether listeners speak TLS."""
         return self.cert is not None
 
-    def server_context(self) -> ssl.SSLContext | None:
-        """For listeners; None: plain TCP. Raises OSError for files that are none."""
+    def server_context(self, *, is_lenient: bool = False) -> ssl.SSLContext | None:
+        """For listeners; None: plain TCP. A lenient one verifies the certificates of clients that have one, and lets
+        the others connect. Raises OSError for files that are none."""
         if self.cert is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -48,7 +49,7 @@ class Tls:
         if self.verify_clients:
             with _named(self.ca):
                 context.load_verify_locations(self.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL if is_lenient else ssl.CERT_REQUIRED
         return context
 
     def client_context(self) -> ssl.SSLContext:

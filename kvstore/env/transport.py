@@ -19,22 +19,37 @@ log = logging.getLogger(__name__)
 class TcpListener:
     """A bound address that accepts connections until closed."""
 
-    def __init__(self, acceptors: Sequence[Acceptor], address: str) -> None:
-        self._acceptors = acceptors
+    def __init__(
+        self, acceptors: Sequence[Acceptor], address: str, closed: Callable[[TcpListener], None], *, is_lenient: bool
+    ) -> None:
+        self._acceptors, self._closed, self.is_lenient = acceptors, closed, is_lenient
         self.address = address
+
+    def use(self, tls: ssl.SSLContext | None) -> None:
+        """Take this for handshakes that begin from now on."""
+        for each in self._acceptors:
+            each.use(tls)
 
     def close(self) -> None:
         """Accept no more connections. Those accepted go on."""
+        self._closed(self)
         for each in self._acceptors:
             each.close()
 
 
 class TcpTransport:
     """TCP streams without delay (TCP_NODELAY), inside TLS if there are contexts for it: `serving` for listeners,
-    `calling` for connections to others."""
+    `lenient` for those that let clients without a certificate connect, `calling` for connections to others."""
 
-    def __init__(self, *, serving: ssl.SSLContext | None = None, calling: ssl.SSLContext | None = None) -> None:
-        self._serving, self._calling = serving, calling
+    def __init__(
+        self,
+        *,
+        serving: ssl.SSLContext | None = None,
+        calling: ssl.SSLContext | None = None,
+        lenient: ssl.SSLContext | None = None,
+    ) -> None:
+        self._serving, self._calling, self._lenient = serving, calling, lenient or serving
+        self._listeners: set[TcpListener] = set()
         self._accepted = Accepted()
 
     async def listen(
@@ -43,19 +58,30 @@ class TcpTransport:
         factory: Callable[[], StreamHandler],
         *,
         is_vital: bool = False,
+        is_lenient: bool = False,
         prelude: Callable[[], Prelude] | None = None,
     ) -> Listener:
         """Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         bound = sockets[0].getsockname()[1]
+        tls = self._lenient if is_lenient else self._serving
         acceptors = [
-            Acceptor(each, factory, self._serving, self._accepted, is_vital=is_vital, prelude=prelude)
-            for each in sockets
+            Acceptor(each, factory, tls, self._accepted, is_vital=is_vital, prelude=prelude) for each in sockets
         ]
         for each in acceptors:
             each.start()
-        return TcpListener(acceptors, join_address(host, bound))
+        listener = TcpListener(acceptors, join_address(host, bound), self._listeners.discard, is_lenient=is_lenient)
+        self._listeners.add(listener)
+        return listener
+
+    def use(
+        self, serving: ssl.SSLContext | None, calling: ssl.SSLContext | None, lenient: ssl.SSLContext | None
+    ) -> None:
+        """Go by other contexts: on all listeners, and for connections to others. Those that are open stay."""
+        self._serving, self._calling, self._lenient = serving, calling, lenient
+        for each in self._listeners:
+            each.use(lenient if each.is_lenient else serving)
 
     def statistics(self) -> dict[str, int]:
         """Of connections that no handler has, or ever had."""

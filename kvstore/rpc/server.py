@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ignore[import-untyped]
 
+from kvstore.env.certificates import Certificates
 from kvstore.env.tls import Tls
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
 from kvstore.rpc.gate import Gate
@@ -41,8 +42,9 @@ class GrpcServer:
         names = (*services, SERVICE, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), guarded)
 
-    async def start(self, address: str, tls: Tls | None = None) -> int:
-        """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. Raises OSError."""
+    async def start(self, address: str, tls: Tls | Certificates | None = None) -> int:
+        """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. With
+        `Certificates` each handshake goes by the newest. Raises OSError."""
         await self.set_serving(False)
         try:
             port = self._bind(address, tls)
@@ -53,14 +55,28 @@ class GrpcServer:
         await self._server.start()
         return port
 
-    def _bind(self, address: str, tls: Tls | None) -> int:
+    def _bind(self, address: str, tls: Tls | Certificates | None) -> int:
         if tls is None:
             return self._server.add_insecure_port(address)
-        ca, key, cert = tls.contents()
-        assert key is not None, "a server has a certificate"
-        assert cert is not None, "a server has a certificate"
-        roots = ca if tls.verify_clients else None
-        credentials = grpc.ssl_server_credentials([(key, cert)], roots, require_client_auth=tls.verify_clients)
+        newest = tls if isinstance(tls, Certificates) else Certificates(tls)
+        is_verifying, known = newest.tls.verify_clients, 0
+
+        def look() -> Any:
+            """Give what has come since the last handshake; None: nothing. gRPC calls it in a thread of its own."""
+            nonlocal known
+            if known == newest.reads:
+                return None
+            known = newest.reads
+            return configured()
+
+        def configured() -> Any:
+            ca, key, cert = newest.contents
+            assert key is not None, "a server has a certificate"
+            assert cert is not None, "a server has a certificate"
+            return grpc.ssl_server_certificate_configuration([(key, cert)], ca if is_verifying else None)
+
+        known = newest.reads
+        credentials = grpc.dynamic_ssl_server_credentials(configured(), look, is_verifying)
         return self._server.add_secure_port(address, credentials)
 
     async def set_serving(self, serving: bool, *services: str) -> None:

@@ -37,6 +37,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.InvalidRequest: Code.INVALID_ARGUMENT,
     errors.ConditionFailed: Code.ABORTED,
     errors.NotAuthenticated: Code.UNAUTHENTICATED,
+    errors.AccessUnfounded: Code.UNAUTHENTICATED,
     errors.PermissionDenied: Code.PERMISSION_DENIED,
     errors.RequestExpired: Code.FAILED_PRECONDITION,
     errors.PositionTrimmed: Code.OUT_OF_RANGE,

@@ -92,7 +92,7 @@ class Node:
         self.surveyor: Surveyor
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms)
-        self.access = Access(audit=self.audit)
+        self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
         self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks
         self.peers: PeerServer

@@ -100,7 +100,7 @@ class NodeConfig:
     log_dir: Path | None = None
     """Where log files go and rotate; None: standard error."""
     insecure: bool = False
-    """Allow listeners beyond loopback without TLS."""
+    """Allow listeners beyond loopback without TLS, and serve whoever comes while access control is off."""
     tls: Tls = field(default_factory=Tls)
     """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""
     zookeeper_tls: Tls | None = None
@@ -150,6 +150,11 @@ class NodeConfig:
             faults += [
                 f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self.tls.serves)
             ]
+        if "bookie" in self.beyond and not self.tls.verify_clients and self.tls.serves:
+            faults.append(
+                f"bookie: {self.bookie} is not loopback and knows no users: whoever reaches it reads every entry; want "
+                "[tls] verify_clients with a ca, a loopback address, or insecure"
+            )
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -191,6 +196,19 @@ class NodeConfig:
     def tls_or_none(self) -> Tls | None:
         """None if nothing is TLS."""
         return self.tls if self.tls.serves else None
+
+    @property
+    def beyond(self) -> list[str]:
+        """The listeners that other machines reach, unless `insecure` says that they may."""
+        if self.insecure:
+            return []
+        return [name for name, each in self.listeners().items() if not is_loopback(each.rpartition(":")[0])]
+
+    @property
+    def wants_access_control(self) -> bool:
+        """Whether a door for clients is open to other machines, so that nobody is served until the cluster asks who its
+        clients are. The bookie's door is no such: it knows no users, but certificates."""
+        return any(name != "bookie" for name in self.beyond)
 
     @property
     def outside(self) -> list[Path]:

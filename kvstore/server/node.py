@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import config as toml
+from kvstore.env.certificates import LOOK_S, Certificates
 from kvstore.env.disk import lock_dir
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
@@ -70,8 +71,8 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
 class Process:
     """The node's process as the HTTP door shows it while the node starts, runs and stops."""
 
-    def __init__(self, config: NodeConfig, env: Env) -> None:
-        self._config, self._env = config, env
+    def __init__(self, config: NodeConfig, env: Env, certificates: Certificates | None) -> None:
+        self._config, self._env, self.certificates = config, env, certificates
         self.node: Node | None = None
         self.http: HttpDoor
         self.waits_for = ""
@@ -89,10 +90,15 @@ class Process:
     def status(self) -> dict[str, Any]:
         if self.node is None:
             return {"id": self._config.id, "pid": os.getpid(), "not_ready": self.not_ready()}
-        return {**self.node.status(), "pid": os.getpid()}
+        own: dict[str, Any] = {"pid": os.getpid()}
+        if self.certificates is not None:
+            own["certificate_expires"] = self.certificates.expires
+        return {**self.node.status(), **own}
 
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = {"process": {"ready": not self.not_ready(), **self._env.transport.statistics()}}
+        if self.certificates is not None:
+            found["process"] |= self.certificates.statistics()
         if self.node is None:
             return found
         found["process"] |= self.node.facts_of_process()
@@ -108,11 +114,11 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     loop.set_exception_handler(_callback_failed)
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
-    env = real_env(
-        config.data_dir, name=config.id, on_error=_task_failed, tls=config.tls_or_none, others=config.outside
-    )
-    process = Process(config, env)
-    http = process.http = HttpDoor(process, env.transport, env.beat)
+    certificates = Certificates(config.tls) if config.tls.serves else None
+    env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
+    _look_at(certificates, env, loop)
+    process = Process(config, env, certificates)
+    http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=config.tls.verify_clients)
     await http.open(config.http)
     try:
         while not stop.is_set():
@@ -132,6 +138,22 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
         await env.nursery.close()
 
 
+def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:
+    """Look at the certificate files every few seconds, and at once when SIGHUP says so."""
+    if certificates is None:
+        return
+    hung_up = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hung_up.set)
+
+    async def follow() -> None:
+        while True:
+            await wait_within(hung_up, LOOK_S)
+            hung_up.clear()
+            certificates.look()
+
+    env.nursery.spawn(follow(), name="certificates")
+
+
 async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: Process, stop: asyncio.Event) -> None:
     store = await _connect(config, stop)
     if store is None:
@@ -149,7 +171,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             find_engines=engines.find,
             spoil_engine=engines.spoil,
             age_retired=engines.age_retired,
-            doors=_doors,
+            doors=partial(_doors, process.certificates),
         ) as node:
             node.resident_bytes = _resident_bytes
             process.http.doorman = HttpDoorman(node.access, node.logins)
@@ -180,12 +202,12 @@ async def _connect(config: NodeConfig, stop: asyncio.Event) -> Store | None:
     return None
 
 
-async def _doors(node: Node, stack: AsyncExitStack) -> None:
+async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExitStack) -> None:
     """Open the doors that take operations beside the Redis door."""
     if Role.SERVER not in node.config.plays:
         return
     door = GrpcDoor(node.env, node.dispatcher, node.id, node, node.config.limits.grpc_connections_max)
-    await door.open(node.config.grpc, node.config.tls_or_none)
+    await door.open(node.config.grpc, certificates)
     stack.push_async_callback(door.close)
     node.door_histograms = door.histograms
     node.on_draining.append(lambda: door.set_serving(False))

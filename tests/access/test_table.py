@@ -10,6 +10,7 @@ from kvstore.access import (
     AddRole,
     AddUser,
     Change,
+    Found,
     Grant,
     GrantRight,
     GrantRole,
@@ -50,6 +51,18 @@ TENANT = (
     GrantRight("tenant", Right.WRITE, b"a/"),
     GrantRole("anna", "tenant"),
 )
+
+
+def test_founding_makes_an_administrator_and_asks_everybody_in_one_step() -> None:
+    table = table_of(AddUser("anna", OTHER), AddUser("root"), AddRole("r"), GrantRole("root", "r"), Found("root", HASH))
+    assert table.is_on
+    assert table.user_or_none("root") == User("root", HASH, ("admin", "r"))
+    assert table_of(Found("root", HASH)).user_or_none("root") == User("root", HASH, ("admin",))
+    for again in (Found("root", OTHER), Found("other", HASH), Found("anna", OTHER)):
+        with pytest.raises(InvalidRequest, match="on already"):
+            applied(table if again.name != "anna" else table_of(*TENANT, SetPassword("anna", OTHER)), again)
+    with pytest.raises(InvalidRequest, match="hash, got none"):
+        applied(AccessTable(), Found("root", ""))
 
 
 def rights_of(table: AccessTable, name: str) -> set[Right]:

@@ -63,11 +63,11 @@ def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own
     assert without == {"node run", "bench suite"}, "a node logs; the suite writes its figures to --out"
 
 
-LOCAL = {"up", "down", "node run", "cluster init", "bench suite"} | {
+LOCAL = {"up", "down", "node run", "cluster init", "access found", "bench suite"} | {
     *(f"cluster metadata {name}" for name in ("export", "import")),
     *(f"snapshot {name}" for name in ("list", "prune", "diff")),
 }
-"""What is about the processes of this machine, or makes a cluster."""
+"""What is about the processes of this machine, or makes a cluster or its first administrator."""
 
 
 def test_every_command_about_a_cluster_finds_it_by_directory_or_zookeeper_or_server() -> None:

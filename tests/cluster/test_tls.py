@@ -36,16 +36,22 @@ class Secured:
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
-        authority = trustme.CA()
+        self.authority = authority = trustme.CA()
         self.ca, self.cert, self.key = directory / "ca.pem", directory / "cert.pem", directory / "key.pem"
         authority.cert_pem.write_to_path(str(self.ca))
-        issued = authority.issue_cert("127.0.0.1", "localhost")
-        issued.cert_chain_pems[0].write_to_path(str(self.cert))
-        issued.private_key_pem.write_to_path(str(self.key))
+        self.issue()
         self.of_client = directory / "client.pem"
         authority.issue_cert("application.example").private_key_and_cert_chain_pem.write_to_path(str(self.of_client))
         self.other_ca = directory / "other.pem"
         trustme.CA().cert_pem.write_to_path(str(self.other_ca))
+
+    def issue(self) -> None:
+        """Make the nodes' certificate and key, or others in their place: first the key, as it comes."""
+        issued = self.authority.issue_cert("127.0.0.1", "localhost")
+        for path, made in ((self.key, issued.private_key_pem), (self.cert, issued.cert_chain_pems[0])):
+            new = path.with_suffix(".new")
+            made.write_to_path(str(new))
+            new.replace(path)
 
     def secure(self) -> None:
         """Restart every node with TLS, clients' certificates included for the one called n3."""

@@ -56,6 +56,29 @@ def test_a_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> 
     assert toml.from_table({**GOOD, "resp": address, "insecure": True, "advertise": "n1"}, NodeConfig).resp == address
 
 
+OPEN = {"resp": "10.0.0.1:6401", "grpc": "10.0.0.1:7401", "bookie": "10.0.0.1:3181", "http": "10.0.0.1:8401"}
+FILES = {"cert": "n1.pem", "key": "n1.key", "ca": "ca.pem"}
+
+
+@pytest.mark.parametrize("door", ["resp", "grpc", "http"])
+def test_a_door_for_clients_that_others_reach_wants_access_control(door: str) -> None:
+    config = toml.from_table({**GOOD, door: OPEN[door], "tls": FILES}, NodeConfig)
+    assert config.wants_access_control
+    assert not toml.from_table({**GOOD, "tls": FILES}, NodeConfig).wants_access_control
+    assert not toml.from_table({**GOOD, door: OPEN[door], "insecure": True}, NodeConfig).wants_access_control
+
+
+def test_a_bookie_that_others_reach_wants_certificates_of_them() -> None:
+    with pytest.raises(ConfigError, match=r"bookie: 10.0.0.1:3181 .* knows no users: .* verify_clients"):
+        toml.from_table({**GOOD, "bookie": OPEN["bookie"], "tls": FILES}, NodeConfig)
+    verified = {**FILES, "verify_clients": True}
+    config = toml.from_table({**GOOD, "bookie": OPEN["bookie"], "tls": verified}, NodeConfig)
+    assert (config.beyond, config.wants_access_control) == (["bookie"], False)
+    toml.from_table({**GOOD, **OPEN, "tls": FILES, "insecure": True}, NodeConfig)
+    server = {**GOOD, **OPEN, "tls": FILES, "roles": ["server"]}
+    assert toml.from_table(server, NodeConfig).beyond == ["http", "resp", "grpc"]
+
+
 def test_a_bookies_id_is_given_as_host_and_port_or_not_at_all() -> None:
     assert toml.from_table({**GOOD, "bookie_id": "n1.example:3181"}, NodeConfig).bookie_id == "n1.example:3181"
     with pytest.raises(ConfigError, match="bookie_id: want host:port, got 'n1'"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvstore.cli.admin import ask_admin
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import InvalidRequest
 
@@ -49,6 +49,7 @@ def register(app: typer.Typer) -> None:
     role.command("revoke")(revoke_right)
     app.add_typer(role, name="role")
     access = typer.Typer(no_args_is_help=True, help="Whether the cluster asks who its clients are.")
+    access.command("found")(found)
     access.command("on")(switch_on)
     access.command("off")(switch_off)
     access.command("show")(show)
@@ -206,6 +207,30 @@ def revoke_right(
     _change(data_dir, zookeeper, server, revoke_right=asked)
     said = f"role {role} may no longer {right} {prefix!r}"
     print(as_json({"role": role, "right": right, "prefix": prefix}) if json else said)
+
+
+def found(
+    name: UserName,
+    password_stdin: PasswordStdin = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Make the first administrator and switch access control on, in one step, in the metadata store itself: nodes that
+    other machines reach serve nobody before. Roles and other users stay; a user of this name gets this password."""
+    from kvstore.access import Found
+    from kvstore.meta.access import AccessStore
+
+    change = Found(name, _hashed(_password(password_stdin)))
+
+    async def work(tools: Tools) -> None:
+        await AccessStore(tools.store).change(change)
+
+    with_tools(data_dir, zookeeper, work)
+    said = (
+        f"access control is on; user {name} is an administrator: `export KVSTORE_USER={name}` and KVSTORE_PASSWORD_FILE"
+    )
+    print(as_json({"on": True, "admin": name}) if json else said)
 
 
 def switch_on(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from kvstore.env import Nursery, Stream
-from kvstore.errors import NotAuthenticated, Overloaded
+from kvstore.errors import AccessUnfounded, NotAuthenticated, Overloaded
 from kvstore.server.access.certificates import common_names
-from kvstore.server.access.identities import NOT_LOGGED_IN, Access, Identity
+from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, network_of
 
 
@@ -30,7 +30,9 @@ class StreamDoorman:
             return handler.welcome(None)
         if not login:
             found = self.access.of_certificate(common_names(stream.get_extra_info("peercert")))
-            return handler.welcome(found) if found is not None else handler.turn_away(f"NOAUTH {NOT_LOGGED_IN}")
+            if found is not None:
+                return handler.welcome(found)
+            return handler.turn_away(f"NOAUTH {self.access.nobody.why_unknown}")
         user, password = login[0].decode("utf-8", "replace"), login[1]
         known = self._logins.known_or_none(user, password)
         if known is not None:
@@ -43,7 +45,7 @@ class StreamDoorman:
         try:
             identity = await self._logins.login(user, password, address)
         except NotAuthenticated as error:
-            handler.turn_away(f"WRONGPASS {error}")
+            handler.turn_away(f"{'NOAUTH' if isinstance(error, AccessUnfounded) else 'WRONGPASS'} {error}")
         except Overloaded as error:
             handler.turn_away(f"TRYAGAIN {error}")
         else:

@@ -56,3 +56,5 @@ class Follower:
             self._access.shut()
             return
         self._access.take(table)
+        if self._access.is_unfounded:
+            log.warning("nobody is served: %s", self._access.nobody.why_unknown)

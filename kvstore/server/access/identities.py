@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, User, permissions_of
 from kvstore.access.permissions import shown_key, shown_range
-from kvstore.errors import NotAuthenticated, StoreError
+from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.partition.state.traits import NEEDS
 from kvstore.server.access.audit import AuditLog
@@ -15,6 +15,10 @@ from kvstore.server.listeners import Listeners
 
 NOBODY = ""
 NOT_LOGGED_IN = "this cluster asks who its clients are: want a user and a password, or a client's certificate"
+UNFOUNDED = (
+    "access control is off, and other machines can reach this node, so it serves nobody: `kvstore access found NAME "
+    "--metadata ADDRESS` makes the first administrator and switches it on; or set insecure = true in the node's file"
+)
 _BATCH, _SCAN, _DELETE_RANGE = int(Code.BATCH), int(Code.SCAN), int(Code.DELETE_RANGE)
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
@@ -24,11 +28,12 @@ OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 class Identity:
     """One user, shared by all of his connections. Its permissions are those of the newest table."""
 
-    __slots__ = ("is_gone", "name", "password", "permissions", "read", "write")
+    __slots__ = ("is_gone", "name", "password", "permissions", "read", "why_unknown", "write")
 
     def __init__(self, name: str, permissions: Permissions, password: str = "") -> None:
         self.name, self.password = name, password
         self.allow(permissions)
+        self.why_unknown = NOT_LOGGED_IN
         self.is_gone = False
         """Removed, or his password is another one: he is nobody any more."""
 
@@ -40,7 +45,7 @@ class Identity:
     def refusal_or_none(self, op: Op) -> StoreError | None:
         """Why an operation is not allowed; None if it is."""
         if not self.name or self.is_gone:
-            return None if self.permissions is EVERYTHING else NotAuthenticated(NOT_LOGGED_IN)
+            return None if self.permissions is EVERYTHING else self.unknown()
         code = op[0]
         if code == _BATCH:
             return next((found for each in op[2] if (found := self.refusal_or_none(each)) is not None), None)
@@ -74,20 +79,29 @@ class Identity:
         if not any(map(self.permissions.may_some, rights)):
             raise self.permissions.refused(rights[0], what)
 
+    def unknown(self) -> NotAuthenticated:
+        """Make the error for somebody who has not said who he is."""
+        return (AccessUnfounded if self.why_unknown is UNFOUNDED else NotAuthenticated)(self.why_unknown)
+
     def check_known(self) -> None:
         """Raise NotAuthenticated if nobody knows who he is."""
         if (not self.name or self.is_gone) and self.permissions is not EVERYTHING:
-            raise NotAuthenticated(NOT_LOGGED_IN)
+            raise self.unknown()
 
 
 class Access:
     """The table as this server goes by it. Where `is_on` is False nobody is asked, and nothing else is looked at."""
 
-    def __init__(self, table: AccessTable | None = None, audit: AuditLog | None = None) -> None:
-        """`audit` hears of what is refused."""
-        self.is_on = False
+    def __init__(
+        self, table: AccessTable | None = None, audit: AuditLog | None = None, *, is_wanted: bool = False
+    ) -> None:
+        """`audit` hears of what is refused. `is_wanted`: others reach this server, so while the table is off it serves
+        nobody in place of everybody (docs/design/0015)."""
+        self.is_on = is_wanted
+        self.is_wanted, self.is_unfounded = is_wanted, is_wanted
         self._audit = audit
-        self.nobody = Identity(NOBODY, EVERYTHING)
+        self.nobody = Identity(NOBODY, NOTHING if is_wanted else EVERYTHING)
+        self.nobody.why_unknown = UNFOUNDED if is_wanted else NOT_LOGGED_IN
         """Whoever has not said who he is."""
         self.denied = 0
         """Operations and calls that were refused."""
@@ -99,6 +113,10 @@ class Access:
 
     def take(self, table: AccessTable) -> None:
         """Go by another table from now on, and tell all who listen."""
+        self.is_unfounded = self.is_wanted and not table.is_on
+        if self.is_unfounded:
+            table = AccessTable(is_on=True)
+        self.nobody.why_unknown = UNFOUNDED if self.is_unfounded else NOT_LOGGED_IN
         self.is_on = table.is_on
         self.nobody.allow(NOTHING if table.is_on else EVERYTHING)
         self._users = {each.name: each for each in table.users}
@@ -142,7 +160,12 @@ class Access:
         return next((found for each in names if (found := self._identities.get(each)) is not None), None)
 
     def statistics(self) -> dict[str, int]:
-        return {"access_on": int(self.is_on), "access_users": len(self._users), "access_denied_total": self.denied}
+        return {
+            "access_on": int(self.is_on and not self.is_unfounded),
+            "access_unfounded": int(self.is_unfounded),
+            "access_users": len(self._users),
+            "access_denied_total": self.denied,
+        }
 
 
 def _shown(op: Op) -> str:

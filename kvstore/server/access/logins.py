@@ -90,6 +90,8 @@ class Logins:
         identity = self.known_or_none(user, password)
         if identity is not None:
             return identity
+        if self._access.is_unfounded:
+            raise self._access.nobody.unknown()
         known = self._access.user_or_none(user)
         if self._is_limited(address):
             self.limited += 1

@@ -21,19 +21,26 @@ from kvstore.errors import InvalidRequest
 from kvstore.meta.access import AccessStore
 from kvstore.meta.store import MetadataStore
 from kvstore.proto import admin_pb2
+from kvstore.server.access.identities import Access
 
 
 class AccessAdmin:
     """Raises StoreError."""
 
-    def __init__(self, store: MetadataStore) -> None:
-        self._access = AccessStore(store)
+    def __init__(self, store: MetadataStore, access: Access) -> None:
+        self._access, self._here = AccessStore(store), access
 
     async def read(self) -> admin_pb2.AccessResponse:
         return response_of(await self._access.read())
 
     async def change(self, request: admin_pb2.ChangeAccessRequest) -> admin_pb2.AccessResponse:
-        return response_of(await self._access.change(change_of(request)))
+        change = change_of(request)
+        if self._here.is_wanted and change == Switch(False):
+            raise InvalidRequest(
+                "other machines reach this node: with access control off it would serve nobody; want insecure = true "
+                "in the nodes' files first, or loopback addresses"
+            )
+        return response_of(await self._access.change(change))
 
 
 def change_of(request: admin_pb2.ChangeAccessRequest) -> Change:

@@ -19,6 +19,7 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.rpc.status import abort
+from kvstore.server.access.identities import Access
 from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
@@ -54,6 +55,8 @@ class AdminSource(RingSource, Protocol):
         ...
 
     @property
+    def access(self) -> Access: ...
+    @property
     def is_draining(self) -> bool: ...
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         """Answer with the numbers of each replica here."""
@@ -77,7 +80,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
         self._ring = RingAdmin(env, source, backend)
-        self._access = AccessAdmin(source.store)
+        self._access = AccessAdmin(source.store, source.access)
         self._clock = env.clock
         self._began = env.clock.now()
         self._reads = Few("surveys")

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 import grpc
 
 from kvstore.env import Env
+from kvstore.env.certificates import Certificates
 from kvstore.env.histogram import Histogram
 from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
@@ -66,7 +67,7 @@ class GrpcDoor:
             self._gate,
         )
 
-    async def open(self, address: str, tls: Tls | None = None) -> int:
+    async def open(self, address: str, tls: Tls | Certificates | None = None) -> int:
         """Listen on `host:port`; returns the port. Raises OSError."""
         port = await self._server.start(address, tls)
         await self._server.set_serving(True)

@@ -29,6 +29,8 @@ CONNECTIONS_MAX = 64
 SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
+HEALTH = frozenset(("/healthz", "/readyz", "/clusterz"))
+"""Pages for probes and load balancers, which have no certificate."""
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 RESTS, REST_MIN_S = 9, 1.0
 """How many times as long as a costly page took to make it is given out as it is, and for how long at least."""
@@ -67,8 +69,9 @@ class Doorman(Protocol):
 class HttpDoor:
     """Listens from `open` to `close`."""
 
-    def __init__(self, shown: Shown, transport: Transport, beat: Beat) -> None:
-        self._shown, self._transport = shown, transport
+    def __init__(self, shown: Shown, transport: Transport, beat: Beat, *, wants_certificate: bool = False) -> None:
+        """`wants_certificate`: of whoever asks for more than health."""
+        self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
         self.doorman: Doorman | None = None
         """Without one nobody is asked who he is; then only health is told, and that the node starts."""
         self.dashboard: Dashboard | None = None
@@ -100,7 +103,7 @@ class HttpDoor:
         connections = Connections(self._answer)
         self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
-        self._listener = await self._transport.listen(address, connections, is_vital=True)
+        self._listener = await self._transport.listen(address, connections, is_vital=True, is_lenient=True)
         self._lag.start()
 
     async def close(self) -> None:
@@ -120,6 +123,8 @@ class HttpDoor:
             return web.Response(text="404: Not Found", status=404)
         if request.method not in ("GET", "HEAD"):
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
+        if self._wants_certificate and request.path not in HEALTH and not _shows_certificate(request):
+            return web.Response(text="403: want a client's certificate for all but health\n", status=403)
         if self.doorman is not None and (refusal := await self.doorman.refusal_or_none(request)) is not None:
             return refusal
         if page is not None:
@@ -169,6 +174,11 @@ class HttpDoor:
 
 def _ok_unless(faults: Sequence[str]) -> web.Response:
     return web.Response(text="\n".join(faults or ["ok"]) + "\n", status=503 if faults else 200)
+
+
+def _shows_certificate(request: web.BaseRequest) -> bool:
+    """Whether the client has shown one, which was verified then."""
+    return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
 
 
 class Connections(web.Server):

@@ -39,6 +39,15 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_connections_opening",
         "Connections that are accepted and in their TLS handshake; no door counts them yet.",
     ),
+    "process_tls_expires_s": ("process_tls_expires_seconds", "When the certificate expires, in seconds since 1970."),
+    "process_tls_reads_total": (
+        "process_tls_reads_total",
+        "Times that certificate files were taken over.",
+    ),
+    "process_tls_failing": (
+        "process_tls_failing",
+        "1 while changed certificate files cannot be used: those read before hold.",
+    ),
     "process_connections_timed_out_total": (
         "process_connections_timed_out_total",
         "Connections closed since their TLS handshake was not over in time.",
@@ -205,14 +214,12 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_resp_output_bytes": ("server_resp_output_bytes", "Large or unread replies held in memory."),
     "server_resp_input_bytes": ("server_resp_input_bytes", "Commands held in memory that are incomplete or wait."),
     "server_resp_commands_under_way": ("server_resp_commands_under_way", "Commands begun and not answered."),
-    "server_access_on": (
-        "server_access_on",
-        "1 where clients are asked who they are.",
+    "server_access_on": ("server_access_on", "1 where clients are asked who they are."),
+    "server_access_unfounded": (
+        "server_access_unfounded",
+        "1 where nobody is served: other machines reach this node, and access control is off.",
     ),
-    "server_access_users": (
-        "server_access_users",
-        "Users in the table that this server goes by.",
-    ),
+    "server_access_users": ("server_access_users", "Users in the table that this server goes by."),
     "server_access_denied_total": (
         "server_access_denied_total",
         "Operations, calls and requests refused: nobody had said who asks, or he lacked the right.",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from kvstore.access import Right
-from kvstore.errors import NotAuthenticated, StoreError
+from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
 from kvstore.server.redis.commands import CommandError, Need, known
@@ -60,4 +60,6 @@ class Gate:
 
     def _refused(self, call: str, error: StoreError) -> CommandError:
         self._access.refused(self.identity.name, self._address, call, error)
+        if isinstance(error, AccessUnfounded):
+            return CommandError(f"NOAUTH {error}")
         return CommandError(NOAUTH if isinstance(error, NotAuthenticated) else f"NOPERM {error}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvstore.errors import (
+    AccessUnfounded,
     ConditionFailed,
     InvalidRequest,
     NotAuthenticated,
@@ -96,6 +97,8 @@ def failure(reason: StoreError) -> bytes:
             return error(f"CLUSTERDOWN {reason}")
         case Retryable():
             return error(f"TRYAGAIN {reason}")
+        case AccessUnfounded():
+            return error(f"NOAUTH {reason}")
         case NotAuthenticated():
             return NOAUTH
         case PermissionDenied():

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any, Protocol
 
 from kvstore.access import Right
-from kvstore.errors import NotAuthenticated, StoreError, Unavailable
+from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Level, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
@@ -142,7 +142,8 @@ def _hello(pipeline: Performer, words: Words) -> None:
     if credentials is not None:
         pipeline.run_alone(_log_in(pipeline, credentials, words))
     elif pipeline.session.identity is None:
-        raise CommandError(NOAUTH_HELLO)
+        access = pipeline.server.access
+        raise CommandError(f"NOAUTH {access.nobody.why_unknown}" if access.is_unfounded else NOAUTH_HELLO)
     else:
         _greet(pipeline, words, is_checked=True)
     return None
@@ -160,7 +161,8 @@ async def _log_in(pipeline: Performer, credentials: tuple[str, bytes], hello: Wo
     try:
         identity = await server.logins.login(*credentials, address)
     except NotAuthenticated as error:
-        raise CommandError(f"WRONGPASS {error}") from None
+        word = "NOAUTH" if isinstance(error, AccessUnfounded) else "WRONGPASS"
+        raise CommandError(f"{word} {error}") from None
     if hello is None:
         pipeline.guard(identity)
         return replies.OK

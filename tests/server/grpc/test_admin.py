@@ -23,6 +23,7 @@ from kvstore.rpc import calls
 from kvstore.rpc.channels import channel_options
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import from_rpc_error
+from kvstore.server.access.identities import Access
 from kvstore.server.grpc.admin import Admin, numbers
 from kvstore.types import (
     BookieId,
@@ -56,6 +57,7 @@ class Source:
     def __init__(self, store: MemoryStore, topology: View) -> None:
         self.store, self.topology = store, topology
         self.held = asyncio.Event()
+        self.access = Access()
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         return {P1: {"role": "serving", "seq": 70, "keys": 5, "leading": {"lease_s": 0.4}, "failure": None}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
+from kvstore.env.certificates import Certificates
 from kvstore.env.histogram import Histogram
+from kvstore.env.real import transport_of
+from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.server.http import door as http_door
 from kvstore.server.http.door import HttpDoor
@@ -302,3 +307,38 @@ def test_a_costly_page_is_made_rarely_however_often_it_is_asked_for(costs_s: flo
     assert made * costs_s <= now / 10 + costs_s
     assert made <= now + 1
     assert now - float(page.take()) <= old_s, "it is not old"
+
+
+async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> None:
+    authority, address = trustme.CA(), f"127.0.0.1:{free_port()}"
+    issued = authority.issue_cert("127.0.0.1")
+    ca, cert, key, other = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem", "other.pem"))
+    authority.cert_pem.write_to_path(str(ca))
+    issued.cert_chain_pems[0].write_to_path(str(cert))
+    issued.private_key_pem.write_to_path(str(key))
+    trustme.CA().issue_cert("a.example").private_key_and_cert_chain_pem.write_to_path(str(other))
+    certificates = Certificates(Tls(ca=ca, cert=cert, key=key, verify_clients=True))
+    door = HttpDoor(Shown(), transport_of(certificates), Beat(), wants_certificate=True)
+    await door.open(address)
+    stranger, known, another = (ssl.create_default_context(cafile=str(ca)) for _ in range(3))
+    known.load_cert_chain(cert, key)
+    another.load_cert_chain(other)
+    url = f"https://{address}"
+    for round_ in range(2):  # the second by contexts that were read anew
+        for path in http_door.HEALTH:
+            assert (await fetch(f"{url}{path}", ssl=stranger))[0] == 200, round_
+        for path in ("/", "/metrics"):
+            assert (await fetch(f"{url}{path}", ssl=stranger))[0] == 403, round_
+            assert (await fetch(f"{url}{path}", ssl=known))[0] == 200, round_
+        with pytest.raises((aiohttp.ClientError, OSError)):
+            await fetch(f"{url}/healthz", ssl=another)
+        cert.touch()
+        assert certificates.look()
+    listener = await transport_of(certificates).listen("127.0.0.1:0", asyncio.Protocol)  # type: ignore[arg-type]
+    host, _, port = listener.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=stranger)
+    with pytest.raises((OSError, asyncio.IncompleteReadError)):  # TLS 1.3 tells it with the first bytes
+        await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
+    writer.transport.abort()
+    listener.close()
+    await door.close()

@@ -64,6 +64,7 @@ class SimTransport:
         factory: Callable[[], StreamHandler],
         *,
         is_vital: bool = False,
+        is_lenient: bool = False,
         prelude: Callable[[], Prelude] | None = None,
     ) -> Listener:
         self._process.check_alive()

@@ -1,0 +1,137 @@
+"""Certificate files as they are now: read anew when they change; while the new ones cannot be used the old ones hold.
+
+One owner for a process: its listeners and its connections to others go by `serving` and `calling`, gRPC by `contents`.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime
+from errno import EINVAL
+from pathlib import Path
+
+from kvstore.env.tls import Tls
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Between two looks at the files."""
+_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+
+Contents = tuple[bytes | None, bytes | None, bytes | None]
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class Certificates:
+    """Those of one process. Made of files that can be used; raises OSError for others."""
+
+    def __init__(self, tls: Tls) -> None:
+        self.tls = tls
+        self.reads = 1
+        """How often files were taken over; who keeps a copy compares it."""
+        self.is_failing = False
+        """The files have changed, and cannot be used: what was read before holds."""
+        self._stamp: _Stamp = self._stamped()
+        self._said = ""
+        self._changed: list[Callable[[], None]] = []
+        self._read()
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever other files hold."""
+        self._changed.append(changed)
+
+    def look(self) -> bool:
+        """Take the files over if they have changed; returns whether that was done. Never raises for what is in them."""
+        stamp = self._stamped()
+        if stamp == self._stamp:
+            return False
+        try:
+            self._read()
+        except OSError as error:
+            self.is_failing = True
+            if str(error) != self._said:
+                self._said = str(error)
+                log.error("the changed certificate files cannot be used, those read before hold: %s", error)
+            return False
+        if stamp != self._stamped():
+            return False  # half of them may be of one moment and half of another: the next look takes them
+        self._stamp, self._said, self.is_failing = stamp, "", False
+        self.reads += 1
+        log.info("new certificate files hold, valid until %s", self.expires)
+        for changed in self._changed:
+            changed()
+        return True
+
+    @property
+    def expires(self) -> str:
+        """When the certificate expires, for people."""
+        return datetime.fromtimestamp(self.expires_s, UTC).isoformat()
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "tls_expires_s": self.expires_s,
+            "tls_reads_total": self.reads,
+            "tls_failing": int(self.is_failing),
+        }
+
+    def _read(self) -> None:
+        """Take all of it, or nothing. Raises OSError."""
+        serving, calling = self.tls.server_context(), self.tls.client_context()
+        lenient = self.tls.server_context(is_lenient=True)
+        contents = self.tls.contents()
+        assert contents[2] is not None, "a process that serves has a certificate"
+        try:
+            expires_s = expiry_of(contents[2])
+        except ValueError as error:
+            raise OSError(EINVAL, str(error), str(self.tls.cert)) from error
+        self.serving, self.lenient, self.calling = serving, lenient, calling
+        self.contents, self.expires_s = contents, expires_s
+
+    def _stamped(self) -> _Stamp:
+        return tuple(_stamp_of(path) for path in (self.tls.cert, self.tls.key, self.tls.ca) if path is not None)
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def expiry_of(pem: bytes) -> float:
+    """The seconds since 1970 until which the first certificate of a PEM file is valid. Raises ValueError."""
+    begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+    start, stop = pem.find(begin), pem.find(end)
+    if start < 0 or stop < start:
+        raise ValueError("want a certificate in PEM form, got none")
+    der = ssl.PEM_cert_to_DER_cert(pem[start : stop + len(end)].decode("ascii") + "\n")
+    _, certificate, _ = _element(der)
+    _, body, _ = _element(certificate)
+    tag, _, rest = _element(body)
+    for _ in range(3 if tag == _VERSION else 2):  # the serial number where there is a version, algorithm, issuer
+        _, _, rest = _element(rest)
+    tag, validity, _ = _element(rest)
+    if tag != _SEQUENCE:
+        raise ValueError(f"want the validity of a certificate, got an element of kind {tag:#x}")
+    _, _, rest = _element(validity)
+    kind, text, _ = _element(rest)
+    form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}.get(kind)
+    if form is None:
+        raise ValueError(f"want a time, got an element of kind {kind:#x}")
+    return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC).timestamp()
+
+
+def _element(der: bytes) -> tuple[int, bytes, bytes]:
+    """The kind and the content of the first element, and what follows it. Raises ValueError."""
+    if len(der) < 2:
+        raise ValueError("want a certificate, got half of one")
+    length, at = der[1], 2
+    if length & 0x80:
+        at = 2 + (length & 0x7F)
+        length = int.from_bytes(der[2:at], "big")
+    if len(der) < at + length:
+        raise ValueError("want a certificate, got half of one")
+    return der[0], der[at : at + length], der[at + length :]

@@ -1,0 +1,194 @@
+"""A cluster whose nodes other machines could reach: it serves nobody until it is founded, and then its certificates are
+replaced under load. Real processes. The address that is no loopback by its text is 127.1, so that none is reached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from kvstore.client import Client
+from kvstore.errors import NotAuthenticated
+from tests.cluster.harness import running_cluster
+from tests.cluster.test_tls import Secured
+
+pytestmark = [pytest.mark.cluster]
+PASSWORD = "a long one"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    directory = tmp_path_factory.mktemp("safe")
+    with running_cluster(directory) as cluster:
+        for node in cluster.ids:
+            config = Path(cluster.file.node(node).config)
+            text = config.read_text().replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
+            assert "127.1:" in text
+            config.write_text(text)
+        found = Secured(cluster, directory)
+        found.secure()
+        yield found
+
+
+def redis_of(secured: Secured, node: str, **options: str) -> redis.Redis:
+    own = str(secured.of_client)
+    return secured.cluster.redis(
+        node, ssl=True, ssl_ca_certs=str(secured.ca), ssl_certfile=own, ssl_keyfile=own, **options
+    )
+
+
+def root_of(secured: Secured, node: str) -> redis.Redis:
+    return redis_of(secured, node, username="root", password=PASSWORD)
+
+
+def url_of(secured: Secured) -> str:
+    return secured.url("n1", "n2", "n3") + f"&cert={secured.of_client}&key={secured.of_client}"
+
+
+def serial_of(secured: Secured, node: str, door: str) -> str:
+    """That of the certificate which a door shows."""
+    context = ssl.create_default_context(cafile=str(secured.ca))
+    context.load_cert_chain(secured.of_client)
+    context.set_alpn_protocols(["h2" if door == "grpc" else "http/1.1"])
+    host, port = secured.cluster.address(node, door)
+    with (
+        socket.create_connection((host, port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        return str((connection.getpeercert() or {})["serialNumber"])
+
+
+def command(secured: Secured, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of root's."""
+    own = {"KVSTORE_TLS_CA": secured.ca, "KVSTORE_TLS_CERT": secured.of_client, "KVSTORE_TLS_KEY": secured.of_client}
+    environ = {**os.environ, **{name: str(path) for name, path in own.items()}}
+    return subprocess.run(
+        [sys.executable, "-m", "kvstore", *words],
+        env={**environ, "KVSTORE_USER": "root", "KVSTORE_PASSWORD": PASSWORD},
+        input=PASSWORD, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def is_done(secured: Secured, what: Callable[[redis.Redis], object]) -> bool:
+    """Whether every node does this for root."""
+    try:
+        return all(what(root_of(secured, node)) for node in secured.cluster.ids)
+    except redis.RedisError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def founded(secured: Secured) -> Secured:
+    """Nobody was served before. root may read and write then."""
+    cluster = secured.cluster
+    for node in cluster.ids:
+        for one in (redis_of(secured, node), root_of(secured, node)):
+            with pytest.raises(redis.RedisError, match="kvstore access found NAME"):
+                one.get("a")
+        assert secured.https(node, "/readyz") == b"ok\n"
+    with pytest.raises(NotAuthenticated, match="kvstore access found NAME"), Client(url_of(secured)) as client:
+        client.get(b"a")
+    where = ("--password-stdin", "--zookeeper", cluster.file.zookeeper)
+    done = command(secured, "access", "found", "root", *where)
+    assert done.returncode == 0, done.stderr
+    cluster.wait_until(lambda: is_done(secured, lambda one: one.acl_whoami() == "root"), "root is known", 30)
+    with pytest.raises(redis.RedisError, match="lacks the right read"):
+        root_of(secured, "n1").get("a")
+    server = "{}:{}".format(*cluster.address("n1", "grpc"))
+    for words in ("role add all", "role grant all read", "role grant all write", "user grant root all"):
+        done = command(secured, *words.split(), "--server", server)
+        assert done.returncode == 0, done.stderr
+    cluster.wait_until(lambda: is_done(secured, lambda one: one.set("w", "1")), "root may write", 30)
+    return secured
+
+
+def test_a_cluster_is_founded_once_and_not_opened_again(founded: Secured) -> None:
+    where = ("--password-stdin", "--zookeeper", founded.cluster.file.zookeeper)
+    again = command(founded, "access", "found", "mallory", *where)
+    assert (again.returncode != 0, "on already" in again.stderr + again.stdout) == (True, True)
+    off = command(founded, "access", "off", "--server", "{}:{}".format(*founded.cluster.address("n1", "grpc")))
+    assert (off.returncode != 0, "serve nobody" in off.stderr + off.stdout) == (True, True)
+    with pytest.raises(redis.RedisError):
+        redis_of(founded, "n1").get("w")
+
+
+class Load:
+    """Work in threads, on connections that are made anew and on one that stays."""
+
+    def __init__(self, secured: Secured) -> None:
+        self._secured, self._over = secured, threading.Event()
+        self.failures: list[Exception] = []
+        self.rounds = [0, 0]
+        self._threads = [threading.Thread(target=self._run, args=each) for each in ((0, self._anew), (1, self._stay))]
+
+    def __enter__(self) -> Load:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join(60)
+
+    def has_gone_on(self, before: list[int]) -> bool:
+        return bool(self.failures) or all(now > was + 1 for now, was in zip(self.rounds, before, strict=True))
+
+    def _run(self, place: int, work: Callable[[], Iterator[None]]) -> None:
+        try:
+            for _ in work():
+                self.rounds[place] += 1
+                if self._over.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001 - the test looks at them
+            self.failures.append(error)
+
+    def _anew(self) -> Iterator[None]:
+        while True:
+            for node in self._secured.cluster.ids:
+                with root_of(self._secured, node) as one:
+                    one.set("anew", self.rounds[0])
+            yield
+
+    def _stay(self) -> Iterator[None]:
+        with Client(url_of(self._secured)) as client:
+            while True:
+                value = b"%d" % self.rounds[1]
+                client.put(b"stays", value)
+                found = client.get(b"stays")
+                assert found is not None
+                assert found.value == value
+                yield
+
+
+def test_certificates_are_replaced_under_load_without_a_failed_request(
+    founded: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSTORE_USER", "root")
+    monkeypatch.setenv("KVSTORE_PASSWORD", PASSWORD)
+    cluster = founded.cluster
+    with Load(founded) as load:
+        for round_ in range(3):
+            before, rounds = serial_of(founded, "n1", "resp"), list(load.rounds)
+            founded.issue()
+            for node in cluster.ids if round_ else ():  # the first time by looking alone
+                os.kill(cluster.pid(node), signal.SIGHUP)
+            for node in cluster.ids:
+                for door in ("resp", "grpc", "http"):
+                    cluster.wait_until(
+                        lambda node=node, door=door, before=before: serial_of(founded, node, door) != before,
+                        f"{node}'s {door} shows the new certificate",
+                        30,
+                    )
+            cluster.wait_until(lambda rounds=rounds: load.has_gone_on(rounds), "work goes on", 30)
+    assert load.failures == []
+    assert min(load.rounds) > 0
