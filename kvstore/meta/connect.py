@@ -5,14 +5,15 @@ from __future__ import annotations
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, parse
 from kvstore.meta.etcd import EtcdStore
+from kvstore.meta.login import MetadataLogin
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 
 Store = EtcdStore | ZooKeeperStore
 
 
-async def connect(address: str, *, tls: Tls | None = None) -> Store:
-    """A store, connected. Raises MetadataUnavailable if none answers, ValueError for what is no address, OSError for
-    TLS files that are none."""
+async def connect(address: str, *, tls: Tls | None = None, login: MetadataLogin | None = None) -> Store:
+    """A store, connected. Raises MetadataUnavailable if none answers, MetadataDenied if it refuses the login or its
+    user, ValueError for what is no address, OSError for TLS files that are none, ConfigError."""
     found = parse(address)
     driver = EtcdStore if found.kind is Kind.ETCD else ZooKeeperStore
-    return await driver.connect(found.connection, tls=tls)
+    return await driver.connect(found.connection, tls=tls, login=login)
