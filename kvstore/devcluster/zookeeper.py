@@ -35,8 +35,9 @@ _JARS = (
     *("slf4j-api-*", "log4j-api-*", "log4j-core-*", "log4j-slf4j2-impl-*", "commons-io-*", "commons-cli-*", "jline-2*"),
     *("netty-[a-su-z]*", "netty-transport-*"),
 )
+# It keeps its last 500 writes in memory, of up to 1 MB each: with less heap it ends after some hundred large ones.
 _JAVA_FLAGS = (
-    *("-Xms8m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
+    *("-Xms8m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
     *("-Djava.net.preferIPv4Stack=true", "-Dzookeeper.preAllocSize=4096"),
 )
 _CONFIG = f"""\

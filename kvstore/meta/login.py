@@ -1,5 +1,4 @@
-"""Who a process is to the metadata store: a user, a password, and how the store is to learn them. Decides only, but for
-reading the file of a password.
+"""Logins at the metadata store: a user, a password, and how the store is to learn them.
 
 Never by an option of a command or in an address: whoever lists the machine's processes, or reads its log, would read
 it.
@@ -30,7 +29,7 @@ class Mechanism(StrEnum):
 
 
 class Acl(StrEnum):
-    """Who may do what with the nodes that a process makes in ZooKeeper, which docs/operations.md has a chapter on."""
+    """Rights to the nodes that a process makes in ZooKeeper, which docs/operations.md has a chapter on."""
 
     CREATOR = "creator"
     """Its user alone may do all; nobody else anything."""

@@ -22,7 +22,7 @@ _WORLD = "world"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a tree."""
+    """Counts of a tree after its ACLs were set."""
 
     nodes: int = 0
     """How many there are."""

@@ -212,7 +212,7 @@ class Session:
 
 
 def _login_options(login: MetadataLogin) -> dict[str, Any]:
-    """What kazoo is told. It says who we are at the beginning of each connection, before it sends anything else. Raises
+    """Return what kazoo is told. It says who we are at the beginning of each connection, before it sends anything else. Raises
     ConfigError."""
     options: dict[str, Any] = {}
     if login.acl is Acl.CREATOR:
