@@ -199,8 +199,8 @@ class NodeConfig:
         return self.metadata.tls or self.zookeeper_tls
 
     def metadata_login(self) -> MetadataLogin | None:
-        """Return the node's login at the metadata store, by its settings or by the environment. Reads the password's file.
-        Raises ConfigError."""
+        """Return the node's login at the metadata store, by its settings or the environment. Reads the password's
+        file. Raises ConfigError."""
         found = self.metadata
         return metadata_login(found.user, found.password_file, found.auth, found.acl)
 

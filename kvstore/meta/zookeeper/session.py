@@ -212,8 +212,8 @@ class Session:
 
 
 def _login_options(login: MetadataLogin) -> dict[str, Any]:
-    """Return what kazoo is told. It says who we are at the beginning of each connection, before it sends anything else. Raises
-    ConfigError."""
+    """Return what kazoo is told, which says who we are at the beginning of each connection, before anything else.
+    Raises ConfigError."""
     options: dict[str, Any] = {}
     if login.acl is Acl.CREATOR:
         options["default_acl"] = CREATOR_ALL_ACL
