@@ -11,7 +11,8 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
-from kvstore.bookie.directories.upkeep import Upkeep, start_upkeep
+from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.upkeep.counted import refuse_older_metadata
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError
@@ -58,6 +59,7 @@ class Bookie:
         self.storage = storage = storage_of(env, config, gathered, authority)
         storage.statistics.new_incarnations = int(gathered.identity.is_new)
         await storage.start(gathered.identity.doubts)
+        await refuse_older_metadata(admitted(storage), authority)
         if config.admit_raw_adds:
             log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
         self._service = BookieService(storage, config)

@@ -49,6 +49,12 @@ def start_upkeep(
     ]
 
 
+def admitted(storage: AnyStorage) -> set[int]:
+    """Ledgers of a storage that the metadata store knew when they came here."""
+    parts = [storage] if isinstance(storage, BookieStorage) else [part.storage for part in storage.parts]
+    return {number for part in parts for number, ledger in part.inventory.ledgers.items() if ledger.is_admitted}
+
+
 def _start(
     env: Env,
     config: BookieConfig,
