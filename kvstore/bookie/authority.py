@@ -38,6 +38,10 @@ class MetadataAuthority:
         return await self._ledgers.list_ids()
 
     # docs/protocol.md B29
+    async def mark_older(self, why: str) -> None:
+        await self._identity.mark_older(why)
+
+    # docs/protocol.md B29
     async def counted_to(self) -> LedgerId:
         """By taking one, since the counter cannot be read otherwise; nobody else gets it."""
         return await self._ids.next_id()

@@ -39,7 +39,6 @@ FORMATTING = "FORMATTING"
 """The cookie while the directories are being formatted: nothing was stored in them yet."""
 STARTS = "STARTS"
 """The cookie node's version as of the last start, and the one that this start makes; in the journal's directory."""
-STARTS_NOTED = 2
 _ASIDE = ".new"
 
 
@@ -189,8 +188,6 @@ class _Identification:
             ) from None
         if known != cookie:
             raise ConfigError(f"{directory} has the cookie {cookie}, the metadata store has {known}")
-        for each in (self._config.journal_dir, *self._others):
-            self._check_start(each, cookie.bookie, version)
         doubts = {}
         for each in (self._config.journal_dir, *self._others):
             if doubt := self._note_this_start(each, version):
@@ -199,31 +196,14 @@ class _Identification:
         own = doubts.pop(self._config.journal_dir, "")
         return Identity(cookie.bookie, False, (own,) if own else (), tuple(doubts))
 
-    # docs/protocol.md B29
-    def _check_start(self, directory: str, bookie: BookieId, version: int) -> None:
-        """Raise ConfigError if the directory remembers a start that the metadata store has not heard of: it was asked
-        first, so it is an older copy of itself."""
-        known = self._starts(f"{directory}/{STARTS}")
-        if len(known) == STARTS_NOTED and version < min(known):
-            raise ConfigError(
-                f"{directory} remembers start {min(known)} of bookie {bookie}, the metadata store only {version}: it "
-                "is an older copy of itself, and does not know of ledgers that this bookie has (docs/operations.md, An "
-                "older copy of the metadata)"
-            )
-
-    def _starts(self, path: str) -> list[int]:
-        """The last start and the one that it made, as far as they can be read."""
-        words = read_file(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
-        return [int(word) for word in words if word.isdigit()]
-
     def _note_this_start(self, directory: str, version: int) -> str:
         """Returns why the directory may lack records; empty if it remembers the last start."""
         path = f"{directory}/{STARTS}"
-        known = self._starts(path)
+        words = read_file(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
         self._note_start(path, version, version + 1)
-        if version in known:
+        if version in [int(word) for word in words if word.isdigit()]:
             return ""
-        return f"{directory} remembers start {known}, the metadata store {version}: it is a copy"
+        return f"{directory} remembers start {words}, the metadata store {version}: it is a copy"
 
     async def _claim(self, cookie: Cookie, version: int) -> None:
         """Raise the version of the cookie's node by one, which only one process can do."""

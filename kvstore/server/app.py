@@ -30,6 +30,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.entry import is_release
 from kvstore.partition.state.state import State
+from kvstore.proto.digest import master_key
 from kvstore.ring import PartitionState
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.doorman import StreamDoorman
@@ -56,7 +57,7 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology, Member
-from kvstore.types import BookieId, PartitionId, ServerId
+from kvstore.types import BookieId, LedgerId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.copies.pace import Pace
@@ -68,6 +69,7 @@ from kvstore.wal.ports import LocalBookie
 log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
+LEDGER_PASSWORD = "ledger password"
 
 
 class NodePeers:
@@ -275,6 +277,13 @@ def passwords(key: bytes) -> PasswordOf:
     return lambda ledger: hmac.digest(key, b"%d" % ledger, hashlib.sha256).hex().encode()
 
 
+# docs/protocol.md B29
+def made_with(secret: ClusterSecret) -> Callable[[LedgerId, bytes], bool]:
+    """Tell whether a key is of the password that a ledger of this cluster has."""
+    all_passwords = [passwords(key) for key in secret.derive_all(LEDGER_PASSWORD)]
+    return lambda ledger, key: any(key == master_key(password_of(ledger)) for password_of in all_passwords)
+
+
 @asynccontextmanager
 async def serve(
     config: NodeConfig,
@@ -345,7 +354,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
             connections_max=config.limits.bookie_connections_max,
             **{each.name: getattr(config.storage, each.name) for each in fields(config.storage)},
         )
-        bookie = Bookie(env, of_bookie, store)
+        bookie = Bookie(env, of_bookie, store, made_with(node.secret))
         node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
     else:
@@ -365,7 +374,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
         choice,
         is_release=is_release,
         config=config.log,
-        password_of=passwords(node.secret.derive("ledger password")),
+        password_of=passwords(node.secret.derive(LEDGER_PASSWORD)),
         instance_id=await LayoutStore(store).instance_id(),
         pace=pace,
         on_marked=node.worker.look if node.worker is not None else lambda: None,

@@ -10,7 +10,7 @@ from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.store import Delete, SetData, ensure_path
+from kvstore.meta.store import Delete, SetData
 from tests.bookie.support import crash, run, tiny
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import SimWorld
@@ -175,32 +175,6 @@ def test_a_restored_copy_of_the_directories_is_doubted(
     world.node("b1").disk = backup
     assert "it is a copy" in start(world, tree).doubts[0]
     assert start(world, tree).doubts == (), "the doubt is noted in the journal by then"
-
-
-# docs/protocol.md B29
-@pytest.mark.parametrize("since", [1, 3])
-def test_a_metadata_store_that_has_not_heard_of_a_start_is_refused(
-    world: SimWorld, tree: MemoryTree, since: int
-) -> None:
-    bookie = start(world, tree).bookie
-    start(world, tree)
-    older, _ = tree.get(f"/ledgers/cookies/{bookie}"), start(world, tree)
-    for _ in range(since):
-        start(world, tree)
-    again = MemoryTree()
-    store = MemoryStore(again)
-
-    async def restore() -> None:
-        await ensure_path(store, "/ledgers/cookies")
-        await store.create(f"/ledgers/cookies/{bookie}", older[0])
-        for version in range(older[1].version):
-            await store.set(f"/ledgers/cookies/{bookie}", older[0], version)
-
-    run(world, restore())
-    for _ in range(2):  # nothing is noted by a start that is refused
-        with pytest.raises(ConfigError, match="it is an older copy of itself"):
-            start(world, again)
-    assert start(world, tree).doubts == (), "the copy that knows of the last start is taken"
 
 
 def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -> None:

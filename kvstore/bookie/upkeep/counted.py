@@ -21,7 +21,8 @@ def is_never_given(ledger: int, counted_to: int) -> bool:
 
 async def refuse_older_metadata(ledgers: Iterable[int], authority: Authority) -> None:
     """Raise ConfigError if the metadata store has never given the id of one of the ledgers, which it had admitted, and
-    does not know it. MetadataError."""
+    does not know it; and mark the store, since each look takes an id, and bookies without such ledgers must not go on
+    by it either. MetadataError."""
     here = sorted(ledgers)
     if not here:
         return
@@ -30,6 +31,7 @@ async def refuse_older_metadata(ledgers: Iterable[int], authority: Authority) ->
     unknown = [ledger for ledger in suspects if await _is_unknown(LedgerId(ledger), authority)]
     if unknown:
         shown = ", ".join(map(str, unknown[:SHOWN_MAX]))
+        await authority.mark_older(f"a bookie has {len(unknown)} ledgers with ids from {unknown[0]} on that it lacks")
         raise ConfigError(
             f"the metadata store is an older copy of itself: it has given ids up to {counted_to}, and does not know "
             f"{len(unknown)} ledgers that this bookie has stored ({shown}). Want a copy that does (docs/operations.md, "
