@@ -196,6 +196,23 @@ def test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it(r
     run(case)
 
 
+# docs/protocol.md B29
+def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(1)
+        identity = Identity(bench.store, "simulated")
+        await identity.mark_older("b1 says so")
+        await identity.mark_older("b2 says so too")
+        await bench.pass_time(LOOK_AGAIN_S + 1)
+        with pytest.raises(MetadataLost, match="b1 says so; want a later one"):
+            await opened(bench.logs(NEVER))
+        with pytest.raises(MetadataLost, match="older copy"):
+            await MetadataAuthority(bench.store, identity).ledgers()
+
+    run(case)
+
+
 # docs/protocol.md B10, G23
 def test_a_bookie_takes_no_list_of_another_cluster_for_its_own() -> None:
     async def case(bench: Bench) -> None:
