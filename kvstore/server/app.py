@@ -7,8 +7,6 @@ The simulation runs the same composition; doors that need the real world (gRPC, 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,7 +28,6 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.entry import is_release
 from kvstore.partition.state.state import State
-from kvstore.proto.digest import master_key
 from kvstore.ring import PartitionState
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.doorman import StreamDoorman
@@ -48,6 +45,7 @@ from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
+from kvstore.server.ledger_passwords import made_with, password_of
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Credentials
 from kvstore.server.peer.server import Handler, PeerServer
@@ -57,11 +55,10 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology, Member
-from kvstore.types import BookieId, LedgerId, PartitionId, ServerId
+from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.copies.pace import Pace
-from kvstore.wal.creator import PasswordOf
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LocalBookie
@@ -69,7 +66,6 @@ from kvstore.wal.ports import LocalBookie
 log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
-LEDGER_PASSWORD = "ledger password"
 
 
 class NodePeers:
@@ -272,18 +268,6 @@ class Node:
         return leader[0] != self.id or partition in self.hosting.leads
 
 
-def passwords(key: bytes) -> PasswordOf:
-    """Each ledger has a password of its own, made of the cluster's secret, so that one that is known opens no other."""
-    return lambda ledger: hmac.digest(key, b"%d" % ledger, hashlib.sha256).hex().encode()
-
-
-# docs/protocol.md B29
-def made_with(secret: ClusterSecret) -> Callable[[LedgerId, bytes], bool]:
-    """Tell whether a key is of the password that a ledger of this cluster has."""
-    all_passwords = [passwords(key) for key in secret.derive_all(LEDGER_PASSWORD)]
-    return lambda ledger, key: any(key == master_key(password_of(ledger)) for password_of in all_passwords)
-
-
 @asynccontextmanager
 async def serve(
     config: NodeConfig,
@@ -374,7 +358,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
         choice,
         is_release=is_release,
         config=config.log,
-        password_of=passwords(node.secret.derive(LEDGER_PASSWORD)),
+        password_of=password_of(node.secret),
         instance_id=await LayoutStore(store).instance_id(),
         pace=pace,
         on_marked=node.worker.look if node.worker is not None else lambda: None,
