@@ -57,7 +57,8 @@ def test_nobody_goes_by_an_older_copy_and_a_later_one_has_all(
     cluster.kill_zookeeper()
     shutil.copytree(data, copies[0])
     cluster.start_zookeeper()
-    cluster.wait_ready()
+    for node in cluster.ids:
+        cluster.wait_until(lambda node=node: cluster.status(node)["metadata"] == "connected", f"{node} has a session")
     if restarted:
         for node in cluster.ids:
             cluster.terminate(node)
