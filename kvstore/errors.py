@@ -26,6 +26,7 @@ StoreError
 │   ├── VersionConflict       somebody else wrote first
 │   ├── MetadataUnavailable   not connected; the call was not sent
 │   ├── MetadataUnknown       the connection broke while the call was under way
+│   ├── MetadataDenied        the store does not take who we say we are, or does not let us
 │   ├── MetadataLost          the store was reached, and has no more what this process needs
 │   └── UndecodableNode       one node's bytes are not what this build can read; Corrupted too
 ├── LedgerError               stays inside wal and bookie
@@ -180,6 +181,10 @@ class MetadataUnavailable(MetadataError):
 
 class MetadataUnknown(MetadataError):
     """The connection broke while the call was under way: it may or may not have taken effect."""
+
+
+class MetadataDenied(MetadataError):
+    """The metadata store does not take the login, or does not let its user do this. Nothing was done."""
 
 
 class MetadataLost(MetadataError):

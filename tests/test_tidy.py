@@ -57,6 +57,7 @@ ADAPTERS = (
     "kvstore/devcluster/",
     "kvstore/env/",
     "kvstore/meta/etcd/",
+    "kvstore/meta/zookeeper/acls.py",
     "kvstore/meta/zookeeper/store.py",
     "kvstore/spark/",
 )

@@ -41,6 +41,14 @@ class Authority(Protocol):
         """All ledgers. One created meanwhile may be missing; a listing that fails raises MetadataError."""
         ...
 
+    async def mark_older(self, why: str) -> None:
+        """Note that it is an older copy of itself. Raises MetadataError."""
+        ...
+
+    async def counted_to(self) -> LedgerId:
+        """An id above all that the metadata store has given so far. Raises MetadataError."""
+        ...
+
 
 class Admission:
     """Asks once per ledger, however many wait for the answer."""

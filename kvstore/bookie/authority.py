@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvstore.errors import NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.layout import Identity
+from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.types import LedgerId, LedgerMetadata
@@ -18,6 +19,7 @@ class MetadataAuthority:
         self._store = store
         self._identity = identity
         self._ledgers = LedgerStore(store)
+        self._ids = LedgerIdGenerator(store)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
         """The store is asked to catch up first: a server of it that lags may not know yet that a ledger is open, or is
@@ -34,3 +36,12 @@ class MetadataAuthority:
         """Of the bookie's own cluster only: what another one lacks is not deleted."""
         await self._identity.check()
         return await self._ledgers.list_ids()
+
+    # docs/protocol.md B29
+    async def mark_older(self, why: str) -> None:
+        await self._identity.mark_older(why)
+
+    # docs/protocol.md B29
+    async def counted_to(self) -> LedgerId:
+        """By taking one, since the counter cannot be read otherwise; nobody else gets it."""
+        return await self._ids.next_id()

@@ -12,7 +12,8 @@ from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
-from kvstore.bookie.directories.upkeep import Upkeep, start_upkeep
+from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.upkeep.counted import refuse_older_metadata
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError
@@ -21,9 +22,14 @@ from kvstore.meta.layout import Identity, LayoutStore
 from kvstore.meta.registration import BookieRegistration
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.start_tls import BookiesPrelude
-from kvstore.types import BookieId
+from kvstore.types import BookieId, LedgerId
 
 log = logging.getLogger(__name__)
+
+
+def anyones(_ledger: LedgerId, _key: bytes) -> bool:
+    """Take every ledger for one of the cluster."""
+    return True
 
 
 # docs/protocol.md B11
@@ -37,7 +43,11 @@ class Bookie:
     """With the incarnation; what ensembles name. Known after `start`."""
     storage: AnyStorage
 
-    def __init__(self, env: Env, config: BookieConfig, store: MetadataStore) -> None:
+    def __init__(
+        self, env: Env, config: BookieConfig, store: MetadataStore, is_ours: Callable[[LedgerId, bytes], bool] = anyones
+    ) -> None:
+        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given."""
+        self._is_ours = is_ours
         self._env = env
         self._config = config
         self._store = store
@@ -52,13 +62,16 @@ class Bookie:
         """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is taken)."""
         config, env = self._config, self._env
         instance_id = await LayoutStore(self._store).instance_id()
-        authority = MetadataAuthority(self._store, Identity(self._store, instance_id))
+        cluster = Identity(self._store, instance_id)
+        await cluster.check()
+        authority = MetadataAuthority(self._store, cluster)
         gathered = await gather(env, config, CookieStore(self._store), instance_id, authority)
         self.id = gathered.identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
         self.storage = storage = storage_of(env, config, gathered, authority)
         storage.statistics.new_incarnations = int(gathered.identity.is_new)
         await storage.start(gathered.identity.doubts)
+        await refuse_older_metadata(admitted(storage, self._is_ours), authority)
         if config.admit_raw_adds:
             log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
         self._service = BookieService(storage, config)

@@ -190,9 +190,10 @@ def _refuses(address: str) -> bool:
 async def _tools(address: str, patience_s: float) -> AsyncIterator[Tools]:
     from kvstore.env.real import real_env
     from kvstore.meta.connect import connect
+    from kvstore.meta.login import metadata_login_of_environment
 
     env = real_env(Path.cwd(), name="tool", tls=tls_of_environment())
-    store = await connect(address, tls=metadata_tls(), timeout_s=patience_s)
+    store = await connect(address, tls=metadata_tls(), login=metadata_login_of_environment(), timeout_s=patience_s)
     try:
         yield Tools(env, store)
     finally:

@@ -12,12 +12,15 @@ import typer
 
 from kvstore.cli.cluster import Json, Tools, checked_address, checked_path, with_tools
 from kvstore.cli.output import as_json, as_table
-from kvstore.errors import ConfigError, NoSuchNode
+from kvstore.errors import ConfigError, MetadataDenied, NoSuchNode
 from kvstore.meta import paths
+from kvstore.meta.address import Kind, parse
+from kvstore.meta.login import Acl, metadata_login_of_environment
 from kvstore.server.config import id_fault
 from kvstore.types import ServerId
 
 SAFE_NODES_MIN = 3
+DENIED_SHOWN = 5
 
 SecretFile = Annotated[
     Path,
@@ -44,9 +47,11 @@ def register(app: typer.Typer) -> None:
     cluster = typer.Typer(no_args_is_help=True, help="A cluster that is not run by `kvstore up`.")
     cluster.callback()(_group)
     cluster.command("init")(init)
-    metadata = typer.Typer(no_args_is_help=True, help="Move the metadata of a cluster to another metadata store.")
+    metadata = typer.Typer(no_args_is_help=True, help="The metadata of a cluster: who may use it, and where it is.")
     metadata.command("export")(export_metadata)
     metadata.command("import")(import_metadata)
+    metadata.command("secure")(secure)
+    metadata.command("open")(open_to_all)
     cluster.add_typer(metadata, name="metadata")
     app.add_typer(cluster, name="cluster")
 
@@ -147,6 +152,55 @@ def import_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) 
 
     with_tools(Path(), zookeeper, work)
     _show_moved("imported and checked", nodes, instance, json=json)
+
+
+def secure(zookeeper: Address, json: Json = False) -> None:
+    """Close the whole tree in a ZooKeeper to all but the user that KVSTORE_METADATA_USER names; while nodes run, too.
+
+    Each node must log in as that user before (metadata.user, metadata.password_file): those that do not are shut out.
+    """
+    _set_acls(zookeeper, Acl.CREATOR, json=json)
+
+
+def open_to_all(zookeeper: Address, json: Json = False) -> None:
+    """Open the whole tree in a ZooKeeper to everybody who reaches it, as the user to whom it is closed now.
+
+    Each node must have metadata.acl = "open" before; from then on it needs no login any more.
+    """
+    _set_acls(zookeeper, Acl.OPEN, json=json)
+
+
+def _set_acls(address: str, acl: Acl, *, json: bool) -> None:
+    from kvstore.meta.zookeeper.acls import Outcome, set_acls
+    from kvstore.meta.zookeeper.store import ZooKeeperStore
+
+    if parse(address).kind is not Kind.ZOOKEEPER:
+        raise ConfigError("etcd has no ACLs of nodes: give its users roles on the prefix (`etcdctl role`)")
+    login = metadata_login_of_environment()
+    if login is None:
+        raise ConfigError(
+            "want KVSTORE_METADATA_USER, and KVSTORE_METADATA_PASSWORD_FILE or KVSTORE_METADATA_PASSWORD, in the "
+            "environment: whose the tree is to be, or is"
+        )
+
+    async def work(tools: Tools) -> Outcome:
+        assert isinstance(tools.store, ZooKeeperStore), "so its address says"
+        return await set_acls(tools.store, acl)
+
+    outcome = with_tools(Path(), address, work)
+    document = {
+        "acl": acl.value,
+        "user": login.user,
+        "nodes": outcome.nodes,
+        "changed": outcome.changed,
+        "denied": outcome.denied,
+    }
+    print(as_json(document) if json else as_table([{**document, "denied": len(outcome.denied)}]))
+    if outcome.denied:
+        raise MetadataDenied(
+            f"{len(outcome.denied)} nodes are another user's, and stay as they are, with all below them: "
+            f"{', '.join(outcome.denied[:DENIED_SHOWN])}"
+        )
 
 
 def _show_moved(done: str, nodes: dict[str, bytes], instance: str, *, json: bool) -> None:

@@ -8,6 +8,7 @@ directory.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import psutil
 from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError
+from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 4)
 """The driver asks for a watch in fragments, and compares leases."""
@@ -133,7 +135,13 @@ def _spawn(directory: Path, address: str, peer: str, *, detached: bool, settings
 def _launch(directory: Path, address: str, command: Sequence[str], *, detached: bool) -> EtcdProcess:
     with (directory / "etcd.out").open("ab") as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=detached
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=directory,
+            start_new_session=detached,
+            env=without_login(os.environ),
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
     pid_file(directory, EtcdProcess.program).write_text(f"{child.pid} {address}\n")

@@ -37,6 +37,7 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.address import Kind
 from kvstore.meta.connect import connect
+from kvstore.meta.login import metadata_login_of_environment
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.places import local_path
@@ -325,7 +326,7 @@ class LocalCluster:
 
 
 async def _found(cluster: ClusterFile, progress: Progress) -> Ring:
-    store = await connect(cluster.zookeeper)
+    store = await connect(cluster.zookeeper, login=metadata_login_of_environment())
     try:
         if cluster.bookies is Keepers.EXTERNAL:
             await _wait_for_bookies(store, cluster, progress)

@@ -20,6 +20,7 @@ from pathlib import Path
 from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 9, 5)
 """Earlier ones lose committed data, or skip TLS host name checks."""
@@ -34,8 +35,9 @@ _JARS = (
     *("slf4j-api-*", "log4j-api-*", "log4j-core-*", "log4j-slf4j2-impl-*", "commons-io-*", "commons-cli-*", "jline-2*"),
     *("netty-[a-su-z]*", "netty-transport-*"),
 )
+# It keeps its last 500 writes in memory, of up to 1 MB each: with less heap it ends after some hundred large ones.
 _JAVA_FLAGS = (
-    *("-Xms8m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
+    *("-Xms8m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
     *("-Djava.net.preferIPv4Stack=true", "-Dzookeeper.preAllocSize=4096"),
 )
 _CONFIG = f"""\
@@ -162,7 +164,13 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
     ]
     with (directory / "zookeeper.out").open("wb") as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=detached
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=directory,
+            start_new_session=detached,
+            env=without_login(environ),
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
     pid_file(directory, ZooKeeperProcess.program).write_text(f"{child.pid} {address}\n")

@@ -40,7 +40,12 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Raises ValueError."""
+    """Raises ValueError, without the text where a password may be in it."""
+    if "@" in text:
+        raise ValueError(
+            "want no user or password in the address of a metadata store: name them by metadata.user and "
+            "metadata.password_file, or by KVSTORE_METADATA_USER and KVSTORE_METADATA_PASSWORD_FILE in the environment"
+        )
     scheme, separator, rest = text.rpartition("://")
     if separator and scheme not in set(Kind):
         raise ValueError(f"want etcd://host:port,host:port/prefix or zookeeper://host:port/chroot, got {text!r}")

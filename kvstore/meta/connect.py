@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, parse
 from kvstore.meta.etcd import EtcdStore
+from kvstore.meta.login import MetadataLogin
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 
 Store = EtcdStore | ZooKeeperStore
@@ -13,9 +14,15 @@ Store = EtcdStore | ZooKeeperStore
 CONNECT_TIMEOUT_S = 15.0
 
 
-async def connect(address: str, *, tls: Tls | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> Store:
-    """A store, connected. Raises MetadataUnavailable if none answers within `timeout_s`, ValueError for what is no
-    address, OSError for TLS files that are none."""
+async def connect(
+    address: str,
+    *,
+    tls: Tls | None = None,
+    login: MetadataLogin | None = None,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+) -> Store:
+    """A store, connected. Raises MetadataUnavailable if none answers within `timeout_s`, MetadataDenied if it refuses
+    the login or its user, ValueError for what is no address, OSError for TLS files that are none, ConfigError."""
     found = parse(address)
     driver = EtcdStore if found.kind is Kind.ETCD else ZooKeeperStore
-    return await driver.connect(found.connection, tls=tls, connect_timeout_s=timeout_s)
+    return await driver.connect(found.connection, tls=tls, login=login, connect_timeout_s=timeout_s)

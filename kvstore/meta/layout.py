@@ -4,6 +4,7 @@ cluster."""
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvstore.errors import ConfigError, MetadataLost, NodeExists, NoSuchNode
@@ -109,15 +110,34 @@ class Identity:
 
     def __init__(self, store: MetadataStore, instance_id: str | None = None) -> None:
         """`instance_id`: if it is known already."""
+        self._store = store
         self._layout = LayoutStore(store)
         self._known = instance_id
 
+    # docs/protocol.md B29
+    async def mark_older(self, why: str) -> None:
+        """Tell all that come that this is an older copy of the metadata; nothing but a later copy takes that back.
+        Raises MetadataUnavailable, MetadataUnknown."""
+        with suppress(NodeExists):
+            await self._store.create(paths.OLDER_COPY, why.encode())
+
+    # docs/protocol.md B29
+    async def _refuse_older(self) -> None:
+        with suppress(NoSuchNode):
+            why, _ = await self._store.get(paths.OLDER_COPY)
+            raise MetadataLost(
+                f"the metadata store is an older copy of itself: {why.decode(errors='replace')}; want a later one "
+                "(docs/operations.md, An older copy of the metadata)"
+            )
+
     # docs/protocol.md G23
     async def check(self) -> None:
-        """Raise MetadataLost if that cluster is not there any more, for sure: what looks so is read again up to date.
+        """Raise MetadataLost if that cluster is not there any more, for sure: what looks so is read again up to date;
+        or if it is marked as an older copy.
 
         Raises MetadataUnavailable, MetadataUnknown too.
         """
+        await self._refuse_older()
         if self._known is not None and await self._layout.instance_id_seen() == self._known:
             return
         try:

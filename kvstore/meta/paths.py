@@ -35,6 +35,8 @@ SNAPSHOTS = "/snapshots"
 RING = "/ring"
 CONFIG = "/config"
 ACCESS = "/access"
+OLDER_COPY = "/older-copy"
+"""There if a bookie has found that this is an older copy of the metadata than there has been; says why."""
 
 SHORT_LEDGER_MAX = 2**31 - 2
 """Ledger ids up to this one have ten digits in their path, longer ones nineteen."""

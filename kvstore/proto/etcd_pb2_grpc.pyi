@@ -129,3 +129,25 @@ class LeaseServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_etcd_pb2.LeaseKeepAliveResponse], _abc.AsyncIterator[_etcd_pb2.LeaseKeepAliveResponse]]: ...
 
 def add_LeaseServicer_to_server(servicer: LeaseServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class AuthStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AuthAsyncStub: ...
+    Authenticate: _grpc.UnaryUnaryMultiCallable[_etcd_pb2.AuthenticateRequest, _etcd_pb2.AuthenticateResponse]
+
+@_typing.type_check_only
+class AuthAsyncStub(AuthStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Authenticate: _aio.UnaryUnaryMultiCallable[_etcd_pb2.AuthenticateRequest, _etcd_pb2.AuthenticateResponse]  # type: ignore[assignment]
+
+class AuthServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Authenticate(
+        self,
+        request: _etcd_pb2.AuthenticateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_etcd_pb2.AuthenticateResponse, _abc.Awaitable[_etcd_pb2.AuthenticateResponse]]: ...
+
+def add_AuthServicer_to_server(servicer: AuthServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,10 @@ from typing import Any
 
 from kvstore.errors import ConfigError
 
+PREFIX = "KVSTORE"
 USER, PASSWORD, PASSWORD_FILE = "KVSTORE_USER", "KVSTORE_PASSWORD", "KVSTORE_PASSWORD_FILE"
+_OF_LOGINS = re.compile(r"KVSTORE_(\w+_)?(USER|PASSWORD|PASSWORD_FILE)")
+"""Those of the metadata store among them (kvstore/meta/login.py)."""
 FILE_BYTES_MAX = 4_096
 
 
@@ -31,23 +35,23 @@ class Login:
         return "Basic " + base64.b64encode(self.user.encode() + b":" + self.password).decode()
 
 
-def login_of_environment(environ: Mapping[str, str] | None = None) -> Login | None:
-    """The login that KVSTORE_USER and KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD name; None without a user. Raises
-    ConfigError."""
+def login_of_environment(environ: Mapping[str, str] | None = None, prefix: str = PREFIX) -> Login | None:
+    """The login that KVSTORE_USER and KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD name, or the same names with another
+    prefix; None without a user. Raises ConfigError."""
     environ = os.environ if environ is None else environ
-    user, file = environ.get(USER, ""), environ.get(PASSWORD_FILE, "")
+    user, file = environ.get(f"{prefix}_USER", ""), environ.get(f"{prefix}_PASSWORD_FILE", "")
     if not user:
         return None
     if file:
         return Login(user, password_in(Path(file)))
-    if PASSWORD not in environ:
-        raise ConfigError(f"{USER} is set: want {PASSWORD_FILE} or {PASSWORD} beside it")
-    return Login(user, environ[PASSWORD].encode())
+    if f"{prefix}_PASSWORD" not in environ:
+        raise ConfigError(f"{prefix}_USER is set: want {prefix}_PASSWORD_FILE or {prefix}_PASSWORD beside it")
+    return Login(user, environ[f"{prefix}_PASSWORD"].encode())
 
 
 def without_login(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for a process that is no client: it lives long, and what it was given can be read as long."""
-    return {name: value for name, value in environ.items() if name not in (USER, PASSWORD, PASSWORD_FILE)}
+    return {name: value for name, value in environ.items() if not _OF_LOGINS.fullmatch(name)}
 
 
 def password_in(path: Path) -> bytes:

@@ -50,6 +50,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.VersionConflict: Code.ABORTED,
     errors.MetadataUnavailable: Code.UNAVAILABLE,
     errors.MetadataUnknown: Code.UNKNOWN,
+    errors.MetadataDenied: Code.FAILED_PRECONDITION,
     errors.MetadataLost: Code.FAILED_PRECONDITION,
     errors.LedgerError: Code.INTERNAL,
     errors.NoSuchLedger: Code.NOT_FOUND,

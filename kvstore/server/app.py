@@ -7,8 +7,6 @@ The simulation runs the same composition; doors that need the real world (gRPC, 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -48,6 +46,7 @@ from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
+from kvstore.server.ledger_passwords import made_with, password_of
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
@@ -61,7 +60,6 @@ from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.copies.pace import Pace
-from kvstore.wal.creator import PasswordOf
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LocalBookie
@@ -261,11 +259,6 @@ class Node:
         return leader[0] != self.id or partition in self.hosting.leads
 
 
-def passwords(key: bytes) -> PasswordOf:
-    """Each ledger has a password of its own, made of the cluster's secret, so that one that is known opens no other."""
-    return lambda ledger: hmac.digest(key, b"%d" % ledger, hashlib.sha256).hex().encode()
-
-
 @asynccontextmanager
 async def serve(
     config: NodeConfig,
@@ -336,7 +329,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
             connections_max=config.limits.bookie_connections_max,
             **{each.name: getattr(config.storage, each.name) for each in fields(config.storage)},
         )
-        bookie = Bookie(env, of_bookie, store)
+        bookie = Bookie(env, of_bookie, store, made_with(node.secret))
         node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
     else:
@@ -356,7 +349,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         choice,
         is_release=is_release,
         config=config.log,
-        password_of=passwords(node.secret.derive("ledger password")),
+        password_of=password_of(node.secret),
         instance_id=await LayoutStore(store).instance_id(),
         pace=pace,
         on_marked=node.worker.look if node.worker is not None else lambda: None,

@@ -13,6 +13,7 @@ from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import StorageConfig, is_address_id
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
+from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
 from kvstore.wal.config import Keepers, LogConfig
 
@@ -68,6 +69,14 @@ class MetadataConfig:
     """`etcd://host:port,host:port/prefix`, or `zookeeper://host:port,host:port/chroot`."""
     tls: Tls | None = None
     """How to reach one that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
+    user: str = ""
+    """Who the node is there. Empty: whom KVSTORE_METADATA_USER names, or nobody."""
+    password_file: Path | None = None
+    """A file with its password on the first line, which nobody but the node may read."""
+    auth: Mechanism = Mechanism.DIGEST
+    """How ZooKeeper learns of it: `digest`, or `sasl` (DIGEST-MD5). etcd has a way of its own."""
+    acl: Acl = Acl.CREATOR
+    """Who may use the nodes that it makes in ZooKeeper: `creator`, its user alone; or `open`, everybody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +175,8 @@ class NodeConfig:
         faults = [f"{name}: {fault}" for fault in [address_fault(self.metadata_address)] if fault]
         if self.zookeeper and not faults and parse(self.zookeeper).kind is not Kind.ZOOKEEPER:
             faults.append(f"zookeeper: {self.zookeeper} is none; name it as metadata.uri")
+        if bool(self.metadata.user) != (self.metadata.password_file is not None):
+            faults.append("metadata: want user and password_file, or neither")
         for place, tls in (("zookeeper_tls", self.zookeeper_tls), ("metadata.tls", self.metadata.tls)):
             if tls is not None and tls.ca is None:
                 faults.append(f"{place}: want ca, the file of who signed the metadata store's certificate")
@@ -191,6 +202,12 @@ class NodeConfig:
     @property
     def metadata_tls(self) -> Tls | None:
         return self.metadata.tls or self.zookeeper_tls
+
+    def metadata_login(self) -> MetadataLogin | None:
+        """Return the node's login at the metadata store, by its settings or the environment. Reads the password's
+        file. Raises ConfigError."""
+        found = self.metadata
+        return metadata_login(found.user, found.password_file, found.auth, found.acl)
 
     @property
     def tls_or_none(self) -> Tls | None:

@@ -193,10 +193,11 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
 
 
 async def _connect(config: NodeConfig, stop: asyncio.Event) -> Store | None:
-    """The metadata store, as soon as it answers; None if the node is stopped before."""
+    """The metadata store, as soon as it answers; None if the node is stopped before. Raises MetadataDenied."""
+    login = config.metadata_login()
     while not stop.is_set():
         try:
-            return await connect(config.metadata_address, tls=config.metadata_tls)
+            return await connect(config.metadata_address, tls=config.metadata_tls, login=login)
         except MetadataUnavailable as error:
             log.warning("%s; trying again", error)
     return None

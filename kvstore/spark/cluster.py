@@ -76,9 +76,10 @@ def _endpoints(cluster: Cluster) -> tuple[str, ...]:
 def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
     from kvstore.env.real import run
     from kvstore.meta.connect import connect
+    from kvstore.meta.login import metadata_login_of_environment
 
     async def read() -> tuple[str, ...]:
-        store = await connect(cluster.zookeeper)
+        store = await connect(cluster.zookeeper, login=metadata_login_of_environment())
         try:
             return await addresses(store)
         finally:

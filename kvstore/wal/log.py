@@ -73,7 +73,13 @@ class PartitionLogs:
             password_of=password_of,
         )
 
-    async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> OpenLog:
+    async def open_as_leader(
+        self,
+        partition: PartitionId,
+        lease_ms: int,
+        next_seq: Callable[[], Seq],
+        applied: Callable[[], Position | None] = lambda: None,
+    ) -> OpenLog:
         """Take the log over; see Logs."""
         await self._identity.check()
         nursery = self._env.nursery.child(f"{partition} log")
@@ -86,7 +92,7 @@ class PartitionLogs:
             nursery=nursery,
         )
         try:
-            opened = await takeover.run(lease_ms, next_seq)
+            opened = await takeover.run(lease_ms, next_seq, applied)
         except BaseException:
             await nursery.close()
             raise

@@ -283,10 +283,17 @@ class LogReader(Protocol):
 class Logs(Protocol):
     """The door to all partitions' logs on this node."""
 
-    async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> LeaderLog:
+    async def open_as_leader(
+        self,
+        partition: PartitionId,
+        lease_ms: int,
+        next_seq: Callable[[], Seq],
+        applied: Callable[[], Position | None] = lambda: None,
+    ) -> LeaderLog:
         """Take the log over: fence and recover the last two ledgers, wait out their leases, create and list a ledger of
         one's own. `next_seq` is asked after recovery, when the list entry is written: the lower bound of the first
-        sequence. Raises NotRecoverable, NotEnoughBookies, MetadataError; the caller may try again from the start."""
+        sequence; `applied` before, for the position of the state here, which the log must reach. Raises NotRecoverable,
+        NotEnoughBookies, MetadataError (MetadataLost if it does not); the caller may try again from the start."""
         ...
 
     async def prepare(self, partition: PartitionId) -> None:

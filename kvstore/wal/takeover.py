@@ -63,17 +63,22 @@ class LogTakeover:
         self._is_release = is_release
         self._nursery = nursery
 
-    async def run(self, lease_ms: int, next_seq: Callable[[], Seq]) -> TakenOver:
+    async def run(
+        self, lease_ms: int, next_seq: Callable[[], Seq], applied: Callable[[], Position | None] = lambda: None
+    ) -> TakenOver:
         """Raises NotRecoverable, NotEnoughBookies, NoSuchLedger, MetadataError (VersionConflict if others were always
-        first, MetadataLost if there is no list although the state here has been through one)."""
+        first, MetadataLost if there is no list although the state here has been through one, or if the list's log ends
+        before the position that the state has `applied`)."""
         for _ in range(ATTEMPTS_MAX):
             try:
-                return await self._attempt(lease_ms, next_seq)
+                return await self._attempt(lease_ms, next_seq, applied)
             except (VersionConflict, NoSuchNode) as error:
                 log.info("partition=%s takeover begins again: %r", self._partition, error)
         raise VersionConflict(f"partition {self._partition}: others changed its log {ATTEMPTS_MAX} times in a row")
 
-    async def _attempt(self, lease_ms: int, next_seq: Callable[[], Seq]) -> TakenOver:
+    async def _attempt(
+        self, lease_ms: int, next_seq: Callable[[], Seq], applied: Callable[[], Position | None]
+    ) -> TakenOver:
         listed, version = await self._lists.make(self._partition)
         if self._lists.is_crowded(self._partition):
             log.warning("partition=%s has a list of %d ledgers: it waits", self._partition, len(listed.ledgers))
@@ -85,13 +90,21 @@ class LogTakeover:
         taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
         for each in taken:
             await each.take_over()
+        end = await self._end(listed, taken)
+        # docs/protocol.md G24
+        if (here := applied()) is not None and here > end:
+            raise MetadataLost(
+                f"partition {self._partition}: its log ends at {_shown(end)}, and its state here is at {_shown(here)}: "
+                "the metadata store is an older copy of itself (docs/operations.md, An older copy of the metadata)"
+            )
         released = await self._is_released(taken)
         last = listed.ledgers[-1].id if listed.ledgers else LedgerId(-1)
         metadata = await self._creator.create(self._partition, after=last)
         try:
             if not released:
                 await self._wait_out(listed, taken)
-            closed = [await each.close() for each in taken]
+            for each in taken:
+                await each.close()
             epoch = listed.epoch + 1
             new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms)
             version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
@@ -100,7 +113,6 @@ class LogTakeover:
         except StoreError:
             await self._creator.discard(metadata)
             raise
-        end = await self._end(listed, closed)
         log.info("partition=%s epoch=%d opened ledger=%d after %s", self._partition, epoch, metadata.ledger, end)
         return TakenOver(new, version, metadata, end, waited=bool(taken) and not released)
 
@@ -123,14 +135,18 @@ class LogTakeover:
                 return
             await asyncio.sleep(max(left_s, TIMER_MIN_S))
 
-    async def _end(self, listed: LedgerList, closed: list[LedgerMetadata]) -> Position:
-        """The last entry of the log before the new ledger; all of its ledgers are closed, and the last ones at hand."""
-        for metadata in reversed(closed):
-            if metadata.last_entry != NO_ENTRY:
-                return Position(metadata.ledger, metadata.last_entry)
-        for each in reversed(listed.ledgers[: -len(closed)] if closed else ()):
+    async def _end(self, listed: LedgerList, taken: list[LedgerTakeover]) -> Position:
+        """The last entry of the log before the new ledger; its last ledgers are taken over, the others closed."""
+        for takeover in reversed(taken):
+            if takeover.last != NO_ENTRY:
+                return Position(takeover.ledger, takeover.last)
+        for each in reversed(listed.ledgers[: -len(taken)] if taken else ()):
             metadata, _ = await self._ports.ledgers.read(each.id)
             if metadata.last_entry != NO_ENTRY:
                 return Position(each.id, metadata.last_entry)
         trimmed = listed.trimmed_end
         return Position(trimmed.ledger, trimmed.entry) if trimmed else BEGINNING
+
+
+def _shown(position: Position) -> str:
+    return f"ledger {position.ledger}, entry {position.entry}"

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from kvstore.bookie import admission, fencing, identity, inventory, keys, reader, replay, turns
+from kvstore.bookie import node as node_module
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.connections import questions as questions_module
@@ -320,6 +321,19 @@ def _trusting() -> None:
         return gone
 
     replace(reclaim.Reclaimer, "drop_deleted", lambda _original: drop)
+
+
+@mutant("drops ledgers that the metadata store has yet to give")
+def _drops_unheard() -> None:
+    replace(reclaim, "is_never_given", lambda _original: lambda ledger, counted_to: False)
+
+
+@mutant("starts by an older copy of the metadata")
+def _starts_by_older_copy() -> None:
+    async def refuse_nothing(ledgers: Any, authority: Any) -> None:
+        return None
+
+    replace(node_module, "refuse_older_metadata", lambda _original: refuse_nothing)
 
 
 @mutant("leaves no tombstone")

@@ -58,6 +58,9 @@ class Metadata:
         self.is_away = False
         self.fails_listing = False
         self.asked: list[int] = []
+        self.marked: list[str] = []
+        self.counted = 1 << 31
+        """The next id that it would give."""
         self.listed: list[int] | None = None
         """What a listing shows; None: everything that is known."""
         self.gate: asyncio.Event | None = None
@@ -70,6 +73,14 @@ class Metadata:
         if self.is_away:
             raise MetadataUnavailable("not connected")
         return self.known.get(ledger, metadata(ledger))
+
+    async def mark_older(self, why: str) -> None:
+        self.marked.append(why)
+
+    async def counted_to(self) -> LedgerId:
+        if self.is_away:
+            raise MetadataUnavailable("not connected")
+        return LedgerId(self.counted)
 
     async def ledgers(self) -> list[LedgerId]:
         if self.is_away or self.fails_listing:

@@ -11,9 +11,11 @@ import pytest
 from kvstore.bookie import Bookie
 from kvstore.errors import ConfigError
 from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import Bookies, RegistrationClient
+from kvstore.meta.store import MetadataStore
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from tests.bookie.support import KEY, crash, packet, run, tiny
@@ -153,6 +155,14 @@ def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: M
     assert tree.children("/ledgers/available") == ["readonly"]
 
 
+async def given_ids(store: MetadataStore, last: int) -> None:
+    """As if the ledgers up to that one had been made by the store's counter."""
+    generator = LedgerIdGenerator(store)
+    while await generator.next_id() < last:
+        pass
+
+
+# docs/protocol.md B10, B29
 def test_deleted_ledgers_are_dropped_by_themselves(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree, reclaim_interval_s=30.0) as one:
@@ -160,7 +170,54 @@ def test_deleted_ledgers_are_dropped_by_themselves(world: SimWorld, tree: Memory
             assert await one.add(0) is Status.OK
             await LedgerStore(one.store).remove(L, -1)
             await pause(31)
+            assert one.bookie.statistics()["dropped_ledgers"] == 0, "its id was never given: B29"
+            assert one.bookie.statistics()["unheard_ledgers"] == 1
+            await given_ids(one.store, L)
+            await pause(31)
             assert one.bookie.statistics()["dropped_ledgers"] == 1
             assert await one.add(1) is Status.FENCED
 
     run(world, scenario())
+
+
+# docs/protocol.md B29
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_bookie_with_ledgers_that_the_metadata_store_has_yet_to_give_does_not_start(
+    world: SimWorld, tree: MemoryTree, is_given: bool
+) -> None:
+    async def first() -> None:
+        async with started(world, tree) as one:
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+            await LedgerStore(one.store).remove(L, -1)
+            if is_given:
+                await given_ids(one.store, L)
+
+    async def second() -> None:
+        async with started(world, tree):
+            pass
+
+    run(world, first())
+    crash(world)
+    if is_given:
+        run(world, second())
+        return
+    with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({L}\)"):
+        run(world, second())
+    assert tree.children("/ledgers/available") == ["readonly"]
+
+
+# docs/protocol.md B29
+def test_an_id_that_its_creator_chose_says_nothing_while_it_is_known(world: SimWorld, tree: MemoryTree) -> None:
+    async def first() -> None:
+        async with started(world, tree) as one:
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+
+    async def second() -> None:
+        async with started(world, tree):
+            pass
+
+    run(world, first())
+    crash(world)
+    run(world, second())

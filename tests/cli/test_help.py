@@ -64,7 +64,7 @@ def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own
 
 
 LOCAL = {"up", "down", "node run", "cluster init", "access found", "bench suite"} | {
-    *(f"cluster metadata {name}" for name in ("export", "import")),
+    *(f"cluster metadata {name}" for name in ("export", "import", "secure", "open")),
     *(f"snapshot {name}" for name in ("list", "prune", "diff")),
 }
 """What is about the processes of this machine, or makes a cluster or its first administrator."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvstore.devcluster import etcd as module
@@ -59,3 +60,14 @@ def test_a_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) 
         again = find_running(tmp_path)
         if again is not None:
             again.kill()
+
+
+@pytest.mark.needs_etcd
+def test_a_server_is_not_given_the_logins_of_whoever_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVSTORE_PASSWORD", "KVSTORE_METADATA_PASSWORD"):
+        monkeypatch.setenv(name, "s3cret")
+    process = start_standalone(tmp_path)
+    try:
+        assert "s3cret" not in psutil.Process(process.pid).environ().values()
+    finally:
+        process.kill()

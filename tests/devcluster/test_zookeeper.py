@@ -165,3 +165,15 @@ def test_an_ensemble_has_one_leader(tmp_path: Path) -> None:
     finally:
         for member in members:
             member.kill()
+
+
+@pytest.mark.needs_zookeeper
+def test_a_server_is_not_given_the_logins_of_whoever_starts_it(tmp_path: Path) -> None:
+    secrets = {"KVSTORE_PASSWORD": "s3cret", "KVSTORE_METADATA_PASSWORD": "s3cret"}
+    process = start_standalone(tmp_path, environ=os.environ | secrets | {"KVSTORE_OTHER": "kept"})
+    try:
+        environ = psutil.Process(process.pid).environ()
+        assert "s3cret" not in environ.values()
+        assert environ["KVSTORE_OTHER"] == "kept"
+    finally:
+        process.kill()

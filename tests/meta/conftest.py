@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kvstore.meta.login import MetadataLogin
 from kvstore.meta.store import MetadataStore
 from tests.etcd_fixture import etcd, etcd_prefix, own_etcd
 from tests.meta.drivers import Driver, MemoryDriver, SimDriver, TestNursery
@@ -16,6 +17,7 @@ __all__ = ["etcd", "etcd_prefix", "own_etcd", "own_zookeeper", "zookeeper", "zoo
 DRIVERS = [
     *("memory", "simulated"),
     pytest.param("zookeeper", marks=pytest.mark.needs_zookeeper),
+    pytest.param("zookeeper-acl", marks=pytest.mark.needs_zookeeper),
     pytest.param("etcd", marks=pytest.mark.needs_etcd),
 ]
 
@@ -33,7 +35,8 @@ async def driver(request: pytest.FixtureRequest) -> AsyncIterator[Driver]:
     else:
         from tests.meta.zookeeper.driver import ZooKeeperDriver
 
-        driver = ZooKeeperDriver(request.getfixturevalue("zookeeper_chroot"))
+        login = MetadataLogin("kvstore", b"s3cret") if request.param == "zookeeper-acl" else None
+        driver = ZooKeeperDriver(request.getfixturevalue("zookeeper_chroot"), login)
     yield driver
     await driver.close()
 

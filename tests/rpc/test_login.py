@@ -44,4 +44,5 @@ def test_a_header_that_is_none_is_nobody(header: str) -> None:
 
 def test_a_process_that_is_no_client_is_given_no_login() -> None:
     environ = {"PATH": "/bin", USER: "anna", PASSWORD: "secret", PASSWORD_FILE: "/x"}
+    environ |= {f"KVSTORE_METADATA_{name}": "x" for name in ("USER", "PASSWORD", "PASSWORD_FILE")}
     assert without_login(environ) == {"PATH": "/bin"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +15,7 @@ from kvstore.bookie.upkeep.limbo import Elsewhere, nowhere, watch
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.env.ports import Env, Nursery
+from kvstore.types import LedgerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,13 @@ def start_upkeep(
         )
         for part in storage.parts
     ]
+
+
+def admitted(storage: AnyStorage, is_ours: Callable[[LedgerId, bytes], bool]) -> set[int]:
+    """Ledgers of a storage that the metadata store knew when they came here, and that are the cluster's own."""
+    parts = [storage] if isinstance(storage, BookieStorage) else [part.storage for part in storage.parts]
+    known = ((number, each) for part in parts for number, each in part.inventory.ledgers.items() if each.is_admitted)
+    return {number for number, ledger in known if is_ours(LedgerId(number), ledger.key)}
 
 
 def _start(

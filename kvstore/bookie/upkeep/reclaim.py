@@ -19,6 +19,7 @@ from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.upkeep.counted import is_never_given
 from kvstore.env.ports import Env
 from kvstore.errors import MetadataError, UndecodableNode
 from kvstore.types import LedgerId
@@ -75,8 +76,17 @@ class Reclaimer:
             return []
         listed = set(await self._authority.ledgers())
         dropped = []
-        for ledger in here:
-            if ledger not in listed and await self._is_gone(LedgerId(ledger)):
+        unlisted = [ledger for ledger in here if ledger not in listed]
+        counted_to = await self._authority.counted_to() if unlisted else 0
+        for ledger in unlisted:
+            if is_never_given(ledger, counted_to):
+                log.error(
+                    "ledger=%d stays: the metadata store does not know it, and has given no id beyond %d: it is an "
+                    "older copy of itself (docs/operations.md, An older copy of the metadata)",
+                    ledger, counted_to,
+                )  # fmt: skip
+                self._storage.statistics.unheard_ledgers += 1
+            elif await self._is_gone(LedgerId(ledger)):
                 self.drop(ledger)
                 dropped.append(ledger)
         return dropped

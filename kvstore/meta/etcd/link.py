@@ -1,5 +1,10 @@
 """One connection with one of etcd's endpoints: requests that take no longer than they may, and errors of ours for
-etcd's."""
+etcd's.
+
+With a login each call carries a token that etcd has given for user and password. It forgets tokens: after some time,
+when it restarts, when users are changed. It does nothing for a call with one that it does not know, so a new one is
+asked for and the call is made again, once.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,11 @@ from grpc.aio import AioRpcError
 
 from kvstore.env.events import is_cancelled
 from kvstore.env.tls import Tls
-from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown
+from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.etcd.keys import Span
+from kvstore.meta.login import MetadataLogin
 from kvstore.proto.etcd_pb2 import (
+    AuthenticateRequest,
     Compare,
     LeaseGrantRequest,
     LeaseKeepAliveRequest,
@@ -27,7 +34,7 @@ from kvstore.proto.etcd_pb2 import (
     WatchRequest,
     WatchResponse,
 )
-from kvstore.proto.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
+from kvstore.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
 
 T = TypeVar("T")
 
@@ -50,6 +57,9 @@ _ERRORS: dict[grpc.StatusCode, type[MetadataError]] = {
     grpc.StatusCode.INTERNAL: MetadataUnknown,
     grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests; a write may be done
 }
+_OLD_TOKEN = ("invalid auth token", "revision of auth store is old")
+"""What etcd says of a token that it does not know, or from before users or roles were changed."""
+_DENIED = ("authentication failed", "authentication is not enabled", "permission denied", "user name is empty")
 _ETCDS_OWN = "etcdserver:"
 """So begins what etcd itself gives as a reason."""
 
@@ -59,10 +69,14 @@ class Outdated(Exception):
     writer has changed. Nothing was done: whoever asked reads anew."""
 
 
+class _OldToken(MetadataDenied):
+    """The call was not made: its token is not known any more."""
+
+
 class Link:
     """A connection that is used until `close`, or until `broken` is set: then its session makes another one."""
 
-    def __init__(self, endpoint: str, tls: Tls | None) -> None:
+    def __init__(self, endpoint: str, tls: Tls | None, login: MetadataLogin | None = None) -> None:
         self.endpoint = endpoint
         self.broken = asyncio.Event()
         self.session = 0
@@ -76,6 +90,9 @@ class Link:
         else:
             credentials = grpc.ssl_channel_credentials(*tls.contents())
             self._channel = grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+        self._login = login
+        self._carried: tuple[tuple[str, str], ...] = ()
+        self._auth: Any = AuthStub(self._channel)
         self._kv: Any = KVStub(self._channel)
         self._lease: Any = LeaseStub(self._channel)
         self._watch: Any = WatchStub(self._channel)
@@ -87,11 +104,18 @@ class Link:
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
 
+    async def log_in(self) -> None:
+        """Say who we are, if anybody: before anything else. Raises MetadataDenied, MetadataUnknown."""
+        if self._login is not None:
+            request = AuthenticateRequest(name=self._login.user, password=self._login.secret)
+            answer = await self._once(lambda: self._auth.Authenticate(request))
+            self._carried = (("token", answer.token),)
+
     async def range(self, request: RangeRequest) -> RangeResponse:
-        return await self._call(lambda: self._kv.Range(request))
+        return await self._call(lambda: self._kv.Range(request, metadata=self._carried))
 
     async def txn(self, request: TxnRequest) -> TxnResponse:
-        return await self._call(lambda: self._kv.Txn(request))
+        return await self._call(lambda: self._kv.Txn(request, metadata=self._carried))
 
     async def write(self, request: TxnRequest) -> TxnResponse:
         """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back.
@@ -116,14 +140,14 @@ class Link:
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease's id."""
-        answer = await self._call(lambda: self._lease.LeaseGrant(LeaseGrantRequest(TTL=ttl_s)))
+        answer = await self._call(lambda: self._lease.LeaseGrant(LeaseGrantRequest(TTL=ttl_s), metadata=self._carried))
         return int(answer.ID)
 
     async def keep_alive(self, lease: int) -> bool:
         """Renew the lease; False if there is no such lease any more."""
 
         async def exchange() -> bool:
-            call = self._lease.LeaseKeepAlive()
+            call = self._lease.LeaseKeepAlive(metadata=self._carried)
             try:
                 await call.write(LeaseKeepAliveRequest(ID=lease))
                 answer = await call.read()
@@ -137,12 +161,12 @@ class Link:
 
     async def revoke(self, lease: int) -> None:
         """End the lease, and with it all that is tied to it."""
-        await self._call(lambda: self._lease.LeaseRevoke(LeaseRevokeRequest(ID=lease)))
+        await self._call(lambda: self._lease.LeaseRevoke(LeaseRevokeRequest(ID=lease), metadata=self._carried))
 
     async def watch(self, span: Span, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
         """Give what changes in the span from that revision on. Ends when etcd ends it; raises MetadataUnknown."""
         create = WatchCreateRequest(key=span.start, range_end=span.end, start_revision=start_revision, fragment=True)
-        call = self._watch.Watch()
+        call = self._watch.Watch(metadata=self._carried)
         try:
             await self._call(lambda: call.write(WatchRequest(create_request=create)))
             while (answer := await self._call(call.read)) is not grpc.aio.EOF:
@@ -160,13 +184,28 @@ class Link:
         await self._channel.close()
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Raises MetadataUnknown, after which the link is broken, Outdated, and other MetadataErrors."""
+        """Raises what `_once` raises."""
+        try:
+            return await self._once(call)
+        except _OldToken:
+            await self.log_in()
+            return await self._once(call)
+
+    async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Raises MetadataUnknown, after which the link is broken, MetadataDenied, Outdated, and other
+        MetadataErrors."""
         try:
             return await call()
         except AioRpcError as error:
             code, details = error.code(), f"{self.endpoint}: {error.details()}"
             if code in (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND):
                 raise Outdated(details) from None
+            said = str(error.details())
+            if any(each in said for each in _OLD_TOKEN):
+                raise (_OldToken if self._login is not None else MetadataDenied)(details) from None
+            if any(each in said for each in _DENIED):
+                who = "nobody" if self._login is None else self._login.user
+                raise MetadataDenied(f"{details}: etcd does not let {who}; see metadata.user") from None
             kind = _ERRORS.get(code, MetadataError)
             if kind is MetadataUnavailable and not str(error.details()).startswith(_ETCDS_OWN):
                 kind = MetadataUnknown  # said by HTTP/2, or by something in between: what was sent may arrive still

@@ -20,12 +20,13 @@ from random import Random
 from kvstore.backoff import delays
 from kvstore.env.events import end_task, wait_within
 from kvstore.env.tls import Tls
-from kvstore.errors import MetadataError, MetadataUnavailable
+from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable
 from kvstore.meta.etcd import values
 from kvstore.meta.etcd.keys import Keys
 from kvstore.meta.etcd.link import Link, Outdated
 from kvstore.meta.etcd.plan import unchanged
 from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.login import MetadataLogin
 from kvstore.meta.memory_tree import ROOT
 from kvstore.meta.store import SessionState
 from kvstore.proto.etcd_pb2 import Compare, Event, PutRequest, RequestOp, TxnRequest, WatchResponse
@@ -50,8 +51,9 @@ class Session:
         self,
         endpoints: Sequence[str],
         timeout_s: int,
-        tls: Tls | None,
         *,
+        tls: Tls | None,
+        login: MetadataLogin | None,
         keys: Keys,
         watches: Watches,
         changed: Callable[[SessionState], None],
@@ -61,10 +63,12 @@ class Session:
         """The session's id, which is its lease's; 0 while LOST."""
         self.link: Link | None = None
         """The connection to use; None unless CONNECTED."""
-        self._endpoints, self._timeout_s, self._tls = endpoints, timeout_s, tls
+        self._endpoints, self._timeout_s, self._tls, self._login = endpoints, timeout_s, tls, login
         self._keys, self._watches, self._changed = keys, watches, changed
         self._is_closing = self._has_root = False
         self._patience_s = ATTACH_FIRST_S
+        self.refused = asyncio.Event()
+        """Set once etcd has refused the login or its user."""
         self.trouble = ""
         """Why the last connection ended or none came about; logged when it changes, not at each attempt."""
         self._loop = asyncio.get_running_loop()
@@ -104,16 +108,20 @@ class Session:
 
     async def _connected(self, endpoint: str) -> bool:
         """One connection, from its beginning to its end; False if nothing became of it."""
-        link, was_connected = Link(endpoint, self._tls), False
+        link, was_connected = Link(endpoint, self._tls, self._login), False
         try:
             async with asyncio.timeout(min(self._patience_s, OPEN_MAX_S)):
                 await link.opened()
             async with asyncio.timeout(self._patience_s):
+                await link.log_in()
                 revision = await self._attach(link)
             was_connected, self.link, self.trouble = True, link, ""
             self._become(SessionState.CONNECTED, link.session)
             self._watches.call_all()
             await self._hold(link, revision)
+        except MetadataDenied as error:
+            self._note(f"endpoint={endpoint}: {error}")
+            self.refused.set()
         except (MetadataError, Outdated, TimeoutError) as error:
             self._note(f"endpoint={endpoint}: {str(error) or 'no answer in time'}")
         finally:

@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import TypeVar
 
+from kvstore.env.events import end_task
 from kvstore.env.tls import Tls
-from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
+from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.etcd import values
 from kvstore.meta.etcd.keys import Keys
@@ -27,6 +28,7 @@ from kvstore.meta.etcd.listing import Listing
 from kvstore.meta.etcd.plan import Plan, first_or_none, unchanged
 from kvstore.meta.etcd.session import Session
 from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.login import MetadataLogin
 from kvstore.meta.memory_tree import Node
 from kvstore.meta.store import Change, Create, Delete, SessionState, SetData, Stat, Watch, check_change_sizes
 from kvstore.proto.etcd_pb2 import Compare, RangeRequest, RequestOp, TxnRequest
@@ -45,7 +47,15 @@ T = TypeVar("T")
 class EtcdStore:
     """A MetadataStore in etcd, below a prefix. Made by `connect`."""
 
-    def __init__(self, address: str, *, session_timeout_s: int, call_timeout_s: float, tls: Tls | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        session_timeout_s: int,
+        call_timeout_s: float,
+        tls: Tls | None,
+        login: MetadataLogin | None,
+    ) -> None:
         endpoints, _, prefix = address.partition("/")
         self._call_timeout_s = call_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -59,7 +69,8 @@ class EtcdStore:
         self._session = Session(
             endpoints.split(","),
             session_timeout_s,
-            tls,
+            tls=tls,
+            login=login,
             keys=self._keys,
             watches=self._watches,
             changed=self._state_changed,
@@ -74,17 +85,17 @@ class EtcdStore:
         call_timeout_s: float = CALL_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: Tls | None = None,
+        login: MetadataLogin | None = None,
     ) -> EtcdStore:
         """A store at `host:port,host:port/prefix`, connected, its root there. Raises MetadataUnavailable after
-        `connect_timeout_s`, OSError for TLS files that are none. From then on it reconnects by itself, for ever."""
+        `connect_timeout_s`, MetadataDenied if the login or its user is refused, OSError for TLS files that are none.
+        From then on it reconnects by itself, for ever."""
         if tls is not None:
             tls.client_context()  # gRPC would take files that are none for an endpoint that is, and try for ever
-        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls)
-        connected = asyncio.Event()
-        store.on_state(lambda state: connected.set() if state is SessionState.CONNECTED else None)
+        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls, login=login)
         try:
             async with asyncio.timeout(connect_timeout_s):
-                await connected.wait()
+                await store._first_connection()
         except BaseException as error:
             await store.close()
             if isinstance(error, TimeoutError):
@@ -92,6 +103,19 @@ class EtcdStore:
                 raise MetadataUnavailable(f"no etcd answers at {address} within {connect_timeout_s} s{why}") from None
             raise
         return store
+
+    async def _first_connection(self) -> None:
+        """Raises MetadataDenied."""
+        settled, refused = asyncio.Event(), self._session.refused
+        self.on_state(lambda state: settled.set() if state is SessionState.CONNECTED else None)
+        told = self._loop.create_task(refused.wait(), name="metadata login refused")
+        told.add_done_callback(lambda _: settled.set())
+        try:
+            await settled.wait()
+        finally:
+            await end_task(told)
+        if refused.is_set() and self.state is not SessionState.CONNECTED:
+            raise MetadataDenied(self._session.trouble)
 
     @property
     def state(self) -> SessionState:

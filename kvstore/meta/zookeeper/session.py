@@ -9,6 +9,8 @@ What kazoo would do and must not, and what is done about it here:
 - It never notices a silent server while requests keep it busy, since each counts as a ping. A call past its deadline
   breaks the connection (`break_connection`).
 - Its thread ends for good after an answer that it does not understand. Session starts a new client then.
+- It knows no end of refused logins: after one its thread ends. Session starts a new client then, too, but not soon,
+  and says so.
 - It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
 """
 
@@ -20,14 +22,19 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import AuthFailedError, SessionClosedRequireSaslError
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
 
 from kvstore.env.tls import Tls
+from kvstore.errors import ConfigError
+from kvstore.meta.login import Acl, Mechanism, MetadataLogin
 from kvstore.meta.store import SessionState
 
 log = logging.getLogger(__name__)
@@ -38,6 +45,8 @@ _kazoo_log.setLevel(logging.ERROR)
 RECONNECT_DELAY_MAX_S = 0.7
 RECONNECT_JITTER = 0.4
 RESTART_DELAY_S = 1.0
+REFUSED_DELAY_S = 5.0
+"""Between a login that was refused and the next one."""
 CLOSE_TIMEOUT_S = 3.0
 _ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 
@@ -54,6 +63,15 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         self._changed = changed
         self._guard = threading.RLock()
         super().__init__(**options)
+        self._authenticate = self._connection._authenticate_with_sasl
+        self._connection._authenticate_with_sasl = self._authenticate_or_fail
+
+    def _authenticate_or_fail(self, host: str, timeout_s: float) -> None:
+        """A server that takes nobody without a login has an error of its own for a wrong one, unknown to kazoo."""
+        try:
+            self._authenticate(host, timeout_s)
+        except SessionClosedRequireSaslError as error:
+            raise AuthFailedError("wrong login") from error
 
     def _call(self, request: Any, async_object: Any) -> Any:
         with self._guard:
@@ -77,10 +95,21 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
 class Session:
     """One session after another, until closed. All methods are called on the event loop, and so is `changed`."""
 
-    def __init__(self, hosts: str, timeout_s: float, tls: Tls | None, changed: Callable[[SessionState], None]) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        timeout_s: float,
+        *,
+        tls: Tls | None,
+        login: MetadataLogin | None,
+        changed: Callable[[SessionState], None],
+    ) -> None:
         self.state = SessionState.LOST
         self.id = 0
         """The session's id; 0 while LOST."""
+        self.refused = asyncio.Event()
+        """Set once ZooKeeper has refused the login."""
+        self._login = login
         self._hosts, self._timeout_s, self._tls, self._report = hosts, timeout_s, tls, changed
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
@@ -92,6 +121,8 @@ class Session:
             ca, cert, key = (path and str(path) for path in (self._tls.ca, self._tls.cert, self._tls.key))
             options = {"use_ssl": True, "verify_certs": True, "check_hostname": True, "ca": ca}
             options |= {"certfile": cert, "keyfile": key}
+        if self._login is not None:
+            options |= _login_options(self._login)
         retry = KazooRetry(max_tries=-1, max_jitter=RECONNECT_JITTER, max_delay=RECONNECT_DELAY_MAX_S)
         client = GuardedClient(
             self._heard,
@@ -103,6 +134,11 @@ class Session:
         )
         client.start_async()
         return client
+
+    @property
+    def user(self) -> str:
+        """As people are told."""
+        return "nobody" if self._login is None else self._login.user
 
     def break_connection(self, why: str) -> None:
         """Give up on a connection that does not answer; the next one follows by itself."""
@@ -154,7 +190,11 @@ class Session:
                 self._become(SessionState.SUSPENDED, self.id)
         else:
             self._become(SessionState.LOST, 0)
-            if state in _ENDED:
+            if state == KeeperState.AUTH_FAILED:
+                self.refused.set()
+                log.error("ZooKeeper refuses the login user=%s; again in %g s", self.user, REFUSED_DELAY_S)
+                self._loop.call_later(REFUSED_DELAY_S, self._replace, client)
+            elif state in _ENDED:
                 self._loop.call_later(RESTART_DELAY_S, self._replace, client)
 
     def _replace(self, client: GuardedClient) -> None:
@@ -169,3 +209,17 @@ class Session:
         log.info("metadata session state=%s session=%x", state.name, session or self.id)
         self.state, self.id = state, session
         self._report(state)
+
+
+def _login_options(login: MetadataLogin) -> dict[str, Any]:
+    """Return what kazoo is told, which says who we are at the beginning of each connection, before anything else.
+    Raises ConfigError."""
+    options: dict[str, Any] = {}
+    if login.acl is Acl.CREATOR:
+        options["default_acl"] = CREATOR_ALL_ACL
+    if login.mechanism is Mechanism.DIGEST:
+        return options | {"auth_data": [("digest", f"{login.user}:{login.secret}")]}
+    if find_spec("puresasl") is None:
+        raise ConfigError('metadata.auth "sasl": want the package pure-sasl: install kvstore-log[sasl]')
+    sasl = {"mechanism": "DIGEST-MD5", "username": login.user, "password": login.secret}
+    return options | {"sasl_options": sasl}

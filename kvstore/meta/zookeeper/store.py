@@ -16,9 +16,12 @@ from functools import partial
 from typing import Any
 
 from kazoo import exceptions as kazoo
+from kazoo.security import ACL
 
+from kvstore.env.events import end_task
 from kvstore.env.tls import Tls
 from kvstore.errors import (
+    MetadataDenied,
     MetadataError,
     MetadataUnavailable,
     MetadataUnknown,
@@ -28,6 +31,7 @@ from kvstore.errors import (
     VersionConflict,
 )
 from kvstore.meta import paths
+from kvstore.meta.login import MetadataLogin
 from kvstore.meta.store import (
     Change,
     Check,
@@ -38,7 +42,6 @@ from kvstore.meta.store import (
     Stat,
     Watch,
     check_change_sizes,
-    ensure_path,
 )
 from kvstore.meta.zookeeper.session import GuardedClient, NotSent, Session
 from kvstore.meta.zookeeper.watches import Standing
@@ -63,7 +66,14 @@ _ERRORS: dict[type[Exception], type[MetadataError]] = {
     kazoo.SessionExpiredError: MetadataUnknown,
     kazoo.SessionMovedError: MetadataUnknown,
     kazoo.OperationTimeoutError: MetadataUnknown,
-    kazoo.AuthFailedError: MetadataUnknown,
+    kazoo.AuthFailedError: MetadataDenied,  # raised before anything is sent on a connection
+    kazoo.SessionClosedRequireSaslError: MetadataDenied,
+    kazoo.NoAuthError: MetadataDenied,
+}
+_WHY: dict[type[Exception], str] = {
+    kazoo.AuthFailedError: "it refuses the login",
+    kazoo.SessionClosedRequireSaslError: "it wants a login; see metadata.user",
+    kazoo.NoAuthError: "the node's ACL names another user, or nobody has logged in; see metadata.user",
 }
 _NOT_THE_CAUSE = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
 """What the changes of a transaction get that stand before and after the one that failed."""
@@ -73,13 +83,23 @@ Submit = Callable[[GuardedClient], Any]
 
 def _error(path: str, error: BaseException) -> MetadataError:
     known = _ERRORS.get(type(error))  # type: ignore[arg-type]
+    if known is MetadataDenied:
+        return known(f"{path}: ZooKeeper does not let us: {_WHY[type(error)]}")  # type: ignore[index]
     return known(path) if known else MetadataError(f"{path}: {type(error).__name__} {error}".rstrip())
 
 
 class ZooKeeperStore:
     """A MetadataStore on a ZooKeeper ensemble, below the chroot of its connection string. Made by `connect`."""
 
-    def __init__(self, address: str, *, session_timeout_s: float, call_timeout_s: float, tls: Tls | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        session_timeout_s: float,
+        call_timeout_s: float,
+        tls: Tls | None,
+        login: MetadataLogin | None,
+    ) -> None:
         hosts, _, chroot = address.partition("/")
         self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
         self._call_timeout_s = call_timeout_s
@@ -87,7 +107,7 @@ class ZooKeeperStore:
         self._calls = 0
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
         self._standings: dict[str, Standing] = {}
-        self._session = Session(hosts, session_timeout_s, tls, self._state_changed)
+        self._session = Session(hosts, session_timeout_s, tls=tls, login=login, changed=self._state_changed)
 
     @classmethod
     async def connect(
@@ -98,21 +118,35 @@ class ZooKeeperStore:
         call_timeout_s: float = CALL_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: Tls | None = None,
+        login: MetadataLogin | None = None,
     ) -> ZooKeeperStore:
-        """A store at `host:port,host:port/chroot`, connected, its chroot created. Raises MetadataUnavailable after
-        `connect_timeout_s`, OSError for TLS files that are none. From then on it reconnects by itself, for ever."""
+        """A store at `host:port,host:port/chroot`, connected, its chroot created and readable. Raises
+        MetadataUnavailable after `connect_timeout_s`, MetadataDenied if the login is refused or its user may not read
+        the chroot, OSError for TLS files that are none, ConfigError. From then on it reconnects by itself, for ever."""
         if tls is not None:
             tls.client_context()  # kazoo would take a file that is missing for a server that is, and try for ever
-        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls)
+        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls, login=login)
         try:
             async with asyncio.timeout(connect_timeout_s):
-                await store._prepare()
+                await store._prepare_unless_refused()
         except BaseException as error:
             await store.close()
             if isinstance(error, TimeoutError):
                 raise MetadataUnavailable(f"no ZooKeeper answers at {address} within {connect_timeout_s} s") from None
             raise
         return store
+
+    async def _prepare_unless_refused(self) -> None:
+        preparing = self._loop.create_task(self._prepare(), name="metadata connect")
+        refused = self._loop.create_task(self._session.refused.wait(), name="metadata login refused")
+        try:
+            await asyncio.wait((preparing, refused), return_when=asyncio.FIRST_COMPLETED)
+            if not preparing.done():
+                raise MetadataDenied(f"ZooKeeper refuses the login of {self._session.user}")
+            preparing.result()
+        finally:
+            await end_task(preparing)
+            await end_task(refused)
 
     async def _prepare(self) -> None:
         connected = asyncio.Event()
@@ -127,10 +161,27 @@ class ZooKeeperStore:
     async def _create_chroot(self) -> None:
         chroot, self._chroot = self._chroot, ""
         try:
-            if chroot:
-                await ensure_path(self, chroot)
+            parts = chroot.strip("/").split("/") if chroot else []
+            for count in range(1, len(parts) + 1):
+                await self._ensure_node("/" + "/".join(parts[:count]))
         finally:
             self._chroot = chroot
+        try:
+            await self.get("/")
+        except NoSuchNode:
+            raise MetadataDenied(f"{chroot}: ZooKeeper does not let {self._session.user} make it") from None
+
+    async def _ensure_node(self, path: str) -> None:
+        """Create it unless it is there, or is others', who may have made a place for us below it. What a user may not
+        look at ZooKeeper does not even say to be there."""
+        try:
+            if await self._call(path, lambda client: client.exists_async(path)) is None:
+                await self.create(path)
+        except NodeExists:
+            return
+        except MetadataDenied as error:
+            if not isinstance(error.__cause__, kazoo.NoAuthError):
+                raise
 
     @property
     def state(self) -> SessionState:
@@ -182,6 +233,21 @@ class ZooKeeperStore:
     async def sync(self, path: str) -> None:
         full = self._full(path)
         await self._call(path, lambda client: client.sync_async(full))
+
+    @property
+    def has_chroot(self) -> bool:
+        """Whether its tree is below a node that others' are beside."""
+        return bool(self._chroot)
+
+    async def acl(self, path: str) -> list[ACL]:
+        """Raises NoSuchNode, MetadataDenied."""
+        full = self._full(path)
+        return list((await self._call(path, lambda client: client.get_acls_async(full)))[0])
+
+    async def set_acl(self, path: str, acl: Sequence[ACL]) -> None:
+        """Whatever it was before. Raises NoSuchNode, MetadataDenied."""
+        full = self._full(path)
+        await self._call(path, lambda client: client.set_acls_async(full, list(acl)))
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
         full = self._full(path)

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from kvstore.env import Env, Task
 from kvstore.env.events import wait_within
-from kvstore.errors import InvalidRequest, MetadataError, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, MetadataError, MetadataLost, NotLeader, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import peer_replicas, role_events
 from kvstore.partition.election.claiming import Claiming
@@ -333,7 +333,10 @@ class Replica:
         opened = False
         try:
             self._log = await self._logs.open_as_leader(
-                self._partition, self._config.listed_lease_ms, lambda: Seq(self.state.seq + 1)
+                self._partition,
+                self._config.listed_lease_ms,
+                lambda: Seq(self.state.seq + 1),
+                lambda: self.state.position,
             )
             self._vain_leads += 1  # unless it goes on: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
@@ -341,6 +344,8 @@ class Replica:
             self.leader = leader = Leader(self._env, self._config, self.state, self._log, self._ended)
             await self._begin(leader)
             opened, self._vain_leads = True, 0
+        except MetadataLost as error:
+            log.error("partition=%s is not led from here: %s", self._partition, error)
         except (StoreError, TimeoutError) as error:
             log.info("partition=%s could not take the lead: %r", self._partition, error)
         finally:

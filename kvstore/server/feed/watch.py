@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from kvstore.server.feed.pages import interest_in
 from kvstore.server.feed.tail import Cursor
 from kvstore.server.feed.watch_plan import Follow, Plan
 from kvstore.types import PartitionId
+
+log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 256 << 10
 """About how much a message carries: keys and values."""
@@ -55,7 +58,8 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes)
         feeds.slow_total += 1
         raise Overloaded(f"the client has taken nothing for {SLOW_S:g} s; it may go on from its position") from None
     except MetadataError as error:
-        raise Unavailable(f"the metadata store cannot be read now: {error}") from error
+        log.info("a watch ends: %s", error)  # for administrators alone: it names the store's servers and user
+        raise Unavailable("the metadata store cannot be read now") from error
     finally:
         feeds.leave(watch.wake)
         await watch.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -35,6 +36,8 @@ from kvstore.server.routing.backend import Backend
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import EVERYTHING, FEED_PIN, Pins
+
+log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -305,5 +308,9 @@ def _pin_name(hold: str, deadline_ms: int | None = None) -> str:
 
 
 def _seen_outside(error: StoreError) -> StoreError:
-    """The metadata store is no client's business: what it keeps from being done may be done later."""
-    return Unavailable(f"the metadata store cannot be read now: {error}") if isinstance(error, MetadataError) else error
+    """The metadata store is no client's business: what it keeps from being done may be done later. What it says names
+    its servers and its user, which are for administrators: it goes to the log."""
+    if not isinstance(error, MetadataError):
+        return error
+    log.info("a call of a feed fails: %s", error)
+    return Unavailable("the metadata store cannot be read now")

@@ -117,6 +117,10 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "bookie_reclaimed_bytes": ("bookie_reclaimed_bytes_total", "Disk space freed."),
     "bookie_rewritten_bytes": ("bookie_rewritten_bytes_total", "Bytes moved out of sparse files to free them."),
+    "bookie_unheard_ledgers": (
+        "bookie_unheard_ledgers_total",
+        "Times that a ledger was kept whose id the metadata store has yet to give: it is an older copy of itself.",
+    ),
     "bookie_dropped_ledgers": ("bookie_dropped_ledgers_total", "Deleted ledgers that were forgotten here."),
     "bookie_new_incarnations": ("bookie_new_incarnation", "1 if this process found its directories empty: a new id."),
     "bookie_bad_requests": ("bookie_bad_requests_total", "Requests that were not the protocol."),

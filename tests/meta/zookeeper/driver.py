@@ -6,18 +6,20 @@ import threading
 
 from kazoo.client import KazooClient
 
+from kvstore.meta.login import MetadataLogin
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.meta.drivers import States
 
 
 class ZooKeeperDriver:
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, login: MetadataLogin | None = None) -> None:
+        """With a login every node has an ACL that names its user alone."""
+        self._address, self._login = address, login
         self._stores: list[ZooKeeperStore] = []
 
     async def connect(self) -> MetadataStore:
-        store = await ZooKeeperStore.connect(self._address)
+        store = await ZooKeeperStore.connect(self._address, login=self._login)
         self._stores.append(store)
         return store
 

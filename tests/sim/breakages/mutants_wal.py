@@ -14,6 +14,7 @@ import pytest
 
 from kvstore.errors import BookieError, MetadataError, MetadataLost
 from kvstore.meta import codec, paths
+from kvstore.meta.layout import Identity
 from kvstore.meta.store import SetData
 from kvstore.proto.digest import HEADER, EntryDigest, Packet
 from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
@@ -465,3 +466,21 @@ def _cases() -> list[Callable[[], None]]:
         for name, case in sorted(vars(module).items())
         if name.startswith("test_") and not signature(case).parameters
     ]
+
+
+@mutant("leads a log that ends before the state here")
+def _leads_an_older_log(patch: pytest.MonkeyPatch) -> None:
+    original = LogTakeover.run
+
+    async def run(self: LogTakeover, lease_ms: int, next_seq: Any, applied: Any = None) -> Any:
+        return await original(self, lease_ms, next_seq)
+
+    patch.setattr(LogTakeover, "run", run)
+
+
+@mutant("takes a log over in an older copy of the metadata")
+def _passes_the_mark(patch: pytest.MonkeyPatch) -> None:
+    async def pass_over(self: Identity) -> None:
+        return None
+
+    patch.setattr(Identity, "_refuse_older", pass_over)

@@ -10,6 +10,7 @@ from kvstore.bookie.authority import MetadataAuthority
 from kvstore.errors import MetadataLost, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.layout import Identity
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.types import Seq
@@ -163,6 +164,57 @@ def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
         await remove(bench, LISTED)
         with pytest.raises(MetadataLost, match="its state here is at 3"):
             await bench.logs(NEVER).open_as_leader(P, 500, lambda: Seq(4))
+
+    run(case)
+
+
+# docs/protocol.md G24
+def test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(3)
+        store = MemoryStore(bench.tree)
+        older, _ = await store.get(LISTED)
+        await writer.append(12)
+        applied = writer.entries.confirmed[-1]
+        writer.log.close_for_good()
+        _, stat = await store.get(LISTED)
+        await store.set(LISTED, older, stat.version)
+        before = await LedgerStore(store).list_ids()
+        with pytest.raises(MetadataLost, match="older copy of itself"):
+            await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(16), lambda: applied)
+        assert await LedgerStore(store).list_ids() == before
+        assert (await store.get(LISTED))[0] == older
+
+    run(case)
+
+
+# docs/protocol.md G24
+def test_a_log_that_ends_with_what_the_state_has_applied_is_led() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(7)
+        applied = writer.entries.confirmed[-1]
+        writer.log.close_for_good()
+        log = await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(8), lambda: applied)
+        assert log.recovered_end == applied
+
+    run(case)
+
+
+# docs/protocol.md B29
+def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(1)
+        identity = Identity(bench.store, "simulated")
+        await identity.mark_older("b1 says so")
+        await identity.mark_older("b2 says so too")
+        await bench.pass_time(LOOK_AGAIN_S + 1)
+        with pytest.raises(MetadataLost, match="b1 says so; want a later one"):
+            await opened(bench.logs(NEVER))
+        with pytest.raises(MetadataLost, match="older copy"):
+            await MetadataAuthority(bench.store, identity).ledgers()
 
     run(case)
 

@@ -1,0 +1,98 @@
+"""Logins at the metadata store: a user, a password, and how the store is to learn them.
+
+Never by an option of a command or in an address: whoever lists the machine's processes, or reads its log, would read
+it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.rpc.login import login_of_environment, password_in
+
+PREFIX = "KVSTORE_METADATA"
+"""Of the names in the environment: KVSTORE_METADATA_USER, …_PASSWORD_FILE or …_PASSWORD, …_AUTH, …_ACL."""
+
+
+class Mechanism(StrEnum):
+    """How ZooKeeper is told who we are. etcd has one way, and takes neither word."""
+
+    DIGEST = "digest"
+    """Its scheme `digest`: whoever knows user and password is that user. The server keeps no list."""
+    SASL = "sasl"
+    """SASL's DIGEST-MD5: the server has a list of users, and refuses others."""
+
+
+class Acl(StrEnum):
+    """Rights to the nodes that a process makes in ZooKeeper, which docs/operations.md has a chapter on."""
+
+    CREATOR = "creator"
+    """Its user alone may do all; nobody else anything."""
+    OPEN = "open"
+    """Everybody: for the way to CREATOR and back, while some processes do not log in yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataLogin:
+    """A user with a password. Its `repr` does not show that. Raises ValueError for what no store takes."""
+
+    user: str
+    password: bytes = field(repr=False)
+    mechanism: Mechanism = Mechanism.DIGEST
+    acl: Acl = Acl.CREATOR
+
+    def __post_init__(self) -> None:
+        if not self.user or ":" in self.user or not self.user.isprintable():
+            raise ValueError(f"user: want printable characters without a colon, got {self.user!r}")
+        try:
+            is_text = bool(self.password) and "\0" not in self.password.decode()
+        except UnicodeDecodeError:
+            is_text = False
+        if not is_text:
+            raise ValueError(f"the password of {self.user}: want UTF-8 text that is not empty")
+
+    @property
+    def secret(self) -> str:
+        """The password as text."""
+        return self.password.decode()
+
+
+def metadata_login(
+    user: str, password_file: Path | None, mechanism: Mechanism, acl: Acl, environ: Mapping[str, str] | None = None
+) -> MetadataLogin | None:
+    """The login that settings name; without a user among them, the one of the environment; None if neither does.
+    Raises ConfigError."""
+    environ = os.environ if environ is None else environ
+    if not user:
+        return metadata_login_of_environment(environ)
+    if password_file is None:
+        raise ConfigError(f"metadata.password_file: want it beside metadata.user, the file of {user}'s password")
+    return _checked(user, password_in(password_file), mechanism, acl)
+
+
+def metadata_login_of_environment(environ: Mapping[str, str] | None = None) -> MetadataLogin | None:
+    """The login that KVSTORE_METADATA_USER and …_PASSWORD_FILE or …_PASSWORD name; None without a user. Raises
+    ConfigError."""
+    environ = os.environ if environ is None else environ
+    found = login_of_environment(environ, PREFIX)
+    if found is None:
+        return None
+    auth, acl = environ.get(f"{PREFIX}_AUTH", Mechanism.DIGEST), environ.get(f"{PREFIX}_ACL", Acl.CREATOR)
+    if auth not in set(Mechanism) or acl not in set(Acl):
+        raise ConfigError(
+            f"want {PREFIX}_AUTH one of {', '.join(Mechanism)}, and {PREFIX}_ACL one of {', '.join(Acl)}, got {auth!r} "
+            f"and {acl!r}"
+        )
+    return _checked(found.user, found.password, Mechanism(auth), Acl(acl))
+
+
+def _checked(user: str, password: bytes, mechanism: Mechanism, acl: Acl) -> MetadataLogin:
+    try:
+        return MetadataLogin(user, password, mechanism, acl)
+    except ValueError as error:
+        raise ConfigError(f"the login for the metadata store: {error}") from None

@@ -1,0 +1,84 @@
+"""The ACLs of a whole tree in ZooKeeper: closed to all but one user, or opened to everybody, also while it is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from kvstore.errors import MetadataDenied, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.login import Acl
+from kvstore.meta.transfer import ZOOKEEPERS_OWN
+from kvstore.meta.zookeeper.store import ZooKeeperStore
+
+TOGETHER = 64
+"""Nodes that are looked at at once."""
+PASSES_MAX = 5
+_WORLD = "world"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Counts of a tree after its ACLs were set."""
+
+    nodes: int = 0
+    """How many there are."""
+    changed: int = 0
+    """How many had another ACL."""
+    denied: list[str] = field(default_factory=list)
+    """Nodes that our user may not change, or not read: another one's."""
+
+
+async def set_acls(store: ZooKeeperStore, acl: Acl) -> Outcome:
+    """Give every node below the chroot, and the chroot itself, this ACL, and look again until none has another: a
+    process that does not yet set them may have made one meanwhile.
+
+    Parents come before their children, so that nobody else makes new ones below what is closed. Raises MetadataDenied
+    if nodes go on being made with another ACL, MetadataUnavailable, MetadataUnknown.
+    """
+    total = Outcome()
+    for _ in range(PASSES_MAX):
+        found = await _pass(store, acl)
+        total = Outcome(found.nodes, total.changed + found.changed, found.denied)
+        if not found.changed:
+            return total
+    raise MetadataDenied(
+        f"after {PASSES_MAX} passes there are still new nodes with another ACL than {acl}: some process makes them so; "
+        "set metadata.acl of every node first, and restart it"
+    )
+
+
+async def _pass(store: ZooKeeperStore, acl: Acl) -> Outcome:
+    outcome = Outcome()
+    left = ["/"]
+    while left:
+        batch, left = left[:TOGETHER], left[TOGETHER:]
+        for children in await asyncio.gather(*(_set_one(store, path, acl, outcome) for path in batch)):
+            left += children
+    outcome.denied.sort()
+    return outcome
+
+
+async def _set_one(store: ZooKeeperStore, path: str, acl: Acl, outcome: Outcome) -> Sequence[str]:
+    """The paths of its children."""
+    try:
+        if not _is(await store.acl(path), acl):
+            await store.set_acl(path, OPEN_ACL_UNSAFE if acl is Acl.OPEN else CREATOR_ALL_ACL)
+            outcome.changed += 1
+        children = [paths.join(path, name) for name in await store.children(path)]
+    except NoSuchNode:
+        return ()
+    except MetadataDenied:
+        outcome.nodes += 1
+        outcome.denied.append(path)
+        return ()
+    outcome.nodes += 1
+    return [child for child in children if child != ZOOKEEPERS_OWN or store.has_chroot]
+
+
+def _is(found: Sequence[ACL], acl: Acl) -> bool:
+    is_open = any(each.id.scheme == _WORLD for each in found)
+    return is_open if acl is Acl.OPEN else not is_open and len(found) > 0

@@ -1,0 +1,96 @@
+"""ZooKeeper comes back as a copy from before, while bookies have what was written since: nobody serves or drops
+anything by it, and with the later copy all is there. Real processes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+SAID = "the metadata store is an older copy of itself"
+IS_UP = " is up: "
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running_cluster(tmp_path, settings=("log.roll_bytes=200000",)) as started:
+        yield started
+
+
+def write(cluster: Cluster, first: int, last: int) -> None:
+    client = cluster.redis("n1")
+    for number in range(first, last):
+        assert client.set(f"k{number}", b"%d" % number + bytes(20_000)) is True
+
+
+def told(cluster: Cluster, node: str) -> str:
+    path = cluster.local.data_dir / "logs" / f"{node}.log"
+    return path.read_text(errors="replace")
+
+
+def has_ended(cluster: Cluster, node: str, known: str) -> bool:
+    """Whether it has, once it has started or said why not: after what is `known` of its log."""
+    cluster.wait_until(
+        lambda: any(each in told(cluster, node)[len(known) :] for each in (SAID, IS_UP)), f"{node} starts"
+    )
+    if SAID in told(cluster, node):
+        cluster.wait_until(lambda: not cluster.is_running(node), f"{node} ends")
+    return not cluster.is_running(node)
+
+
+# docs/protocol.md B29, G24
+@pytest.mark.parametrize("restarted", [False, True])
+def test_nobody_goes_by_an_older_copy_and_a_later_one_has_all(
+    cluster: Cluster, tmp_path: Path, restarted: bool
+) -> None:
+    data, copies = cluster.local.data_dir / "zookeeper" / "data", (tmp_path / "older", tmp_path / "latest")
+    write(cluster, 0, 50)
+    cluster.kill_zookeeper()
+    shutil.copytree(data, copies[0])
+    cluster.start_zookeeper()
+    for node in cluster.ids:
+        cluster.wait_until(lambda node=node: cluster.status(node)["metadata"] == "connected", f"{node} has a session")
+    if restarted:
+        for node in cluster.ids:
+            cluster.terminate(node)
+            cluster.start_node(node)
+            cluster.wait_ready(node)
+        cluster.wait_led()
+    write(cluster, 50, 250)
+    cluster.kill_everything()
+    shutil.copytree(data, copies[1])
+
+    shutil.rmtree(data)
+    shutil.copytree(copies[0], data)
+    cluster.start_zookeeper()
+    known = {node: told(cluster, node) for node in cluster.ids}
+    for node in cluster.ids:
+        cluster.start_node(node)
+    ended = [node for node in cluster.ids if has_ended(cluster, node, known[node])]
+    assert len(ended) >= 2, "all but a bookie that had a share of none of the later ledgers"
+    for _ in range(3):  # however often a supervisor tries
+        for node in ended:
+            cluster.start_node(node)
+            cluster.wait_until(lambda node=node: not cluster.is_running(node), f"{node} ends again")
+    with pytest.raises(redis.RedisError):
+        cluster.redis(next(iter({*cluster.ids} - {*ended}), "n1")).set("by", "the older copy")
+    for node in {*cluster.ids} - {*ended}:
+        cluster.kill(node)
+    cluster.kill_zookeeper()
+    shutil.rmtree(data)
+    shutil.copytree(copies[1], data)
+    cluster.start()
+    client = cluster.redis("n2")
+    assert [client.get(f"k{number}")[:3].rstrip(b"\0") for number in range(250)] == [b"%d" % n for n in range(250)]
+    command = [sys.executable, "-m", "kvstore", "fsck", "--data-dir", str(cluster.local.data_dir)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

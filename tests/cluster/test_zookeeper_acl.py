@@ -1,0 +1,160 @@
+"""A cluster founded in a ZooKeeper with a login: it serves, and to a stranger none of its nodes is there. Real
+processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from kvstore.client import Client
+from kvstore.devcluster.zookeeper import free_ports
+from tests.waiting import wait_until_blocking
+from tests.zookeeper_fixture import zookeeper, zookeeper_chroot
+
+__all__ = ["zookeeper", "zookeeper_chroot"]
+
+pytestmark = [pytest.mark.cluster]
+KVSTORE = [sys.executable, "-m", "kvstore"]
+USER, PASSWORD = "kvstore", "s3cret"
+
+
+def ready(port: int) -> bool:
+    """Whether every partition has a leader."""
+    with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/clusterz", timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def all_paths(client: KazooClient, path: str) -> Iterator[str]:
+    yield path
+    for name in client.get_children(path):
+        yield from all_paths(client, f"{path}/{name}")
+
+
+class Place:
+    """A chroot, the user whose it is, and one node's files."""
+
+    def __init__(self, zookeeper: str, address: str, folder: Path) -> None:
+        self.zookeeper, self.address, self.folder = zookeeper, address, folder
+        self.chroot = address.removeprefix(zookeeper)
+        self.file, self.secret, self.config = (folder / name for name in ("password", "cluster.secret", "node.toml"))
+        self.file.write_text(f"{PASSWORD}\n")
+        self.ports = dict(zip(("bookie", "resp", "grpc", "http"), free_ports(4), strict=True))
+
+    def command(self, *arguments: str, is_known: bool = True) -> subprocess.CompletedProcess[str]:
+        login = {"KVSTORE_METADATA_USER": USER, "KVSTORE_METADATA_PASSWORD_FILE": str(self.file)} if is_known else {}
+        line = [*KVSTORE, *arguments, "--zookeeper", self.address]
+        environ = os.environ | login
+        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=environ)
+
+    def found(self, login: str) -> None:
+        """The cluster, and its node's file with these lines about its login."""
+        init = ("cluster", "init", "--unsafe", "--node", "n1", "--replicas", "1", "--secret-file", str(self.secret))
+        assert self.command(*init).returncode == 0
+        self.config.write_text(
+            f'id = "n1"\nzookeeper = "{self.address}"\ndata_dir = "{self.folder / "n1"}"\n'
+            f'secret_file = "{self.secret}"\nunsafe = true\n'
+            + "".join(f'{name} = "127.0.0.1:{port}"\n' for name, port in self.ports.items())
+            + login
+            + "[log]\nunsafe = true\nquorum = { ensemble = 1, write = 1, ack = 1 }\n"
+        )
+
+    @property
+    def login(self) -> str:
+        return f'[metadata]\nuser = "{USER}"\npassword_file = "{self.file}"\n'
+
+
+@pytest.fixture
+def place(zookeeper: str, zookeeper_chroot: str, tmp_path: Path) -> Place:
+    return Place(zookeeper, zookeeper_chroot, tmp_path)
+
+
+@pytest.fixture
+def running(place: Place) -> Iterator[Path]:
+    """The log of the place's node, which serves."""
+    place.found(place.login)
+    log = place.folder / "n1.log"
+    with log.open("wb") as output:
+        line = [*KVSTORE, "node", "run", "--config", str(place.config)]
+        process = subprocess.Popen(line, stdout=output, stderr=output)
+    try:
+        wait_until_blocking(lambda: ready(place.ports["http"]), timeout_s=60, what="the node leads")
+        yield log
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+    assert PASSWORD not in log.read_text()
+
+
+@contextmanager
+def session(place: Place, password: str) -> Iterator[KazooClient]:
+    client = KazooClient(place.zookeeper, auth_data=[("digest", f"{USER}:{password}")])
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_a_cluster_with_a_login_serves_and_a_stranger_may_do_nothing_with_any_of_its_nodes(
+    place: Place, running: Path
+) -> None:
+    with Client(f"kv://127.0.0.1:{place.ports['grpc']}") as store:
+        store.put(b"k", b"v")
+        assert store.get(b"k").value == b"v"
+    with session(place, PASSWORD) as owner, session(place, "wrong") as stranger:
+        found = list(all_paths(owner, place.chroot))
+        below = {path.removeprefix(place.chroot) for path in found}
+        assert {"/ring", "/ledgers/INSTANCEID", "/ledgers/available", "/ledgers/cookies"} <= below
+        assert any(path.startswith("/ledgers/00/") for path in below), "a ledger's metadata"
+        for path in found:
+            for attempt in (
+                lambda path=path: stranger.get(path),
+                lambda path=path: stranger.get_children(path),
+                lambda path=path: stranger.set(path, b"x"),
+                lambda path=path: stranger.create(f"{path}/x"),
+            ):
+                with pytest.raises(NoAuthError):
+                    attempt()
+            if path != place.chroot:  # that one is a child of a folder of others, who may remove it once it is empty
+                with pytest.raises(NoAuthError):
+                    stranger.delete(path)
+    refused = place.command("bookie", "list", is_known=False)
+    assert refused.returncode == 1
+    assert "does not let us" in refused.stderr
+    assert json.loads(place.command("bookie", "list", "--json").stdout)
+
+
+def test_a_tree_is_opened_and_closed_again_under_a_node_that_runs(place: Place, running: Path) -> None:
+    opened = json.loads(place.command("cluster", "metadata", "open", "--json").stdout)
+    assert opened["denied"] == []
+    assert opened["changed"] == opened["nodes"] > 20
+    assert place.command("bookie", "list", is_known=False).returncode == 0
+    unnamed = place.command("cluster", "metadata", "secure", is_known=False)
+    assert unnamed.returncode == 1
+    assert "want KVSTORE_METADATA_USER" in unnamed.stderr
+    closed = json.loads(place.command("cluster", "metadata", "secure", "--json").stdout)
+    assert closed["changed"] == closed["nodes"] >= opened["nodes"]
+    assert place.command("bookie", "list", is_known=False).returncode == 1
+    with Client(f"kv://127.0.0.1:{place.ports['grpc']}") as store:
+        store.put(b"k", b"v")
+
+
+def test_a_node_without_the_login_ends_and_says_so(place: Place) -> None:
+    place.found("")
+    line = [*KVSTORE, "node", "run", "--config", str(place.config)]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "ZooKeeper does not let us" in ended.stderr
+    assert "Traceback" not in ended.stderr
