@@ -80,7 +80,7 @@ def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(clus
     pages = [cluster.http(node, "/metrics").decode() for node in cluster.ids]  # some node leads
     families = {each.name: each for page in pages for each in text_string_to_metric_families(page)}
     undescribed = [name for name, each in families.items() if each.documentation.startswith("See docs")]
-    assert undescribed == [], "give each a line in kvstore/server/http/metrics.py"
+    assert undescribed == [], "give each a line in kvstore/server/http/metric_names.py"
     assert families["kvstore_bookie_sync_seconds"].type == "histogram"
     assert families["kvstore_server_resp_command_seconds"].type == "histogram"
     assert families["kvstore_server_grpc_call_seconds"].type == "histogram"

@@ -25,7 +25,8 @@ from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.server.http import door as http_door
 from kvstore.server.http.door import HttpDoor
-from kvstore.server.http.metrics import NAMES, metrics_of
+from kvstore.server.http.metric_names import NAMES
+from kvstore.server.http.metrics import metrics_of
 from kvstore.server.http.page import page_of
 from tests.waiting import PATIENCE_S
 
