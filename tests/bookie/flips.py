@@ -48,7 +48,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
-from tests.bookie.support import OTHERS, Shelf, lac_packet, metadata, packet
+from tests.bookie.support import OTHERS, Shelf, given_ids, lac_packet, metadata, packet
 from tests.waiting import wait_until
 
 CLUSTER = "8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47"
@@ -121,6 +121,7 @@ async def write(env: Env, directory: Path, *, is_doubted: bool) -> Original:
     store = MemoryStore(tree)
     await LayoutStore(store).ensure(CLUSTER)
     ledgers = LedgerStore(store)
+    await given_ids(store, max(ELSEWHERE, GONE, GONE_FENCED))
     async with started(env, directory, tree) as one:
         bookie = one.bookie.id
         for ledger in (CLOSED, OPEN, FENCED, ELSEWHERE, GONE, GONE_FENCED):

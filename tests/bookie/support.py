@@ -10,6 +10,8 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env import Env
 from kvstore.errors import MetadataUnavailable
+from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.store import MetadataStore
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
@@ -175,3 +177,10 @@ def segments(disk: SimDisk, config: BookieConfig | None = None) -> list[str]:
     """Paths of the journal's segments, oldest first."""
     directory = (config or tiny()).journal_dir
     return [f"{directory}/{name}" for name in disk.list(directory) if name.endswith(".journal")]
+
+
+async def given_ids(store: MetadataStore, last: int) -> None:
+    """As if the ledgers up to that one had been made by the store's counter."""
+    generator = LedgerIdGenerator(store)
+    while await generator.next_id() < last:
+        pass

@@ -11,14 +11,12 @@ import pytest
 from kvstore.bookie import Bookie
 from kvstore.errors import ConfigError
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import Bookies, RegistrationClient
-from kvstore.meta.store import MetadataStore
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from tests.bookie.support import KEY, crash, packet, run, tiny
+from tests.bookie.support import KEY, crash, given_ids, packet, run, tiny
 from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
@@ -153,13 +151,6 @@ def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: M
     with pytest.raises(ConfigError, match="this one is called b2"):
         run(world, second())
     assert tree.children("/ledgers/available") == ["readonly"]
-
-
-async def given_ids(store: MetadataStore, last: int) -> None:
-    """As if the ledgers up to that one had been made by the store's counter."""
-    generator = LedgerIdGenerator(store)
-    while await generator.next_id() < last:
-        pass
 
 
 # docs/protocol.md B10, B29
