@@ -157,7 +157,7 @@ def changed(path: str, revision: int) -> WatchResponse:
 
 
 async def followed(link: ScriptedLink, watches: Watches) -> Session:
-    session = Session(["127.0.0.1:1"], 6, None, keys=KEYS, watches=watches, changed=lambda state: None)
+    session = Session(["127.0.0.1:1"], 6, tls=None, login=None, keys=KEYS, watches=watches, changed=lambda state: None)
     any_link: Any = link
     await session._follow(any_link, 5)
     return session
