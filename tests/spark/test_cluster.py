@@ -34,7 +34,7 @@ async def test_a_server_that_goes_down_just_now_is_left_out() -> None:
 
 
 async def test_a_notebook_whose_thread_has_a_loop_can_name_a_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def connect(address: str, *, tls: object = None) -> MemoryStore:
+    async def connect(address: str, **_options: object) -> MemoryStore:
         raise MetadataUnavailable(address)
 
     monkeypatch.setattr(ZooKeeperStore, "connect", connect)

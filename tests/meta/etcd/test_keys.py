@@ -200,7 +200,7 @@ async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
 async def test_a_refusal_that_etcd_has_not_said_itself_leaves_open_what_became_of_the_call(
     details: str, kind: type[MetadataError]
 ) -> None:
-    async def refuse(_: TxnRequest) -> None:
+    async def refuse(_: TxnRequest, **_options: Any) -> None:
         raise AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), details)
 
     link = Link("127.0.0.1:1", None)

@@ -17,6 +17,7 @@ from kvstore.devcluster.etcd import EtcdProcess, find_running, restart, start_en
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.events import wait_within
 from kvstore.errors import (
+    MetadataDenied,
     MetadataError,
     MetadataUnavailable,
     MetadataUnknown,
@@ -436,7 +437,7 @@ async def test_a_server_that_refuses_this_client_is_quoted(own_etcd: EtcdProcess
         body = b"".join(bytes([key << 3 | 2, len(text)]) + text.encode() for key, text in request.items())
         await channel.unary_unary(f"/etcdserverpb.Auth/{method}")(body)
     await channel.close()
-    with pytest.raises(MetadataUnavailable, match="etcdserver: user name is empty"):
+    with pytest.raises(MetadataDenied, match="etcdserver: user name is empty"):
         await connect(own_etcd.address, connect_timeout_s=1)
 
 

@@ -268,7 +268,7 @@ def test_while_a_new_leader_waits_the_old_one_answers_under_its_lease() -> None:
         stage.cluster.metadata.tree.observers.insert(0, note)
         await zombie_reads(stage)
 
-    play(story, knobs(lease_ms=1000))
+    play(story, knobs(lease_ms=1000), 2)
     cluster = stages[0].cluster
     first, second = cluster.rules.lists[P][:2]
     assert second.epoch == first.epoch + 1

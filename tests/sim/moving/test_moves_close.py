@@ -79,7 +79,7 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
         assert max(behind) < 40
 
     with at_each_step(reached):
-        play(2, far_behind, TWO, users=0, keys=KEYS, counters=COUNTERS)
+        play(3, far_behind, TWO, users=0, keys=KEYS, counters=COUNTERS)
 
 
 def test_a_new_leader_of_the_source_unfreezes_at_once_what_it_finds_frozen() -> None:

@@ -77,7 +77,7 @@ def test_a_rolling_restart_of_all_nodes_marks_nothing(seed: int) -> None:
     play(story, AUDITED, seed)
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(2, 5))
 def test_when_the_auditors_own_machine_stays_down_the_next_one_marks_what_it_had(seed: int) -> None:
     async def story(stage: Stage) -> None:
         await write(stage, 30)
