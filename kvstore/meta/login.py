@@ -67,7 +67,6 @@ def metadata_login(
 ) -> MetadataLogin | None:
     """The login that settings name; without a user among them, the one of the environment; None if neither does.
     Raises ConfigError."""
-    environ = os.environ if environ is None else environ
     if not user:
         return metadata_login_of_environment(environ)
     if password_file is None:
