@@ -306,6 +306,7 @@ async def _stop_worker(stage: RepairStage) -> None:
         unit="s",
     )
     stage.say(f"taken by: {taken}")
+    stage.report.add("worker stopped: ledgers that nobody took", len(held) - len(taken), most=0)
     stage.cluster.resume(worker)
     await asyncio.to_thread(stage.cluster.wait_ready, worker)
 

@@ -48,7 +48,8 @@ async def test_a_destroyed_bookies_copies_are_in_three_zones_again(stage: Repair
 
 
 def judge(stage: RepairStage) -> None:
-    assert [row for row in stage.report.rows if not row["met"]] == []
+    """What came of it, and not how long it took: that is the machine's, and the drill prints it."""
+    assert [row for row in stage.report.rows if row["unit"] != "s" and not row["met"]] == []
 
 
 def test_the_verdict_on_places_sees_what_is_wrong() -> None:
