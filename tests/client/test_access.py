@@ -15,6 +15,7 @@ from kvstore.server.access.identities import Access
 from tests.client.model import ModelCluster
 from tests.client.serving import PATIENT, Servers, serving, serving_in_a_thread
 from tests.server.access.tables import OTHER_HASH, table
+from tests.waiting import wait_until
 
 
 def access() -> Access:
@@ -75,7 +76,11 @@ async def test_a_user_who_is_none_any_more_is_thrown_out(servers: Servers, chang
             each.take(table(change))
         with pytest.raises(StoreError):
             await client.get(b"t/a")
-        assert not any(streams._open for streams in servers.streams.values())
+
+        async def none_is_open() -> bool:
+            return not any(streams._open for streams in servers.streams.values())
+
+        await wait_until(none_is_open, what="the user's sessions have ended")
 
 
 async def test_a_right_that_is_taken_away_holds_for_open_sessions(servers: Servers) -> None:
