@@ -18,15 +18,27 @@ from kvstore.server.redis import replies
 from kvstore.server.redis.replies import FORMATS, Fmt
 
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
-INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
+INCREMENT, APPEND, EXPIRE, BATCH = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE), int(Code.BATCH)
 PATTERN_BYTES_MAX = 1024
 """To compile one, and to look for it in a long key, takes milliseconds from here on."""
 OPTIONS_MAX = 32
 """Words of a command that has options, or names of what it is asked about."""
+EMBEDDED_BYTES_MAX = 44
+"""Redis holds so much beside the key."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 FROM_BROWSERS = (b"POST", b"HOST:")
 """How lines of HTTP begin. A web page may have a browser send anything to a port of its own machine, and among what it
 sends could be our commands; so none is read after these."""
+_OTHER_KINDS = {
+    "lists": frozenset(b"LPUSH RPUSH LPUSHX RPUSHX LPOP RPOP LRANGE LLEN LINDEX LSET LREM LTRIM LINSERT BLPOP".split()),
+    "sets": frozenset(b"SADD SREM SMEMBERS SISMEMBER SMISMEMBER SCARD SPOP SRANDMEMBER SINTER SUNION SDIFF".split()),
+    "sorted sets": frozenset(b"ZADD ZREM ZRANGE ZSCORE ZCARD ZRANK ZCOUNT ZINCRBY ZRANGEBYSCORE ZPOPMIN".split()),
+    "hashes": frozenset(b"HSET HGET HMSET HMGET HGETALL HDEL HLEN HKEYS HVALS HEXISTS HINCRBY HSETNX HSCAN".split()),
+    "streams": frozenset(b"XADD XREAD XRANGE XLEN XDEL XTRIM XGROUP XREADGROUP XACK".split()),
+    "scripts and functions": frozenset(b"FUNCTION FCALL FCALL_RO".split()),
+    "channels": frozenset(b"PUBLISH SUBSCRIBE PSUBSCRIBE SSUBSCRIBE SPUBLISH PUBSUB".split()),
+}
+"""What Redis has beside strings, for a clear word to those who try."""
 _KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
 
 
@@ -54,6 +66,8 @@ class Several(NamedTuple):
 
     ops: Sequence[Op]
     combine: Callable[[list[Any]], bytes]
+    is_atomic: bool = False
+    """They are on one key and done as one."""
 
 
 class Reply(NamedTuple):
@@ -71,6 +85,8 @@ class Special(NamedTuple):
 
 Plan = Single | Several | Reply | Special
 Build = Callable[[list[bytes], Context], Plan]
+OwnerOf = Callable[[bytes], str]
+"""The partition of a key."""
 
 
 class Need(Enum):
@@ -89,6 +105,15 @@ class Need(Enum):
     ADMIN = auto()
 
 
+class Keys(NamedTuple):
+    """Places of a command's keys among its words: the first, the last (negative: from the end) and the step between
+    them. All 0: it has none."""
+
+    first: int = 0
+    last: int = 0
+    step: int = 0
+
+
 class Command(NamedTuple):
     """`least` and `most` count the words, the command's own included; `most` 0: any number."""
 
@@ -97,6 +122,9 @@ class Command(NamedTuple):
     most: int
     need: Need | Callable[[list[bytes]], Need]
     """Of the command, or of its subcommands."""
+    keys: Keys = Keys()
+    flag: bytes = b""
+    """What clients that choose among nodes want to know: `readonly` or `write`."""
 
     def need_of(self, words: list[bytes]) -> Need:
         return self.need if isinstance(self.need, Need) else self.need(words)
@@ -116,10 +144,16 @@ def known(words: list[bytes]) -> Command:
     if command is None:
         arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
         shown = words[0][:64].decode("utf-8", "replace")
-        raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}")
+        raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}{_why_not(name)}")
     if len(words) < command.least or (command.most and len(words) > command.most):
         raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
     return command
+
+
+def _why_not(name: bytes) -> str:
+    """What to read about a command that Redis has and we do not."""
+    kind = next((kind for kind, names in _OTHER_KINDS.items() if name in names), "")
+    return f"({kind} are not kept here, values are strings: see docs/operations.md, Redis clients)" if kind else ""
 
 
 def check_key(key: bytes) -> bytes:
@@ -138,6 +172,16 @@ def check_pattern(pattern: bytes) -> bytes:
     if len(pattern) > PATTERN_BYTES_MAX:
         raise CommandError(f"ERR pattern is too long: at most {PATTERN_BYTES_MAX} bytes")
     return pattern
+
+
+def check_one_owner(keys: Sequence[bytes], owner_of: OwnerOf) -> None:
+    """Check that one partition owns all keys. Raises CommandError."""
+    owners = sorted({owner_of(key) for key in keys})
+    if len(owners) > 1:
+        raise CommandError(
+            f"CROSSSLOT Keys in request don't hash to the same slot: they are in partitions {', '.join(owners)}; "
+            "a {tag} in the keys puts them in one"
+        )
 
 
 def integer(word: bytes) -> int:
@@ -221,6 +265,23 @@ def _getset(words: list[bytes], context: Context) -> Plan:
     return Single(op, Fmt.OLD_VALUE)
 
 
+def _getex(words: list[bytes], context: Context) -> Plan:
+    key, options = check_key(words[1]), [word.upper() for word in words[2:]]
+    if not options:
+        return _get(words, context)
+    if options == [b"PERSIST"]:
+        expires_ms, flags = 0, 0
+    elif len(options) == 2 and options[0] in _SET_EXPIRY:
+        unit_ms, relative = _SET_EXPIRY[options[0]]
+        expires_ms = _expiry("getex", words[3], unit_ms, relative, context.now_ms)
+        flags = int(Flag.RELATIVE_TTL) if relative else 0
+    else:
+        raise CommandError("ERR syntax error")
+    ops = ((GET, key, int(Level.LINEARIZABLE), 0), (EXPIRE, key, expires_ms, flags, None))
+    format_value = FORMATS[context.protocol][Fmt.VALUE]
+    return Several(ops, lambda results: first_failure(results) or format_value(results[0]), is_atomic=True)
+
+
 def _getdel(words: list[bytes], context: Context) -> Plan:
     return Single((DELETE, check_key(words[1]), int(Flag.RETURN_OLD), 0, None), Fmt.OLD_VALUE)
 
@@ -267,6 +328,51 @@ def _expire(unit_ms: int, relative: bool) -> Build:
 
 def _persist(words: list[bytes], context: Context) -> Plan:
     return Single((EXPIRE, check_key(words[1]), 0, 0, None), Fmt.CHANGED)
+
+
+def _expires_at(unit_ms: int) -> Build:
+    def build(words: list[bytes], context: Context) -> Plan:
+        def combine(results: list[Any]) -> bytes:
+            (found,) = results
+            if isinstance(found, StoreError):
+                return replies.failure(found)
+            return replies.number(-2 if found is None else found[4] // unit_ms if found[4] else -1)
+
+        return Several([(META, check_key(words[1]), context.level, 0)], combine)
+
+    return build
+
+
+def _object(words: list[bytes], context: Context) -> Plan:
+    """What Redis says of how it holds a value. What we do not know is said as it would be of a value just written."""
+    about = words[1].upper()
+    if about == b"FREQ":
+        raise CommandError("ERR access frequency is not tracked")
+    if about not in (b"ENCODING", b"REFCOUNT", b"IDLETIME"):
+        raise CommandError("ERR unknown subcommand. OBJECT has ENCODING, IDLETIME and REFCOUNT here")
+
+    def combine(results: list[Any]) -> bytes:
+        (found,) = results
+        if isinstance(found, StoreError):
+            return replies.failure(found)
+        if found is None:
+            return replies.NULL[context.protocol]
+        if about == b"REFCOUNT":
+            return replies.ONE
+        if about == b"IDLETIME":
+            return replies.number(max(0, context.now_ms - found[3]) // 1000)
+        return replies.bulk(_encoding(found[0]))
+
+    code = GET if about == b"ENCODING" else META
+    return Several([(code, check_key(words[2]), context.level, 0)], combine)
+
+
+def _encoding(value: bytes) -> bytes:
+    try:
+        integer(value)
+    except CommandError:
+        return b"embstr" if len(value) <= EMBEDDED_BYTES_MAX else b"raw"
+    return b"int"
 
 
 def _ttl(unit_ms: int) -> Build:
@@ -330,6 +436,17 @@ def _exists(words: list[bytes], context: Context) -> Plan:
     return Several(ops, lambda results: first_failure(results) or replies.number(len(results) - results.count(None)))
 
 
+def together(found: Several) -> Several:
+    """The same as one batch."""
+    batch = (BATCH, found.ops[0][1], tuple(found.ops), int(Flag.INDEPENDENT), None)
+
+    def combine(results: list[Any]) -> bytes:
+        (outcome,) = results
+        return first_failure(results) or found.combine(outcome)
+
+    return Several([batch], combine)
+
+
 def first_failure(results: Sequence[Any]) -> bytes:
     """The reply for the gravest failure among results, an unknown outcome before any other; empty if none failed."""
     failures = [result for result in results if isinstance(result, StoreError)]
@@ -378,42 +495,71 @@ def _client_need(words: list[bytes]) -> Need:
     return Need.ADMIN if words[1].upper() == b"LIST" else Need.LOGIN
 
 
+_ONE_KEY, _TWO_KEYS, _ALL_KEYS, _PAIRS = Keys(1, 1, 1), Keys(1, 2, 1), Keys(1, -1, 1), Keys(1, -1, 2)
+
+
+def _reads(build: Build, least: int, most: int, keys: Keys = _ONE_KEY) -> Command:
+    return Command(build, least, most, Need.OPERATIONS, keys, b"readonly")
+
+
+def _writes(build: Build, least: int, most: int, keys: Keys = _ONE_KEY) -> Command:
+    return Command(build, least, most, Need.OPERATIONS, keys, b"write")
+
+
 COMMANDS: dict[bytes, Command] = {
     b"PING": Command(_ping, 1, 2, Need.LOGIN),
     b"ECHO": Command(_echo, 2, 2, Need.LOGIN),
     b"SELECT": Command(_select, 2, 2, Need.LOGIN),
     b"TIME": Command(_time, 1, 1, Need.LOGIN),
-    b"GET": Command(_get, 2, 2, Need.OPERATIONS),
-    b"SET": Command(_set, 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"SETNX": Command(_setnx, 3, 3, Need.OPERATIONS),
-    b"SETEX": Command(_setex(1000, "setex"), 4, 4, Need.OPERATIONS),
-    b"PSETEX": Command(_setex(1, "psetex"), 4, 4, Need.OPERATIONS),
-    b"GETSET": Command(_getset, 3, 3, Need.OPERATIONS),
-    b"GETDEL": Command(_getdel, 2, 2, Need.OPERATIONS),
-    b"GETRANGE": Command(_getrange, 4, 4, Need.OPERATIONS),
-    b"SUBSTR": Command(_getrange, 4, 4, Need.OPERATIONS),
-    b"MGET": Command(_mget, 2, 0, Need.OPERATIONS),
-    b"MSET": Command(_mset, 3, 0, Need.OPERATIONS),
-    b"DEL": Command(_delete, 2, 0, Need.OPERATIONS),
-    b"UNLINK": Command(_delete, 2, 0, Need.OPERATIONS),
-    b"EXISTS": Command(_exists, 2, 0, Need.OPERATIONS),
-    b"STRLEN": Command(_meta(Fmt.LENGTH), 2, 2, Need.OPERATIONS),
-    b"TYPE": Command(_meta(Fmt.TYPE), 2, 2, Need.OPERATIONS),
-    b"APPEND": Command(_append, 3, 3, Need.OPERATIONS),
-    b"INCR": Command(_increment(1), 2, 2, Need.OPERATIONS),
-    b"DECR": Command(_increment(-1), 2, 2, Need.OPERATIONS),
-    b"INCRBY": Command(_increment(1), 3, 3, Need.OPERATIONS),
-    b"DECRBY": Command(_increment(-1), 3, 3, Need.OPERATIONS),
-    b"EXPIRE": Command(_expire(1000, True), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"PEXPIRE": Command(_expire(1, True), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"EXPIREAT": Command(_expire(1000, False), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"PEXPIREAT": Command(_expire(1, False), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"PERSIST": Command(_persist, 2, 2, Need.OPERATIONS),
-    b"TTL": Command(_ttl(1000), 2, 2, Need.OPERATIONS),
-    b"PTTL": Command(_ttl(1), 2, 2, Need.OPERATIONS),
+    b"GET": _reads(_get, 2, 2),
+    b"SET": _writes(_set, 3, OPTIONS_MAX),
+    b"SETNX": _writes(_setnx, 3, 3),
+    b"SETEX": _writes(_setex(1000, "setex"), 4, 4),
+    b"PSETEX": _writes(_setex(1, "psetex"), 4, 4),
+    b"GETSET": _writes(_getset, 3, 3),
+    b"GETDEL": _writes(_getdel, 2, 2),
+    b"GETEX": _writes(_getex, 2, OPTIONS_MAX),
+    b"GETRANGE": _reads(_getrange, 4, 4),
+    b"SUBSTR": _reads(_getrange, 4, 4),
+    b"MGET": _reads(_mget, 2, 0, _ALL_KEYS),
+    b"MSET": _writes(_mset, 3, 0, _PAIRS),
+    b"DEL": _writes(_delete, 2, 0, _ALL_KEYS),
+    b"UNLINK": _writes(_delete, 2, 0, _ALL_KEYS),
+    b"EXISTS": _reads(_exists, 2, 0, _ALL_KEYS),
+    b"TOUCH": _reads(_exists, 2, 0, _ALL_KEYS),
+    b"STRLEN": _reads(_meta(Fmt.LENGTH), 2, 2),
+    b"TYPE": _reads(_meta(Fmt.TYPE), 2, 2),
+    b"OBJECT": _reads(_object, 3, 3, Keys(2, 2, 1)),
+    b"APPEND": _writes(_append, 3, 3),
+    b"INCR": _writes(_increment(1), 2, 2),
+    b"DECR": _writes(_increment(-1), 2, 2),
+    b"INCRBY": _writes(_increment(1), 3, 3),
+    b"DECRBY": _writes(_increment(-1), 3, 3),
+    b"EXPIRE": _writes(_expire(1000, True), 3, OPTIONS_MAX),
+    b"PEXPIRE": _writes(_expire(1, True), 3, OPTIONS_MAX),
+    b"EXPIREAT": _writes(_expire(1000, False), 3, OPTIONS_MAX),
+    b"PEXPIREAT": _writes(_expire(1, False), 3, OPTIONS_MAX),
+    b"PERSIST": _writes(_persist, 2, 2),
+    b"TTL": _reads(_ttl(1000), 2, 2),
+    b"PTTL": _reads(_ttl(1), 2, 2),
+    b"EXPIRETIME": _reads(_expires_at(1000), 2, 2),
+    b"PEXPIRETIME": _reads(_expires_at(1), 2, 2),
+    b"SETRANGE": _writes(_special, 4, 4),
+    b"INCRBYFLOAT": _writes(_special, 3, 3),
+    b"RENAME": _writes(_special, 3, 3, _TWO_KEYS),
+    b"RENAMENX": _writes(_special, 3, 3, _TWO_KEYS),
+    b"COPY": _writes(_special, 3, 6, _TWO_KEYS),
+    b"MSETNX": _writes(_special, 3, 0, _PAIRS),
     b"SCAN": Command(_special, 2, OPTIONS_MAX, Need.READ_SOME),
     b"KEYS": Command(_special, 2, 2, Need.READ_SOME),
+    b"RANDOMKEY": Command(_special, 1, 1, Need.READ_SOME),
     b"DBSIZE": Command(_special, 1, 1, Need.READ_ALL),
+    b"WATCH": _reads(_special, 2, 0, _ALL_KEYS),
+    b"UNWATCH": Command(_special, 1, 1, Need.LOGIN),
+    b"EVAL": _writes(_special, 3, OPTIONS_MAX, Keys()),
+    b"EVALSHA": _writes(_special, 3, OPTIONS_MAX, Keys()),
+    b"SCRIPT": Command(_special, 2, OPTIONS_MAX, Need.LOGIN),
+    b"CLUSTER": Command(_special, 2, OPTIONS_MAX, Need.LOGIN),
     b"MULTI": Command(_special, 1, 1, Need.LOGIN),
     b"EXEC": Command(_special, 1, 1, Need.LOGIN),
     b"DISCARD": Command(_special, 1, 1, Need.LOGIN),

@@ -11,6 +11,7 @@ from typing import Any
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.env.histogram import Histogram
 from kvstore.partition.state.commands import Op
+from kvstore.ring.hashing import TOKENS
 from kvstore.ring.ring import Ring
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access
@@ -23,10 +24,11 @@ from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.latency import CommandLatency
 from kvstore.server.redis.reply_memory import LOOK_S, Holder, ReplyMemory
+from kvstore.server.redis.scripts import Scripts
 from kvstore.server.redis.session import REDIS_VERSION, Facts
 from kvstore.server.routing.ask import ask
-from kvstore.server.routing.backend import Backend
-from kvstore.types import PartitionId
+from kvstore.server.routing.backend import Backend, Endpoints
+from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ SILENT_S = 10.0
 BROWSERS_S = 60.0
 """Between two lines in the log about those that speak HTTP."""
 
+NOBODY = ServerId("")
 Leave = Callable[[], None]
 AcceptPeer = Callable[[list[bytes], Stream, Leave], StreamHandler]
 
@@ -57,8 +60,11 @@ class RespServer:
         facts: Callable[[], Facts],
         access: Access | None = None,
         logins: Logins | None = None,
+        id: ServerId = NOBODY,
     ) -> None:
-        """Without `access` nobody is asked who he is."""
+        """Without `access` nobody is asked who he is. `id`: of the server behind it."""
+        self.id = id
+        self.scripts = Scripts()
         self.backend = backend
         self.access = access if access is not None else Access()
         self.logins = (
@@ -235,6 +241,14 @@ class RespServer:
     @property
     def ring(self) -> Ring:
         return self.backend.topology.ring
+
+    @property
+    def servers(self) -> Mapping[ServerId, Endpoints]:
+        return self.backend.topology.servers
+
+    def draw_token(self) -> int:
+        """Any token of the ring."""
+        return self._env.random.randrange(TOKENS)
 
     def owner_of(self, key: bytes) -> PartitionId:
         return self.ring.partition_of(key)
