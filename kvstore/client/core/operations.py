@@ -59,7 +59,7 @@ def delete(key: bytes, *, if_version: int | None = None, return_old: bool = Fals
 
 
 def condition(key: bytes, *, version: int | None = None, present: bool | None = None) -> Operation:
-    """What a batch stands under. Raises InvalidRequest unless it names one of the two."""
+    """A condition that a batch stands under. Raises InvalidRequest unless it names one of the two."""
     check(key)
     if (version is None) == (present is None):
         raise InvalidRequest(f"want a version or whether the key is there, got version={version}, present={present}")

@@ -1,4 +1,4 @@
-"""What a client of a Redis cluster asks for: which node has which slots. Decides only.
+"""Answers clients of Redis clusters: which node has which slots. Decides only.
 
 Any node takes any command for any key and passes it on, so nothing of this has to be right: the slots are divided among
 the servers that there are, so that a client's commands are too.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvstore.ring.hashing import hash_tag
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import CommandError
+from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.backend import Endpoints
 from kvstore.types import ServerId
 

@@ -1,31 +1,40 @@
-"""The Redis commands we know: words → a plan. Decides only: no connection, no clock, no cluster in here.
-
-A plan is one operation and the format of its reply, several operations and what makes one reply of them, or a reply.
-What needs more than that (transactions, scans, the connection's own state) is a Special, done in session.py.
-"""
+"""The Redis commands we know: words → a plan (plans.py). Decides only: no connection, no clock, no cluster in here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from kvstore.errors import OutcomeUnknown, Refused, StoreError
-from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.server.redis import replies
+from kvstore.server.redis.plans import (
+    INT64_MAX,
+    INT64_MIN,
+    Build,
+    CommandError,
+    Context,
+    Plan,
+    Reply,
+    Several,
+    Single,
+    Special,
+    check_key,
+    check_value,
+    first_failure,
+    integer,
+    part_failed,
+)
 from kvstore.server.redis.replies import FORMATS, Fmt
 
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
-INCREMENT, APPEND, EXPIRE, BATCH = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE), int(Code.BATCH)
-PATTERN_BYTES_MAX = 1024
-"""To compile one, and to look for it in a long key, takes milliseconds from here on."""
+INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
 OPTIONS_MAX = 32
 """Words of a command that has options, or names of what it is asked about."""
 EMBEDDED_BYTES_MAX = 44
 """Redis holds so much beside the key."""
-INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 FROM_BROWSERS = (b"POST", b"HOST:")
 """How lines of HTTP begin. A web page may have a browser send anything to a port of its own machine, and among what it
 sends could be our commands; so none is read after these."""
@@ -39,54 +48,6 @@ _OTHER_KINDS = {
     "channels": frozenset(b"PUBLISH SUBSCRIBE PSUBSCRIBE SSUBSCRIBE SPUBLISH PUBSUB".split()),
 }
 """What Redis has beside strings, for a clear word to those who try."""
-_KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
-
-
-class CommandError(Exception):
-    """The command cannot be done as it is; the text is the reply's, first word included."""
-
-
-class Context(NamedTuple):
-    """The state that a plan may depend on beside the words."""
-
-    protocol: int = 2
-    level: int = Level.LINEARIZABLE
-    now_ms: int = 0
-
-
-class Single(NamedTuple):
-    """One operation; the reply is made by the format of that number."""
-
-    op: Op
-    format: int
-
-
-class Several(NamedTuple):
-    """Operations whose results make one reply together."""
-
-    ops: Sequence[Op]
-    combine: Callable[[list[Any]], bytes]
-    is_atomic: bool = False
-    """They are on one key and done as one."""
-
-
-class Reply(NamedTuple):
-    """Needs no operation."""
-
-    data: bytes
-
-
-class Special(NamedTuple):
-    """Done by the session; waits until everything before it has been answered, and holds what comes after it."""
-
-    name: str
-    words: list[bytes]
-
-
-Plan = Single | Several | Reply | Special
-Build = Callable[[list[bytes], Context], Plan]
-OwnerOf = Callable[[bytes], str]
-"""The partition of a key."""
 
 
 class Need(Enum):
@@ -151,46 +112,9 @@ def known(words: list[bytes]) -> Command:
 
 
 def _why_not(name: bytes) -> str:
-    """What to read about a command that Redis has and we do not."""
+    """A word about a command that Redis has and we do not."""
     kind = next((kind for kind, names in _OTHER_KINDS.items() if name in names), "")
     return f"({kind} are not kept here, values are strings: see docs/operations.md, Redis clients)" if kind else ""
-
-
-def check_key(key: bytes) -> bytes:
-    if not 0 < len(key) <= KEY_BYTES_MAX:
-        raise CommandError(_KEY_TOO_LONG if key else "ERR empty keys are not allowed")
-    return key
-
-
-def check_value(value: bytes) -> bytes:
-    if len(value) > VALUE_BYTES_MAX:
-        raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
-    return value
-
-
-def check_pattern(pattern: bytes) -> bytes:
-    if len(pattern) > PATTERN_BYTES_MAX:
-        raise CommandError(f"ERR pattern is too long: at most {PATTERN_BYTES_MAX} bytes")
-    return pattern
-
-
-def check_one_owner(keys: Sequence[bytes], owner_of: OwnerOf) -> None:
-    """Check that one partition owns all keys. Raises CommandError."""
-    owners = sorted({owner_of(key) for key in keys})
-    if len(owners) > 1:
-        raise CommandError(
-            f"CROSSSLOT Keys in request don't hash to the same slot: they are in partitions {', '.join(owners)}; "
-            "a {tag} in the keys puts them in one"
-        )
-
-
-def integer(word: bytes) -> int:
-    """A signed 64-bit number, written as Redis wants it: no blanks, plus sign or leading zeros. Raises CommandError."""
-    digits = word[1:] if word[:1] == b"-" else word
-    plain = digits.isdigit() and len(digits) <= 19 and (digits[:1] != b"0" or word == b"0")
-    if not plain or not INT64_MIN <= int(word) <= INT64_MAX:
-        raise CommandError("ERR value is not an integer or out of range")
-    return int(word)
 
 
 def _get(words: list[bytes], context: Context) -> Plan:
@@ -344,7 +268,7 @@ def _expires_at(unit_ms: int) -> Build:
 
 
 def _object(words: list[bytes], context: Context) -> Plan:
-    """What Redis says of how it holds a value. What we do not know is said as it would be of a value just written."""
+    """OBJECT: how Redis would hold the value, as far as one can tell."""
     about = words[1].upper()
     if about == b"FREQ":
         raise CommandError("ERR access frequency is not tracked")
@@ -419,14 +343,14 @@ def _mset(words: list[bytes], context: Context) -> Plan:
         raise CommandError("ERR wrong number of arguments for 'mset' command")
     pairs = zip(words[1::2], words[2::2], strict=True)
     ops = [(PUT, check_key(key), check_value(value), 0, 0, 0, None) for key, value in pairs]
-    return Several(ops, lambda results: _part_failed(results) or replies.OK)
+    return Several(ops, lambda results: part_failed(results) or replies.OK)
 
 
 def _delete(words: list[bytes], context: Context) -> Plan:
     ops = [(DELETE, check_key(key), 0, 0, None) for key in words[1:]]
     if len(ops) == 1:
         return Single(ops[0], Fmt.DELETED)
-    return Several(ops, lambda results: _part_failed(results) or replies.number(sum(map(bool, results))))
+    return Several(ops, lambda results: part_failed(results) or replies.number(sum(map(bool, results))))
 
 
 def _exists(words: list[bytes], context: Context) -> Plan:
@@ -434,38 +358,6 @@ def _exists(words: list[bytes], context: Context) -> Plan:
     if len(ops) == 1:
         return Single(ops[0], Fmt.EXISTS)
     return Several(ops, lambda results: first_failure(results) or replies.number(len(results) - results.count(None)))
-
-
-def together(found: Several) -> Several:
-    """The same as one batch."""
-    batch = (BATCH, found.ops[0][1], tuple(found.ops), int(Flag.INDEPENDENT), None)
-
-    def combine(results: list[Any]) -> bytes:
-        (outcome,) = results
-        return first_failure(results) or found.combine(outcome)
-
-    return Several([batch], combine)
-
-
-def first_failure(results: Sequence[Any]) -> bytes:
-    """The reply for the gravest failure among results, an unknown outcome before any other; empty if none failed."""
-    failures = [result for result in results if isinstance(result, StoreError)]
-    return replies.failure(min(failures, key=_gravity)) if failures else b""
-
-
-def _part_failed(results: Sequence[Any]) -> bytes:
-    """The same for writes: a refusal says that nothing was done, so when some of them were it does not stand."""
-    failures = [result for result in results if isinstance(result, StoreError)]
-    if 0 < len(failures) < len(results) and all(isinstance(failure, Refused) for failure in failures):
-        done = len(results) - len(failures)
-        return replies.failure(
-            OutcomeUnknown(f"{done} of {len(results)} keys are written, not the others: {failures[0]}")
-        )
-    return first_failure(results)
-
-
-def _gravity(failure: StoreError) -> int:
-    return int(isinstance(failure, Refused))
 
 
 def _ping(words: list[bytes], context: Context) -> Plan:

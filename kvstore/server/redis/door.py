@@ -11,7 +11,6 @@ from typing import Any
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.env.histogram import Histogram
 from kvstore.partition.state.commands import Op
-from kvstore.ring.hashing import TOKENS
 from kvstore.ring.ring import Ring
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access
@@ -27,7 +26,7 @@ from kvstore.server.redis.reply_memory import LOOK_S, Holder, ReplyMemory
 from kvstore.server.redis.scripts import Scripts
 from kvstore.server.redis.session import REDIS_VERSION, Facts
 from kvstore.server.routing.ask import ask
-from kvstore.server.routing.backend import Backend, Endpoints
+from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class RespServer:
     ) -> None:
         """Without `access` nobody is asked who he is. `id`: of the server behind it."""
         self.id = id
-        self.scripts = Scripts()
+        self.scripts, self.random = Scripts(), env.random
         self.backend = backend
         self.access = access if access is not None else Access()
         self.logins = (
@@ -241,14 +240,6 @@ class RespServer:
     @property
     def ring(self) -> Ring:
         return self.backend.topology.ring
-
-    @property
-    def servers(self) -> Mapping[ServerId, Endpoints]:
-        return self.backend.topology.servers
-
-    def draw_token(self) -> int:
-        """Any token of the ring."""
-        return self._env.random.randrange(TOKENS)
 
     def owner_of(self, key: bytes) -> PartitionId:
         return self.ring.partition_of(key)

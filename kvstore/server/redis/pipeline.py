@@ -22,28 +22,18 @@ from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.redis import replies, reply_queue
 from kvstore.server.redis import server_commands as specials
-from kvstore.server.redis.commands import (
-    CommandError,
-    Context,
-    Plan,
-    Reply,
-    Several,
-    Single,
-    Special,
-    plan,
-    together,
-)
+from kvstore.server.redis.commands import plan
 from kvstore.server.redis.gate import Gate
 from kvstore.server.redis.gather import Gather
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.key_hazards import KeyHazards
 from kvstore.server.redis.latency import CommandLatency, Timed
 from kvstore.server.redis.parser import Command, Unfit
+from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, Several, Single, Special, together
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
 from kvstore.server.redis.session import Session
-from kvstore.server.routing.ask import ask
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
@@ -441,10 +431,6 @@ class Pipeline:
             self.stream.close()
 
     # ── for the commands about more than keys ─────────────────────────────────────────────────────────────────────────
-
-    async def ask(self, op: Op) -> Any:
-        """The result of one operation of the client. Raises StoreError."""
-        return await ask(self._backend, op)
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Answer with what `work` returns; nothing else is begun meanwhile."""

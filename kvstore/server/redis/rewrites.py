@@ -17,7 +17,7 @@ from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op, Record
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import CommandError, OwnerOf, check_key, check_one_owner, check_value, integer
+from kvstore.server.redis.plans import CommandError, OwnerOf, check_key, check_one_owner, check_value, integer
 
 Words = list[bytes]
 Ask = Callable[[Op], Awaitable[Any]]
@@ -40,7 +40,7 @@ ABSENT = Record(b"", 0, 0, 0, 0)
 
 
 class Found(NamedTuple):
-    """What was read, at one moment; version 0: the key is absent."""
+    """Keys as they were read, at one moment; version 0: the key is absent."""
 
     value: bytes
     version: int
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """What is to be written if the condition of each operation is met, and what the client is told then."""
+    """Operations to be done if the conditions of all are met, and the reply of that."""
 
     ops: tuple[Op, ...]
     reply: bytes

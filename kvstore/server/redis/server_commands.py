@@ -4,8 +4,10 @@ flight."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from itertools import zip_longest
+from random import Random
 from typing import Any, Protocol
 
 from kvstore.access import Right
@@ -20,16 +22,18 @@ from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, network_of
 from kvstore.server.redis import replies, session
 from kvstore.server.redis.cluster import cluster
-from kvstore.server.redis.commands import FROM_BROWSERS, CommandError, Plan, check_key, check_pattern, integer
+from kvstore.server.redis.commands import FROM_BROWSERS
 from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.gate import NOAUTH_HELLO, Gate
 from kvstore.server.redis.gather import REPLY_BYTES_MAX
+from kvstore.server.redis.plans import CommandError, Plan, check_key, check_pattern, integer
 from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
-from kvstore.server.redis.rewrites import REWRITES
+from kvstore.server.redis.rewrites import REWRITES, Ask
 from kvstore.server.redis.scripts import Scripts, key_and_arguments
 from kvstore.server.routing import keys
-from kvstore.server.routing.backend import Endpoints
+from kvstore.server.routing.ask import ask
+from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -53,15 +57,11 @@ class Server(Protocol):
     logins: Logins
     scripts: Scripts
     id: ServerId
+    random: Random
+    backend: Backend
 
     @property
     def ring(self) -> Ring: ...
-    @property
-    def servers(self) -> Mapping[ServerId, Endpoints]: ...
-    def draw_token(self) -> int:
-        """Any token of the ring."""
-        ...
-
     def owner_of(self, key: bytes) -> PartitionId: ...
     def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]: ...
     def note_browser(self, address: str) -> None: ...
@@ -98,10 +98,6 @@ class Performer(Protocol):
     @property
     def client(self) -> Client: ...
     def perform(self, found: Plan) -> bool: ...
-    async def ask(self, op: Op) -> Any:
-        """The result of one operation of the client. Raises StoreError."""
-        ...
-
     def guard(self, identity: Identity | None) -> None:
         """Let this user do what he may from now on."""
         ...
@@ -320,7 +316,7 @@ def _scan(pipeline: Performer, words: Words) -> None:
 
 def _random_key(pipeline: Performer, words: Words) -> None:
     """The first key behind a random place of the ring, so a key is the likelier the larger the gap before it."""
-    start, protocol = pipeline.server.draw_token(), pipeline.session.protocol
+    start, protocol = pipeline.server.random.randrange(TOKENS), pipeline.session.protocol
 
     async def work() -> bytes:
         server, ask = pipeline.server, _asking(pipeline)
@@ -337,9 +333,14 @@ def _random_key(pipeline: Performer, words: Words) -> None:
     pipeline.run_alone(work())
 
 
+def _ask(pipeline: Performer) -> Ask:
+    """Asks what the user may ask."""
+    return partial(ask, pipeline.replies.backend)
+
+
 def _rewrite(pipeline: Performer, words: Words) -> None:
     command = REWRITES[words[0].upper().decode()]
-    pipeline.run_alone(command(pipeline.ask, words, pipeline.server.owner_of))
+    pipeline.run_alone(command(_ask(pipeline), words, pipeline.server.owner_of))
 
 
 def _watch(pipeline: Performer, words: Words) -> None:
@@ -349,7 +350,7 @@ def _watch(pipeline: Performer, words: Words) -> None:
     async def work() -> bytes:
         watched = pipeline.session.watched
         for key in named:
-            found = await pipeline.ask(commands.meta(key))
+            found = await _ask(pipeline)(commands.meta(key))
             watched.setdefault(key, 0 if found is None else found[1])
         return replies.OK
 
@@ -364,12 +365,12 @@ def _unwatch(pipeline: Performer, words: Words) -> bytes:
 def _eval(pipeline: Performer, words: Words) -> None:
     scripts = pipeline.server.scripts
     action = scripts.find(words[1]) if words[0].upper() == b"EVALSHA" else scripts.load(words[1])[1]
-    pipeline.run_alone(action(pipeline.ask, *key_and_arguments(words)))
+    pipeline.run_alone(action(_ask(pipeline), *key_and_arguments(words)))
 
 
 def _cluster(pipeline: Performer, words: Words) -> bytes:
     server = pipeline.server
-    return cluster(words, server.servers, server.id, pipeline.session.protocol)
+    return cluster(words, server.backend.topology.servers, server.id, pipeline.session.protocol)
 
 
 def _cursor(words: Words) -> int:

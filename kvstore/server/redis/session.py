@@ -11,8 +11,8 @@ from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.server.access.identities import Identity
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import (
-    COMMANDS,
+from kvstore.server.redis.commands import COMMANDS, known
+from kvstore.server.redis.plans import (
     CommandError,
     Context,
     Plan,
@@ -24,7 +24,6 @@ from kvstore.server.redis.commands import (
     check_pattern,
     first_failure,
     integer,
-    known,
 )
 from kvstore.server.redis.replies import FORMATS
 from kvstore.server.routing.keys import matcher
