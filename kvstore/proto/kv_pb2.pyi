@@ -42,6 +42,8 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     SCAN: _Code.ValueType  # 10
     SCAN_TOKENS: _Code.ValueType  # 11
     COUNT: _Code.ValueType  # 12
+    CHECK: _Code.ValueType  # 13
+    """A condition on a key that a batch stands under: unless it is met, nothing of the batch is done."""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper):
     """The numbers are those of kvstore/partition/state/commands.py."""
@@ -59,6 +61,8 @@ DELETE_RANGE: Code.ValueType  # 9
 SCAN: Code.ValueType  # 10
 SCAN_TOKENS: Code.ValueType  # 11
 COUNT: Code.ValueType  # 12
+CHECK: Code.ValueType  # 13
+"""A condition on a key that a batch stands under: unless it is met, nothing of the batch is done."""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 class _Level:
@@ -779,7 +783,7 @@ class Result(_message.Message):
     number: _builtins.int
     """Of the operation, in Answers."""
     version: _builtins.int
-    """PUT, DELETE, INCREMENT, APPEND, META: version or sequence."""
+    """PUT, DELETE, INCREMENT, APPEND, META, CHECK: version or sequence."""
     integer: _builtins.int
     """INCREMENT: the new value; APPEND and META: length; EXPIRE: 1 if the expiry was changed; PUT with RETURN_OLD: 1 if it was applied;
     DELETE_RANGE and COUNT: how many.

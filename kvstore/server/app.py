@@ -428,7 +428,10 @@ async def _open_server(
     doorman = StreamDoorman(node.access, node.logins, env.nursery)
     node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id, doorman)
     node.resp = RespServer(
-        env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts, node.access, node.logins
+        *(env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts),
+        access=node.access,
+        logins=node.logins,
+        id=node.id,
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)

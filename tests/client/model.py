@@ -94,6 +94,9 @@ class ModelPartition:
                 due = self.now_ms + expires_ms if flags & Flag.RELATIVE_TTL else expires_ms
                 self._write(key, old.value, due)
                 return True
+            case (Code.CHECK, key, flags, version, _):
+                self._check(key, flags, version)
+                return self.data[key].version if key in self.data else 0
             case (Code.BATCH, _, ops, flags, _):
                 return self._batch(ops, flags)
             case (Code.DELETE_RANGE, start, end, _):

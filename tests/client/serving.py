@@ -24,8 +24,8 @@ from kvstore.server.config import Limits
 from kvstore.server.grpc.kv import KV
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
-from kvstore.server.redis.commands import CommandError
 from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.plans import CommandError
 from kvstore.types import ServerId
 from tests.client.model import Endpoint, ModelCluster
 from tests.waiting import PATIENCE_S

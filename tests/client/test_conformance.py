@@ -191,6 +191,19 @@ async def test_a_batch_of_which_one_fails_does_nothing(client: Face) -> None:
     assert (await client.call("get", b"{t}a")).value == b"1"
 
 
+async def test_a_batch_under_conditions_on_keys_that_it_does_not_write(client: Face) -> None:
+    version = await client.call("put", b"{t}a", b"1")
+    conditions = Batch().check(b"{t}a", version=version).check(b"{t}none", version=0).check(b"{t}a", present=True)
+    checked = await client.call("batch", conditions.put(b"{t}b", b"2"))
+    assert checked[:3] == [version, 0, version]
+    for refused in (Batch().check(b"{t}a", version=version + 1), Batch().check(b"{t}a", present=False)):
+        with pytest.raises(ConditionFailed):
+            await client.call("batch", refused.put(b"{t}b", b"3"))
+    assert (await client.call("get", b"{t}b")).value == b"2"
+    with pytest.raises(InvalidRequest, match="want a version or whether the key is there"):
+        Batch().check(b"{t}a")
+
+
 async def test_a_batch_over_two_partitions_is_refused_and_names_both(client: Face) -> None:
     owners = {client.client.cluster.partition_of(b"k%d" % i): b"k%d" % i for i in range(100)}
     (one, first), (two, second), *_ = sorted(owners.items())

@@ -56,6 +56,11 @@ class Batch:
         """Its result: whether the key was there."""
         return self._add(operations.expire(key, ttl_s))
 
+    def check(self, key: bytes, *, version: int | None = None, present: bool | None = None) -> Batch:
+        """Do the batch only if the key has this version (0: is absent), or is there, or is not; it need not be written.
+        Its result: the version. Else the batch raises ConditionFailed."""
+        return self._add(operations.condition(key, version=version, present=present))
+
     def get(self, key: bytes) -> Batch:
         """Its result: the Item at this point of the batch, or None."""
         return self._add(operations.get(key, Level.LINEARIZABLE))

@@ -21,7 +21,7 @@ SEEN_STEP_MS = 1_000
 MISTAKEN_MS = 60_000
 """Servers that are well tell times that are seconds apart; one that had told so much more was wrong."""
 
-GET, META, PUT, DELETE = kv_pb2.GET, kv_pb2.META, kv_pb2.PUT, kv_pb2.DELETE
+GET, META, PUT, DELETE, CHECK = kv_pb2.GET, kv_pb2.META, kv_pb2.PUT, kv_pb2.DELETE, kv_pb2.CHECK
 OPERATION_BYTES = 32
 """Beside key and value."""
 READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore.client.core.operation import DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
+from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -56,6 +56,15 @@ def put(
 def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> Operation:
     check(key)
     return operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))
+
+
+def condition(key: bytes, *, version: int | None = None, present: bool | None = None) -> Operation:
+    """A condition that a batch stands under. Raises InvalidRequest unless it names one of the two."""
+    check(key)
+    if (version is None) == (present is None):
+        raise InvalidRequest(f"want a version or whether the key is there, got version={version}, present={present}")
+    flags = 0 if present is None else kv_pb2.IF_PRESENT if present else kv_pb2.IF_ABSENT
+    return operation(CHECK, key, options=options_or_none(flags, if_version=version))
 
 
 def increment(key: bytes, delta: int = 1) -> Operation:
@@ -160,7 +169,7 @@ def _decode_part(operation: Operation, part: kv_pb2.Result) -> Any:
         return restore(part.failure.reason, part.failure.message, part.failure.metadata)
     if operation.options is not None and operation.options.flags & kv_pb2.RETURN_OLD:
         return _DECODE[operation.code](part)
-    if operation.code in (PUT, DELETE):
+    if operation.code in (PUT, DELETE, CHECK):
         return part.version
     return _DECODE[operation.code](part)
 

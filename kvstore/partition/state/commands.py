@@ -30,6 +30,7 @@ class Code(IntEnum):
     SCAN = 10
     SCAN_TOKENS = 11
     COUNT = 12
+    CHECK = 13
 
 
 class NotNow(Enum):
@@ -67,8 +68,8 @@ class Flag(IntFlag):
     IF_SHORTER = 512
     """The four conditions of Redis's EXPIRE NX XX GT LT."""
     INDEPENDENT = 1024
-    """Of a batch: a failed operation does not keep the others from being applied (MULTI/EXEC). Otherwise all or
-    nothing."""
+    """Of a batch: a failed operation does not keep the others from being applied (MULTI/EXEC), unless it is a CHECK.
+    Otherwise all or nothing."""
     KEYS_ONLY = 2048
     """Of a scan: the values are left out (empty)."""
 
@@ -173,6 +174,12 @@ def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE, flags
 def count(level: Level = Level.LINEARIZABLE) -> Op:
     """How many live keys the partition has (expired ones count until their delete is logged)."""
     return (Code.COUNT, b"", level)
+
+
+def check(key: bytes, flags: int, version: int = 0, request: RequestId | None = None) -> Op:
+    """The key's version, 0 if it is absent. ConditionFailed unless it is as IF_ABSENT, IF_PRESENT or IF_VERSION says;
+    that undoes the whole of the batch that it stands in, INDEPENDENT or not."""
+    return (Code.CHECK, key, flags, version, request)
 
 
 class Sink(Protocol):

@@ -185,9 +185,19 @@ def _expire(d: Deciding, op: Op) -> Result:
     return True
 
 
+def _check(d: Deciding, op: Op) -> Result:
+    _, key, flags, version, _ = op
+    check_sizes(key)
+    row = d.live(key)
+    found = 0 if row is None else row[1]
+    if not _is_met(int(flags), version, row):
+        raise ConditionFailed(found)
+    return found
+
+
 # docs/protocol.md P11
 def _batch(d: Deciding, op: Op) -> Result:
-    """All or nothing, or with INDEPENDENT each for itself; in one entry in either case."""
+    """All or nothing, or with INDEPENDENT each for itself, if every CHECK holds; in one entry in either case."""
     _, _, ops, flags, request = op
     _check_batch(ops)
     results: list[Result | StoreError] = []
@@ -197,7 +207,7 @@ def _batch(d: Deciding, op: Op) -> Result:
         try:
             results.append(_RULES[each[0]](d, each))
         except StoreError as error:
-            if not flags & _INDEPENDENT:
+            if not flags & _INDEPENDENT or each[0] == _CHECK:
                 d.draft.undo(mark)
                 # What it found past its expiry stays deleted: the refusal may have told that it is absent.
                 for found in ops[: len(results) + 1]:
@@ -236,7 +246,7 @@ def _check_batch(ops: tuple[Op, ...]) -> None:
         raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
 
 
-_BATCH = int(Code.BATCH)
+_BATCH, _CHECK = int(Code.BATCH), int(Code.CHECK)
 
 
 def size_of(op: Op) -> int:
@@ -255,6 +265,7 @@ _RULES: dict[int, Callable[[Deciding, Op], Result]] = {
     Code.INCREMENT: _increment,
     Code.APPEND: _append,
     Code.EXPIRE: _expire,
+    Code.CHECK: _check,
     Code.BATCH: _batch,
 }
 MUTATIONS = {code: rule for code, rule in _RULES.items() if code in WRITES}

@@ -36,7 +36,7 @@ def fits(op: Op, result: Result | StoreError) -> bool:
             return _is_tuple(result, bool, int, Record | None)
         case Code.DELETE if op[2] & Flag.RETURN_OLD:
             return _is_tuple(result, int, Record | None)
-        case Code.PUT | Code.DELETE | Code.DELETE_RANGE:
+        case Code.PUT | Code.DELETE | Code.DELETE_RANGE | Code.CHECK:
             return type(result) is int
         case Code.INCREMENT | Code.APPEND:
             return _is_tuple(result, int, int)

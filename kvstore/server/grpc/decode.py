@@ -184,6 +184,9 @@ _BUILD: dict[int, _Build] = {
     Code.EXPIRE: lambda key, value, o, request, level, token: (
         (Code.EXPIRE, key, o.expires_ms, check_flags(o.flags), request)
     ),
+    Code.CHECK: lambda key, value, o, request, level, token: (
+        (Code.CHECK, key, check_flags(o.flags), o.version, request)
+    ),
     Code.BATCH: _batch,
     Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),
     Code.SCAN: lambda key, value, o, request, level, token: (

@@ -25,8 +25,8 @@ from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.grpc.session import UNSENT_BYTES_MAX, Sessions
-from kvstore.server.redis.commands import CommandError
 from kvstore.server.redis.door import AcceptPeer, Leave
+from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.backend import Backend
 
 log = logging.getLogger(__name__)

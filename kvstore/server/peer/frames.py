@@ -191,6 +191,7 @@ _SHAPES: dict[int, tuple[type, ...]] = {
     Code.SCAN: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, _INT),
     Code.SCAN_TOKENS: (_INT, _INT, _INT, _INT, _INT),
     Code.COUNT: (_INT, _BYTES, _INT),
+    Code.CHECK: (_INT, _BYTES, _INT, _INT, object),
 }
 _WITH_REQUEST = frozenset(code for code, shape in _SHAPES.items() if object in shape)
 

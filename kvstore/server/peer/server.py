@@ -19,7 +19,7 @@ from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, Refused
 from kvstore.server.peer.refusals import Refusals
-from kvstore.server.redis.commands import CommandError
+from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.pending import PeerSink
 from kvstore.types import PartitionId, ServerId

@@ -1,76 +1,53 @@
-"""The Redis commands we know: words → a plan. Decides only: no connection, no clock, no cluster in here.
-
-A plan is one operation and the format of its reply, several operations and what makes one reply of them, or a reply.
-What needs more than that (transactions, scans, the connection's own state) is a Special, done in session.py.
-"""
+"""The Redis commands we know: words → a plan (plans.py). Decides only: no connection, no clock, no cluster in here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from kvstore.errors import OutcomeUnknown, Refused, StoreError
-from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.server.redis import replies
+from kvstore.server.redis.plans import (
+    INT64_MAX,
+    INT64_MIN,
+    Build,
+    CommandError,
+    Context,
+    Plan,
+    Reply,
+    Several,
+    Single,
+    Special,
+    check_key,
+    check_value,
+    first_failure,
+    integer,
+    part_failed,
+)
 from kvstore.server.redis.replies import FORMATS, Fmt
 
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
 INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
-PATTERN_BYTES_MAX = 1024
-"""To compile one, and to look for it in a long key, takes milliseconds from here on."""
 OPTIONS_MAX = 32
 """Words of a command that has options, or names of what it is asked about."""
-INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+EMBEDDED_BYTES_MAX = 44
+"""Redis holds so much beside the key."""
 FROM_BROWSERS = (b"POST", b"HOST:")
 """How lines of HTTP begin. A web page may have a browser send anything to a port of its own machine, and among what it
 sends could be our commands; so none is read after these."""
-_KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
-
-
-class CommandError(Exception):
-    """The command cannot be done as it is; the text is the reply's, first word included."""
-
-
-class Context(NamedTuple):
-    """The state that a plan may depend on beside the words."""
-
-    protocol: int = 2
-    level: int = Level.LINEARIZABLE
-    now_ms: int = 0
-
-
-class Single(NamedTuple):
-    """One operation; the reply is made by the format of that number."""
-
-    op: Op
-    format: int
-
-
-class Several(NamedTuple):
-    """Operations whose results make one reply together."""
-
-    ops: Sequence[Op]
-    combine: Callable[[list[Any]], bytes]
-
-
-class Reply(NamedTuple):
-    """Needs no operation."""
-
-    data: bytes
-
-
-class Special(NamedTuple):
-    """Done by the session; waits until everything before it has been answered, and holds what comes after it."""
-
-    name: str
-    words: list[bytes]
-
-
-Plan = Single | Several | Reply | Special
-Build = Callable[[list[bytes], Context], Plan]
+_OTHER_KINDS = {
+    "lists": frozenset(b"LPUSH RPUSH LPUSHX RPUSHX LPOP RPOP LRANGE LLEN LINDEX LSET LREM LTRIM LINSERT BLPOP".split()),
+    "sets": frozenset(b"SADD SREM SMEMBERS SISMEMBER SMISMEMBER SCARD SPOP SRANDMEMBER SINTER SUNION SDIFF".split()),
+    "sorted sets": frozenset(b"ZADD ZREM ZRANGE ZSCORE ZCARD ZRANK ZCOUNT ZINCRBY ZRANGEBYSCORE ZPOPMIN".split()),
+    "hashes": frozenset(b"HSET HGET HMSET HMGET HGETALL HDEL HLEN HKEYS HVALS HEXISTS HINCRBY HSETNX HSCAN".split()),
+    "streams": frozenset(b"XADD XREAD XRANGE XLEN XDEL XTRIM XGROUP XREADGROUP XACK".split()),
+    "scripts and functions": frozenset(b"FUNCTION FCALL FCALL_RO".split()),
+    "channels": frozenset(b"PUBLISH SUBSCRIBE PSUBSCRIBE SSUBSCRIBE SPUBLISH PUBSUB".split()),
+}
+"""What Redis has beside strings, for a clear word to those who try."""
 
 
 class Need(Enum):
@@ -89,6 +66,15 @@ class Need(Enum):
     ADMIN = auto()
 
 
+class Keys(NamedTuple):
+    """Places of a command's keys among its words: the first, the last (negative: from the end) and the step between
+    them. All 0: it has none."""
+
+    first: int = 0
+    last: int = 0
+    step: int = 0
+
+
 class Command(NamedTuple):
     """`least` and `most` count the words, the command's own included; `most` 0: any number."""
 
@@ -97,6 +83,9 @@ class Command(NamedTuple):
     most: int
     need: Need | Callable[[list[bytes]], Need]
     """Of the command, or of its subcommands."""
+    keys: Keys = Keys()
+    flag: bytes = b""
+    """What clients that choose among nodes want to know: `readonly` or `write`."""
 
     def need_of(self, words: list[bytes]) -> Need:
         return self.need if isinstance(self.need, Need) else self.need(words)
@@ -116,37 +105,16 @@ def known(words: list[bytes]) -> Command:
     if command is None:
         arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
         shown = words[0][:64].decode("utf-8", "replace")
-        raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}")
+        raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}{_why_not(name)}")
     if len(words) < command.least or (command.most and len(words) > command.most):
         raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
     return command
 
 
-def check_key(key: bytes) -> bytes:
-    if not 0 < len(key) <= KEY_BYTES_MAX:
-        raise CommandError(_KEY_TOO_LONG if key else "ERR empty keys are not allowed")
-    return key
-
-
-def check_value(value: bytes) -> bytes:
-    if len(value) > VALUE_BYTES_MAX:
-        raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
-    return value
-
-
-def check_pattern(pattern: bytes) -> bytes:
-    if len(pattern) > PATTERN_BYTES_MAX:
-        raise CommandError(f"ERR pattern is too long: at most {PATTERN_BYTES_MAX} bytes")
-    return pattern
-
-
-def integer(word: bytes) -> int:
-    """A signed 64-bit number, written as Redis wants it: no blanks, plus sign or leading zeros. Raises CommandError."""
-    digits = word[1:] if word[:1] == b"-" else word
-    plain = digits.isdigit() and len(digits) <= 19 and (digits[:1] != b"0" or word == b"0")
-    if not plain or not INT64_MIN <= int(word) <= INT64_MAX:
-        raise CommandError("ERR value is not an integer or out of range")
-    return int(word)
+def _why_not(name: bytes) -> str:
+    """A word about a command that Redis has and we do not."""
+    kind = next((kind for kind, names in _OTHER_KINDS.items() if name in names), "")
+    return f"({kind} are not kept here, values are strings: see docs/operations.md, Redis clients)" if kind else ""
 
 
 def _get(words: list[bytes], context: Context) -> Plan:
@@ -221,6 +189,23 @@ def _getset(words: list[bytes], context: Context) -> Plan:
     return Single(op, Fmt.OLD_VALUE)
 
 
+def _getex(words: list[bytes], context: Context) -> Plan:
+    key, options = check_key(words[1]), [word.upper() for word in words[2:]]
+    if not options:
+        return _get(words, context)
+    if options == [b"PERSIST"]:
+        expires_ms, flags = 0, 0
+    elif len(options) == 2 and options[0] in _SET_EXPIRY:
+        unit_ms, relative = _SET_EXPIRY[options[0]]
+        expires_ms = _expiry("getex", words[3], unit_ms, relative, context.now_ms)
+        flags = int(Flag.RELATIVE_TTL) if relative else 0
+    else:
+        raise CommandError("ERR syntax error")
+    ops = ((GET, key, int(Level.LINEARIZABLE), 0), (EXPIRE, key, expires_ms, flags, None))
+    format_value = FORMATS[context.protocol][Fmt.VALUE]
+    return Several(ops, lambda results: first_failure(results) or format_value(results[0]), is_atomic=True)
+
+
 def _getdel(words: list[bytes], context: Context) -> Plan:
     return Single((DELETE, check_key(words[1]), int(Flag.RETURN_OLD), 0, None), Fmt.OLD_VALUE)
 
@@ -269,6 +254,51 @@ def _persist(words: list[bytes], context: Context) -> Plan:
     return Single((EXPIRE, check_key(words[1]), 0, 0, None), Fmt.CHANGED)
 
 
+def _expires_at(unit_ms: int) -> Build:
+    def build(words: list[bytes], context: Context) -> Plan:
+        def combine(results: list[Any]) -> bytes:
+            (found,) = results
+            if isinstance(found, StoreError):
+                return replies.failure(found)
+            return replies.number(-2 if found is None else found[4] // unit_ms if found[4] else -1)
+
+        return Several([(META, check_key(words[1]), context.level, 0)], combine)
+
+    return build
+
+
+def _object(words: list[bytes], context: Context) -> Plan:
+    """OBJECT: how Redis would hold the value, as far as one can tell."""
+    about = words[1].upper()
+    if about == b"FREQ":
+        raise CommandError("ERR access frequency is not tracked")
+    if about not in (b"ENCODING", b"REFCOUNT", b"IDLETIME"):
+        raise CommandError("ERR unknown subcommand. OBJECT has ENCODING, IDLETIME and REFCOUNT here")
+
+    def combine(results: list[Any]) -> bytes:
+        (found,) = results
+        if isinstance(found, StoreError):
+            return replies.failure(found)
+        if found is None:
+            return replies.NULL[context.protocol]
+        if about == b"REFCOUNT":
+            return replies.ONE
+        if about == b"IDLETIME":
+            return replies.number(max(0, context.now_ms - found[3]) // 1000)
+        return replies.bulk(_encoding(found[0]))
+
+    code = GET if about == b"ENCODING" else META
+    return Several([(code, check_key(words[2]), context.level, 0)], combine)
+
+
+def _encoding(value: bytes) -> bytes:
+    try:
+        integer(value)
+    except CommandError:
+        return b"embstr" if len(value) <= EMBEDDED_BYTES_MAX else b"raw"
+    return b"int"
+
+
 def _ttl(unit_ms: int) -> Build:
     def build(words: list[bytes], context: Context) -> Plan:
         def combine(results: list[Any]) -> bytes:
@@ -313,14 +343,14 @@ def _mset(words: list[bytes], context: Context) -> Plan:
         raise CommandError("ERR wrong number of arguments for 'mset' command")
     pairs = zip(words[1::2], words[2::2], strict=True)
     ops = [(PUT, check_key(key), check_value(value), 0, 0, 0, None) for key, value in pairs]
-    return Several(ops, lambda results: _part_failed(results) or replies.OK)
+    return Several(ops, lambda results: part_failed(results) or replies.OK)
 
 
 def _delete(words: list[bytes], context: Context) -> Plan:
     ops = [(DELETE, check_key(key), 0, 0, None) for key in words[1:]]
     if len(ops) == 1:
         return Single(ops[0], Fmt.DELETED)
-    return Several(ops, lambda results: _part_failed(results) or replies.number(sum(map(bool, results))))
+    return Several(ops, lambda results: part_failed(results) or replies.number(sum(map(bool, results))))
 
 
 def _exists(words: list[bytes], context: Context) -> Plan:
@@ -328,27 +358,6 @@ def _exists(words: list[bytes], context: Context) -> Plan:
     if len(ops) == 1:
         return Single(ops[0], Fmt.EXISTS)
     return Several(ops, lambda results: first_failure(results) or replies.number(len(results) - results.count(None)))
-
-
-def first_failure(results: Sequence[Any]) -> bytes:
-    """The reply for the gravest failure among results, an unknown outcome before any other; empty if none failed."""
-    failures = [result for result in results if isinstance(result, StoreError)]
-    return replies.failure(min(failures, key=_gravity)) if failures else b""
-
-
-def _part_failed(results: Sequence[Any]) -> bytes:
-    """The same for writes: a refusal says that nothing was done, so when some of them were it does not stand."""
-    failures = [result for result in results if isinstance(result, StoreError)]
-    if 0 < len(failures) < len(results) and all(isinstance(failure, Refused) for failure in failures):
-        done = len(results) - len(failures)
-        return replies.failure(
-            OutcomeUnknown(f"{done} of {len(results)} keys are written, not the others: {failures[0]}")
-        )
-    return first_failure(results)
-
-
-def _gravity(failure: StoreError) -> int:
-    return int(isinstance(failure, Refused))
 
 
 def _ping(words: list[bytes], context: Context) -> Plan:
@@ -378,42 +387,71 @@ def _client_need(words: list[bytes]) -> Need:
     return Need.ADMIN if words[1].upper() == b"LIST" else Need.LOGIN
 
 
+_ONE_KEY, _TWO_KEYS, _ALL_KEYS, _PAIRS = Keys(1, 1, 1), Keys(1, 2, 1), Keys(1, -1, 1), Keys(1, -1, 2)
+
+
+def _reads(build: Build, least: int, most: int, keys: Keys = _ONE_KEY) -> Command:
+    return Command(build, least, most, Need.OPERATIONS, keys, b"readonly")
+
+
+def _writes(build: Build, least: int, most: int, keys: Keys = _ONE_KEY) -> Command:
+    return Command(build, least, most, Need.OPERATIONS, keys, b"write")
+
+
 COMMANDS: dict[bytes, Command] = {
     b"PING": Command(_ping, 1, 2, Need.LOGIN),
     b"ECHO": Command(_echo, 2, 2, Need.LOGIN),
     b"SELECT": Command(_select, 2, 2, Need.LOGIN),
     b"TIME": Command(_time, 1, 1, Need.LOGIN),
-    b"GET": Command(_get, 2, 2, Need.OPERATIONS),
-    b"SET": Command(_set, 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"SETNX": Command(_setnx, 3, 3, Need.OPERATIONS),
-    b"SETEX": Command(_setex(1000, "setex"), 4, 4, Need.OPERATIONS),
-    b"PSETEX": Command(_setex(1, "psetex"), 4, 4, Need.OPERATIONS),
-    b"GETSET": Command(_getset, 3, 3, Need.OPERATIONS),
-    b"GETDEL": Command(_getdel, 2, 2, Need.OPERATIONS),
-    b"GETRANGE": Command(_getrange, 4, 4, Need.OPERATIONS),
-    b"SUBSTR": Command(_getrange, 4, 4, Need.OPERATIONS),
-    b"MGET": Command(_mget, 2, 0, Need.OPERATIONS),
-    b"MSET": Command(_mset, 3, 0, Need.OPERATIONS),
-    b"DEL": Command(_delete, 2, 0, Need.OPERATIONS),
-    b"UNLINK": Command(_delete, 2, 0, Need.OPERATIONS),
-    b"EXISTS": Command(_exists, 2, 0, Need.OPERATIONS),
-    b"STRLEN": Command(_meta(Fmt.LENGTH), 2, 2, Need.OPERATIONS),
-    b"TYPE": Command(_meta(Fmt.TYPE), 2, 2, Need.OPERATIONS),
-    b"APPEND": Command(_append, 3, 3, Need.OPERATIONS),
-    b"INCR": Command(_increment(1), 2, 2, Need.OPERATIONS),
-    b"DECR": Command(_increment(-1), 2, 2, Need.OPERATIONS),
-    b"INCRBY": Command(_increment(1), 3, 3, Need.OPERATIONS),
-    b"DECRBY": Command(_increment(-1), 3, 3, Need.OPERATIONS),
-    b"EXPIRE": Command(_expire(1000, True), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"PEXPIRE": Command(_expire(1, True), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"EXPIREAT": Command(_expire(1000, False), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"PEXPIREAT": Command(_expire(1, False), 3, OPTIONS_MAX, Need.OPERATIONS),
-    b"PERSIST": Command(_persist, 2, 2, Need.OPERATIONS),
-    b"TTL": Command(_ttl(1000), 2, 2, Need.OPERATIONS),
-    b"PTTL": Command(_ttl(1), 2, 2, Need.OPERATIONS),
+    b"GET": _reads(_get, 2, 2),
+    b"SET": _writes(_set, 3, OPTIONS_MAX),
+    b"SETNX": _writes(_setnx, 3, 3),
+    b"SETEX": _writes(_setex(1000, "setex"), 4, 4),
+    b"PSETEX": _writes(_setex(1, "psetex"), 4, 4),
+    b"GETSET": _writes(_getset, 3, 3),
+    b"GETDEL": _writes(_getdel, 2, 2),
+    b"GETEX": _writes(_getex, 2, OPTIONS_MAX),
+    b"GETRANGE": _reads(_getrange, 4, 4),
+    b"SUBSTR": _reads(_getrange, 4, 4),
+    b"MGET": _reads(_mget, 2, 0, _ALL_KEYS),
+    b"MSET": _writes(_mset, 3, 0, _PAIRS),
+    b"DEL": _writes(_delete, 2, 0, _ALL_KEYS),
+    b"UNLINK": _writes(_delete, 2, 0, _ALL_KEYS),
+    b"EXISTS": _reads(_exists, 2, 0, _ALL_KEYS),
+    b"TOUCH": _reads(_exists, 2, 0, _ALL_KEYS),
+    b"STRLEN": _reads(_meta(Fmt.LENGTH), 2, 2),
+    b"TYPE": _reads(_meta(Fmt.TYPE), 2, 2),
+    b"OBJECT": _reads(_object, 3, 3, Keys(2, 2, 1)),
+    b"APPEND": _writes(_append, 3, 3),
+    b"INCR": _writes(_increment(1), 2, 2),
+    b"DECR": _writes(_increment(-1), 2, 2),
+    b"INCRBY": _writes(_increment(1), 3, 3),
+    b"DECRBY": _writes(_increment(-1), 3, 3),
+    b"EXPIRE": _writes(_expire(1000, True), 3, OPTIONS_MAX),
+    b"PEXPIRE": _writes(_expire(1, True), 3, OPTIONS_MAX),
+    b"EXPIREAT": _writes(_expire(1000, False), 3, OPTIONS_MAX),
+    b"PEXPIREAT": _writes(_expire(1, False), 3, OPTIONS_MAX),
+    b"PERSIST": _writes(_persist, 2, 2),
+    b"TTL": _reads(_ttl(1000), 2, 2),
+    b"PTTL": _reads(_ttl(1), 2, 2),
+    b"EXPIRETIME": _reads(_expires_at(1000), 2, 2),
+    b"PEXPIRETIME": _reads(_expires_at(1), 2, 2),
+    b"SETRANGE": _writes(_special, 4, 4),
+    b"INCRBYFLOAT": _writes(_special, 3, 3),
+    b"RENAME": _writes(_special, 3, 3, _TWO_KEYS),
+    b"RENAMENX": _writes(_special, 3, 3, _TWO_KEYS),
+    b"COPY": _writes(_special, 3, 6, _TWO_KEYS),
+    b"MSETNX": _writes(_special, 3, 0, _PAIRS),
     b"SCAN": Command(_special, 2, OPTIONS_MAX, Need.READ_SOME),
     b"KEYS": Command(_special, 2, 2, Need.READ_SOME),
+    b"RANDOMKEY": Command(_special, 1, 1, Need.READ_SOME),
     b"DBSIZE": Command(_special, 1, 1, Need.READ_ALL),
+    b"WATCH": _reads(_special, 2, 0, _ALL_KEYS),
+    b"UNWATCH": Command(_special, 1, 1, Need.LOGIN),
+    b"EVAL": _writes(_special, 3, OPTIONS_MAX, Keys()),
+    b"EVALSHA": _writes(_special, 3, OPTIONS_MAX, Keys()),
+    b"SCRIPT": Command(_special, 2, OPTIONS_MAX, Need.LOGIN),
+    b"CLUSTER": Command(_special, 2, OPTIONS_MAX, Need.LOGIN),
     b"MULTI": Command(_special, 1, 1, Need.LOGIN),
     b"EXEC": Command(_special, 1, 1, Need.LOGIN),
     b"DISCARD": Command(_special, 1, 1, Need.LOGIN),

@@ -10,9 +10,9 @@ from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Identity
 from kvstore.server.redis import pipeline
 from kvstore.server.redis.admission import REFUSAL, Admission, Trial
-from kvstore.server.redis.commands import CommandError
 from kvstore.server.redis.parser import Parser
 from kvstore.server.redis.pipeline import Pipeline
+from kvstore.server.redis.plans import CommandError
 from kvstore.server.redis.session import Session
 
 REPORT_EVERY = 32

@@ -23,10 +23,11 @@ from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.latency import CommandLatency
 from kvstore.server.redis.reply_memory import LOOK_S, Holder, ReplyMemory
+from kvstore.server.redis.scripts import Scripts
 from kvstore.server.redis.session import REDIS_VERSION, Facts
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
-from kvstore.types import PartitionId
+from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ SILENT_S = 10.0
 BROWSERS_S = 60.0
 """Between two lines in the log about those that speak HTTP."""
 
+NOBODY = ServerId("")
 Leave = Callable[[], None]
 AcceptPeer = Callable[[list[bytes], Stream, Leave], StreamHandler]
 
@@ -57,8 +59,11 @@ class RespServer:
         facts: Callable[[], Facts],
         access: Access | None = None,
         logins: Logins | None = None,
+        id: ServerId = NOBODY,
     ) -> None:
-        """Without `access` nobody is asked who he is."""
+        """Without `access` nobody is asked who he is. `id`: of the server behind it."""
+        self.id = id
+        self.scripts, self.random = Scripts(), env.random
         self.backend = backend
         self.access = access if access is not None else Access()
         self.logins = (

@@ -9,7 +9,8 @@ from kvstore.access import Right
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
-from kvstore.server.redis.commands import CommandError, Need, known
+from kvstore.server.redis.commands import Need, known
+from kvstore.server.redis.plans import CommandError
 
 NOAUTH = "NOAUTH Authentication required."
 NOAUTH_HELLO = (

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from kvstore.errors import InvalidRequest
 from kvstore.partition.state.commands import Code, Sink
-from kvstore.server.redis.commands import Several
+from kvstore.server.redis.plans import Several
 from kvstore.server.redis.replies import failure
 from kvstore.server.routing.backend import Backend
 

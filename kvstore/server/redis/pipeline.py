@@ -16,20 +16,23 @@ from typing import Any, Protocol
 from kvstore.env import Stream
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.partition.state.rows import VALUE_AT
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.redis import replies, reply_queue
 from kvstore.server.redis import server_commands as specials
-from kvstore.server.redis.commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
+from kvstore.server.redis.commands import plan
 from kvstore.server.redis.gate import Gate
 from kvstore.server.redis.gather import Gather
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.key_hazards import KeyHazards
 from kvstore.server.redis.latency import CommandLatency, Timed
 from kvstore.server.redis.parser import Command, Unfit
+from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, Several, Single, Special, together
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
+from kvstore.server.redis.rereads import transaction_bytes
 from kvstore.server.redis.session import Session
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
@@ -298,9 +301,13 @@ class Pipeline:
                 self._value_bytes += len(op[2]) if op[0] == _PUT else 0
                 number = self.replies.next_number()
                 self._backend.submit(op, self.replies, number << FORMAT_BITS | format_)
-            case Several(ops, _):
+            case Several(ops, _, is_atomic):
                 if self._is_crowded() or self._key_hazards.block(ops, self.replies.answered):
                     return False
+                if is_atomic:
+                    if not self.replies.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX)):
+                        return False
+                    found = together(found)
                 self._key_hazards.note(ops, self.replies.issued)
                 self.replies.again.note(found, self.replies.issued)
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)

@@ -27,6 +27,7 @@ QUEUED = b"+QUEUED\r\n"
 NOAUTH = b"-NOAUTH Authentication required.\r\n"
 ZERO, ONE = b":0\r\n", b":1\r\n"
 NULL = {2: b"$-1\r\n", 3: b"_\r\n"}
+NULL_ARRAY = {2: b"*-1\r\n", 3: b"_\r\n"}
 
 NOT_AN_INTEGER = b"-ERR value is not an integer or out of range\r\n"
 OVERFLOW = b"-ERR increment or decrement would overflow\r\n"

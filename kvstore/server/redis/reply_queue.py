@@ -14,8 +14,8 @@ from kvstore.errors import Overloaded
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import CommandError, Several, Single
 from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather
+from kvstore.server.redis.plans import CommandError, Several, Single
 from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, ReplyMemory
 from kvstore.server.redis.rereads import Again, bytes_of, transaction_bytes

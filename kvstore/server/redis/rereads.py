@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code
-from kvstore.server.redis.commands import Plan, Reply, Several, Single
+from kvstore.server.redis.plans import Plan, Reply, Several, Single
 from kvstore.server.redis.replies import Fmt
 
 KEPT_MAX = 4096

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from itertools import zip_longest
+from random import Random
 from typing import Any, Protocol
 
 from kvstore.access import Right
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError, Unavailable
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Level, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.ring.hashing import TOKENS
@@ -18,18 +21,24 @@ from kvstore.ring.ring import Ring
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, network_of
 from kvstore.server.redis import replies, session
-from kvstore.server.redis.commands import FROM_BROWSERS, CommandError, Plan, check_pattern, integer
+from kvstore.server.redis.cluster import cluster
+from kvstore.server.redis.commands import FROM_BROWSERS
 from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.gate import NOAUTH_HELLO, Gate
 from kvstore.server.redis.gather import REPLY_BYTES_MAX
+from kvstore.server.redis.plans import CommandError, Plan, check_key, check_pattern, integer
 from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
+from kvstore.server.redis.rewrites import REWRITES, Ask
+from kvstore.server.redis.scripts import Scripts, key_and_arguments
 from kvstore.server.routing import keys
-from kvstore.types import PartitionId
+from kvstore.server.routing.ask import ask
+from kvstore.server.routing.backend import Backend
+from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
-WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET"})
+WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET", b"WATCH"})
 """What is not queued in a transaction."""
 KEYS_MAX = 100_000
 """KEYS of a larger store is refused: it would hold all of them in memory at once."""
@@ -46,6 +55,10 @@ class Server(Protocol):
     info: Fresh[session.Facts]
     access: Access
     logins: Logins
+    scripts: Scripts
+    id: ServerId
+    random: Random
+    backend: Backend
 
     @property
     def ring(self) -> Ring: ...
@@ -106,6 +119,8 @@ def reply_bytes(pipeline: Performer, name: str, words: Words) -> int:
             return transaction_bytes(pipeline.session.queued or (), BATCH_RESULT_BYTES_MAX)
         case "KEYS":
             return 2 * REPLY_BYTES_MAX
+        case "SETRANGE" | "INCRBYFLOAT" | "RENAME" | "RENAMENX" | "COPY" | "EVAL" | "EVALSHA":
+            return VALUE_BYTES_MAX
         case "SCAN":
             _cursor(words)
             return 2 * min(_scan_options(words[2:])[0] * KEY_BYTES_MAX, keys.SCAN_BYTES_MAX)
@@ -299,6 +314,65 @@ def _scan(pipeline: Performer, words: Words) -> None:
     pipeline.run_alone(work())
 
 
+def _random_key(pipeline: Performer, words: Words) -> None:
+    """The first key behind a random place of the ring, so a key is the likelier the larger the gap before it."""
+    start, protocol = pipeline.server.random.randrange(TOKENS), pipeline.session.protocol
+
+    async def work() -> bytes:
+        server, ask = pipeline.server, _asking(pipeline)
+        cursor, has_wrapped = start, False
+        while True:
+            cursor, found = await keys.scan(ask, lambda: server.ring, cursor, 1, pipeline.session.level)
+            shown = _shown(pipeline, found)
+            if shown:
+                return replies.bulk(shown[0])
+            if has_wrapped and not 0 < cursor < start:
+                return replies.NULL[protocol]
+            has_wrapped |= not cursor
+
+    pipeline.run_alone(work())
+
+
+def _ask(pipeline: Performer) -> Ask:
+    """Asks what the user may ask."""
+    return partial(ask, pipeline.replies.backend)
+
+
+def _rewrite(pipeline: Performer, words: Words) -> None:
+    command = REWRITES[words[0].upper().decode()]
+    pipeline.run_alone(command(_ask(pipeline), words, pipeline.server.owner_of))
+
+
+def _watch(pipeline: Performer, words: Words) -> None:
+    named = list(dict.fromkeys(map(check_key, words[1:])))
+    pipeline.session.check_watch(named)
+
+    async def work() -> bytes:
+        watched = pipeline.session.watched
+        for key in named:
+            found = await _ask(pipeline)(commands.meta(key))
+            watched.setdefault(key, 0 if found is None else found[1])
+        return replies.OK
+
+    pipeline.run_alone(work())
+
+
+def _unwatch(pipeline: Performer, words: Words) -> bytes:
+    pipeline.session.watched = {}
+    return replies.OK
+
+
+def _eval(pipeline: Performer, words: Words) -> None:
+    scripts = pipeline.server.scripts
+    action = scripts.find(words[1]) if words[0].upper() == b"EVALSHA" else scripts.load(words[1])[1]
+    pipeline.run_alone(action(_ask(pipeline), *key_and_arguments(words)))
+
+
+def _cluster(pipeline: Performer, words: Words) -> bytes:
+    server = pipeline.server
+    return cluster(words, server.backend.topology.servers, server.id, pipeline.session.protocol)
+
+
 def _cursor(words: Words) -> int:
     if not words[1].isdigit() or len(words[1]) > 20 or int(words[1]) > _CURSOR_MAX:
         raise CommandError("ERR invalid cursor")
@@ -347,5 +421,13 @@ _SPECIALS: dict[str, Callable[[Performer, Words], None]] = {
     "DBSIZE": _dbsize,
     "KEYS": _keys,
     "SCAN": _scan,
+    "RANDOMKEY": _random_key,
+    **dict.fromkeys(REWRITES, _rewrite),
+    "WATCH": _watch,
+    "UNWATCH": _replying(_unwatch),
+    "EVAL": _eval,
+    "EVALSHA": _eval,
+    "SCRIPT": _replying(lambda pipeline, words: pipeline.server.scripts.script(words)),
+    "CLUSTER": _in_turn(_cluster),
     "KVSTORE.PEER": lambda pipeline, words: pipeline.client.become_peer(words),
 }

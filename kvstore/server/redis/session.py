@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvstore.errors import StoreError
+from kvstore.errors import ConditionFailed, StoreError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.server.access.identities import Identity
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import (
-    COMMANDS,
+from kvstore.server.redis.commands import COMMANDS, known
+from kvstore.server.redis.plans import (
     CommandError,
     Context,
     Plan,
@@ -20,16 +20,18 @@ from kvstore.server.redis.commands import (
     Several,
     Single,
     Special,
+    check_one_owner,
     check_pattern,
     first_failure,
     integer,
-    known,
 )
 from kvstore.server.redis.replies import FORMATS
 from kvstore.server.routing.keys import matcher
 
 QUEUED_MAX = 4096
 """Commands of one transaction."""
+WATCHED_MAX = 1024
+"""Keys that one connection watches."""
 QUEUED_BYTES_MAX = 4 << 20
 """What they may take before EXEC looks at them, with so much beside the bytes of each command and each of its words:"""
 _COMMAND_BYTES, _WORD_BYTES = 160, 64
@@ -37,6 +39,7 @@ REDIS_VERSION = "7.2.0"
 """Whose behaviour the commands have; clients look at it."""
 ACKNOWLEDGED_REPLICAS = 1
 """Every acknowledged write is on disk on at least two machines: in Redis's count, which leaves the master out, one."""
+_CHECK, _IF_VERSION = int(Code.CHECK), int(Flag.IF_VERSION)
 _SETTINGS = {b"save": b"", b"appendonly": b"yes", b"appendfsync": b"always", b"maxmemory": b"0", b"databases": b"1"}
 
 DEFAULT_USER = "default"
@@ -60,6 +63,8 @@ class Session:
         self.library = {b"LIB-NAME": b"", b"LIB-VER": b""}
         self.queued: list[Single | Several | Reply] | None = None
         """The commands since MULTI; None outside a transaction."""
+        self.watched: dict[bytes, int] = {}
+        """The keys under which the next transaction stands, and their versions when they were named; 0: absent."""
         self._queued_bytes = 0
         self._is_spoilt = False
 
@@ -88,6 +93,8 @@ class Session:
                 found = command.build(words, Context(self.protocol, self.level, now_ms))
             except CommandError as error:
                 found = Reply(replies.error(str(error)))
+            if isinstance(found, Special) and found.name == "UNWATCH":
+                found = Reply(replies.OK)  # within EXEC it is too late
             if isinstance(found, Special):
                 raise CommandError(f"ERR {found.name} is not allowed in transactions")
             if check is not None:
@@ -112,7 +119,7 @@ class Session:
             self._is_spoilt = True
             if words[0].upper() != b"EXEC":
                 raise
-            self.queued = None
+            self.queued, self.watched = None, {}
             reason = str(error).removeprefix("ERR ")
             raise CommandError(f"EXECABORT Transaction discarded because of: {reason}") from None
 
@@ -125,21 +132,31 @@ class Session:
     def discard(self) -> bytes:
         if self.queued is None:
             raise CommandError("ERR DISCARD without MULTI")
-        self.queued = None
+        self.queued, self.watched = None, {}
         return replies.OK
 
+    def check_watch(self, keys: Sequence[bytes]) -> None:
+        """Raises CommandError."""
+        if self.queued is not None:
+            raise CommandError("ERR WATCH inside MULTI is not allowed")
+        if len(self.watched.keys() | keys) > WATCHED_MAX:
+            raise CommandError(f"ERR too many keys are watched: at most {WATCHED_MAX}")
+
     def execute(self, owner_of: Callable[[bytes], str]) -> Plan:
-        """EXEC: the transaction as one batch of one partition. Raises CommandError."""
+        """EXEC: the transaction as one batch of one partition, under the condition that what was watched is as it was.
+        Raises CommandError."""
         if self.queued is None:
             raise CommandError("ERR EXEC without MULTI")
         queued, self.queued = self.queued, None
+        watched, self.watched = self.watched, {}
         if self._is_spoilt:
             raise CommandError("EXECABORT Transaction discarded because of previous errors.")
-        ops = tuple(op for each in queued for op in _ops(each))
+        checks = [(_CHECK, key, _IF_VERSION, version, None) for key, version in watched.items()]
+        ops = (*checks, *(op for each in queued for op in _ops(each)))
         if not ops:
             return Reply(replies.array(_shares(queued, [], FORMATS[self.protocol])))
         _check_batch(ops, owner_of)
-        return Several([_batch(ops)], _combiner(queued, self.protocol))
+        return Several([_batch(ops)], _combiner(queued, len(checks), self.protocol))
 
     def hello(self, words: list[bytes], *, is_checked: bool = False) -> bytes:
         """Choose the protocol version; the reply is in the new one. `is_checked`: the user and password that it may
@@ -270,8 +287,9 @@ def _command_info(name: bytes) -> bytes:
     found = COMMANDS[name]
     arity = found.least if found.least == found.most else -found.least
     empty = replies.array([])
-    places = [replies.ZERO] * 3
-    return replies.array([replies.bulk(name.lower()), replies.number(arity), empty, *places, *([empty] * 4)])
+    flags = replies.array([replies.status(found.flag.decode())] if found.flag else [])
+    places = map(replies.number, found.keys)
+    return replies.array([replies.bulk(name.lower()), replies.number(arity), flags, *places, *([empty] * 4)])
 
 
 def config(words: list[bytes], protocol: int) -> bytes:
@@ -313,12 +331,7 @@ def _batch(ops: tuple[Op, ...]) -> Op:
 
 
 def _check_batch(ops: tuple[Op, ...], owner_of: Callable[[bytes], str]) -> None:
-    owners = sorted({owner_of(op[1]) for op in ops})
-    if len(owners) > 1:
-        raise CommandError(
-            f"CROSSSLOT Keys in request don't hash to the same slot: they are in partitions {', '.join(owners)}; "
-            "a {tag} in the keys puts them in one"
-        )
+    check_one_owner([op[1] for op in ops], owner_of)
     size = sum(len(part) for op in ops for part in op[1:3] if isinstance(part, bytes))
     if size > BATCH_BYTES_MAX:
         raise CommandError(f"ERR transaction is too large: {size} bytes of keys and values, at most {BATCH_BYTES_MAX}")
@@ -328,20 +341,22 @@ def _ops(queued: Single | Several | Reply) -> tuple[Op, ...]:
     match queued:
         case Single(op, _):
             return (op,)
-        case Several(ops, _):
+        case Several(ops):
             return tuple(ops)
         case _:
             return ()
 
 
-def _combiner(queued: list[Single | Several | Reply], protocol: int) -> Callable[[list[Any]], bytes]:
+def _combiner(queued: list[Single | Several | Reply], checks: int, protocol: int) -> Callable[[list[Any]], bytes]:
     formats = FORMATS[protocol]
 
     def combine(results: list[Any]) -> bytes:
         (outcome,) = results
+        if isinstance(outcome, ConditionFailed):  # of those that were watched: others fail by themselves
+            return replies.NULL_ARRAY[protocol]
         if isinstance(outcome, StoreError):
             return first_failure(results)
-        return replies.array(_shares(queued, outcome, formats))
+        return replies.array(_shares(queued, outcome[checks:], formats))
 
     return combine
 
@@ -359,7 +374,7 @@ def _shares(
             case Single(_, format_):
                 shares.append(formats[format_](results[at]))
                 at += 1
-            case Several(ops, combine):
+            case Several(ops, combine, _):
                 shares.append(combine(list(results[at : at + len(ops)])))
                 at += len(ops)
     return shares

@@ -11,6 +11,8 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
 from kvstore.partition.leading.read_lease import ReadLease
+from kvstore.partition.state import operations
+from kvstore.partition.state.commands import Flag, check
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
@@ -18,7 +20,7 @@ from kvstore.partition.state.state import State
 from kvstore.types import EntryId, LedgerId, Position
 from tests.partition.leading import test_leader, test_read_lease, test_retries
 from tests.partition.one_partition import Partition
-from tests.partition.state import test_expiry
+from tests.partition.state import test_expiry, test_operations
 
 Patch = pytest.MonkeyPatch
 
@@ -32,6 +34,10 @@ def apply_before_the_acknowledgement(patch: Patch) -> None:
 
     patch.setattr(Leader, "_append", early)
     patch.setattr(State, "apply_decoded", lambda self, position, entry, data_keys: None)
+
+
+def let_a_check_fail_by_itself(patch: Patch) -> None:
+    patch.setattr(operations, "_CHECK", -1)
 
 
 def answer_before_it_is_applied(patch: Patch) -> None:
@@ -155,8 +161,8 @@ def number_control_records(patch: Patch) -> None:
     patch.setattr(Evaluator, "control", numbered)
 
 
-def served(test: Callable[[Partition], None]) -> Callable[[], None]:
-    return lambda: test(Partition().start())
+def served(test: Callable[..., None], *more: Any) -> Callable[[], None]:
+    return lambda: test(Partition().start(), *more)
 
 
 def with_a_key(test: Callable[[Partition], None]) -> Callable[[], None]:
@@ -230,6 +236,13 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (tell_lost_writes_as_not_done, served(leader.test_stop_answers_everything_at_once_and_tells_nobody)),
     (go_on_after_the_lead_is_lost, served(leader.test_a_log_that_is_lost_ends_the_lead)),
     (number_control_records, served(leader.test_mutations_of_one_turn_share_an_entry_and_its_first_sequence)),
+    (
+        let_a_check_fail_by_itself,
+        served(
+            test_operations.test_a_batch_is_done_only_if_every_check_in_it_holds,
+            *(Flag.INDEPENDENT, check(b"a", Flag.IF_ABSENT), False),
+        ),
+    ),
 ]
 
 

@@ -22,6 +22,7 @@ from kvstore.partition.state.commands import (
     RequestId,
     append,
     batch,
+    check,
     delete,
     delete_range,
     get,
@@ -122,6 +123,29 @@ def test_independent_operations_of_a_batch_fail_each_for_itself(p: Partition) ->
     assert results[0] == 2
     assert isinstance(results[1], InvalidRequest)
     assert (results[2].value, results[3][0]) == (b"1", 1)
+
+
+# docs/protocol.md P11
+@pytest.mark.parametrize("flags", [0, Flag.INDEPENDENT])
+@pytest.mark.parametrize(
+    ("condition", "is_met"),
+    [
+        (check(b"a", Flag.IF_VERSION, 1), True),
+        (check(b"a", Flag.IF_VERSION, 2), False),
+        (check(b"a", Flag.IF_PRESENT), True),
+        (check(b"a", Flag.IF_ABSENT), False),
+        (check(b"b", Flag.IF_VERSION, 0), True),
+        (check(b"b", Flag.IF_PRESENT), False),
+        (check(b"b", Flag.IF_ABSENT), True),
+    ],
+)
+def test_a_batch_is_done_only_if_every_check_in_it_holds(
+    p: Partition, flags: int, condition: Any, is_met: bool
+) -> None:
+    p.do(put(b"a", b"1"))
+    found = p.do(batch(b"c", (put(b"c", b"3"), condition, put(b"d", b"4")), flags))
+    assert found == [2, int(condition[1] == b"a"), 3] if is_met else isinstance(found, ConditionFailed)
+    assert (p.do(get(b"c")) is not None) == is_met
 
 
 # docs/protocol.md P11

@@ -90,6 +90,7 @@ EXAMPLES = {
     commands.scan: (b"", b"", 10, 0, commands.Level.STALE, 3),
     commands.scan_tokens: (5, 10, commands.Level.STALE),
     commands.count: (),
+    commands.check: (b"k", 4, 7, REQUEST),
 }
 
 

@@ -1,0 +1,141 @@
+"""Plans of Redis commands, and the checks that all of them make. Decides only.
+
+A plan is one operation and the format of its reply, several operations and what makes one reply of them, or a reply.
+What needs more than that (transactions, scans, the connection's own state) is a Special, done in server_commands.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kvstore.errors import OutcomeUnknown, Refused, StoreError
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.server.redis import replies
+
+BATCH = int(Code.BATCH)
+PATTERN_BYTES_MAX = 1024
+"""To compile one, and to look for it in a long key, takes milliseconds from here on."""
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+_KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
+
+
+class CommandError(Exception):
+    """The command cannot be done as it is; the text is the reply's, first word included."""
+
+
+class Context(NamedTuple):
+    """The state that a plan may depend on beside the words."""
+
+    protocol: int = 2
+    level: int = Level.LINEARIZABLE
+    now_ms: int = 0
+
+
+class Single(NamedTuple):
+    """One operation; the reply is made by the format of that number."""
+
+    op: Op
+    format: int
+
+
+class Several(NamedTuple):
+    """Operations whose results make one reply together."""
+
+    ops: Sequence[Op]
+    combine: Callable[[list[Any]], bytes]
+    is_atomic: bool = False
+    """They are on one key and done as one."""
+
+
+class Reply(NamedTuple):
+    """Needs no operation."""
+
+    data: bytes
+
+
+class Special(NamedTuple):
+    """Done by the session; waits until everything before it has been answered, and holds what comes after it."""
+
+    name: str
+    words: list[bytes]
+
+
+Plan = Single | Several | Reply | Special
+
+
+Build = Callable[[list[bytes], Context], Plan]
+
+
+OwnerOf = Callable[[bytes], str]
+"""The partition of a key."""
+
+
+def check_key(key: bytes) -> bytes:
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise CommandError(_KEY_TOO_LONG if key else "ERR empty keys are not allowed")
+    return key
+
+
+def check_value(value: bytes) -> bytes:
+    if len(value) > VALUE_BYTES_MAX:
+        raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
+    return value
+
+
+def check_pattern(pattern: bytes) -> bytes:
+    if len(pattern) > PATTERN_BYTES_MAX:
+        raise CommandError(f"ERR pattern is too long: at most {PATTERN_BYTES_MAX} bytes")
+    return pattern
+
+
+def check_one_owner(keys: Sequence[bytes], owner_of: OwnerOf) -> None:
+    """Check that one partition owns all keys. Raises CommandError."""
+    owners = sorted({owner_of(key) for key in keys})
+    if len(owners) > 1:
+        raise CommandError(
+            f"CROSSSLOT Keys in request don't hash to the same slot: they are in partitions {', '.join(owners)}; "
+            "a {tag} in the keys puts them in one"
+        )
+
+
+def integer(word: bytes) -> int:
+    """A signed 64-bit number, written as Redis wants it: no blanks, plus sign or leading zeros. Raises CommandError."""
+    digits = word[1:] if word[:1] == b"-" else word
+    plain = digits.isdigit() and len(digits) <= 19 and (digits[:1] != b"0" or word == b"0")
+    if not plain or not INT64_MIN <= int(word) <= INT64_MAX:
+        raise CommandError("ERR value is not an integer or out of range")
+    return int(word)
+
+
+def together(found: Several) -> Several:
+    """The same as one batch."""
+    batch = (BATCH, found.ops[0][1], tuple(found.ops), int(Flag.INDEPENDENT), None)
+
+    def combine(results: list[Any]) -> bytes:
+        (outcome,) = results
+        return first_failure(results) or found.combine(outcome)
+
+    return Several([batch], combine)
+
+
+def first_failure(results: Sequence[Any]) -> bytes:
+    """The reply for the gravest failure among results, an unknown outcome before any other; empty if none failed."""
+    failures = [result for result in results if isinstance(result, StoreError)]
+    return replies.failure(min(failures, key=_gravity)) if failures else b""
+
+
+def part_failed(results: Sequence[Any]) -> bytes:
+    """The same for writes: a refusal says that nothing was done, so when some of them were it does not stand."""
+    failures = [result for result in results if isinstance(result, StoreError)]
+    if 0 < len(failures) < len(results) and all(isinstance(failure, Refused) for failure in failures):
+        done = len(results) - len(failures)
+        return replies.failure(
+            OutcomeUnknown(f"{done} of {len(results)} keys are written, not the others: {failures[0]}")
+        )
+    return first_failure(results)
+
+
+def _gravity(failure: StoreError) -> int:
+    return int(isinstance(failure, Refused))

@@ -1,0 +1,248 @@
+"""Commands that read before they write, beside others that write the same keys; transactions under a condition; locks;
+and clients of Redis clusters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from redis import exceptions
+from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.lock import Lock
+
+from kvstore.server.access.identities import Access
+from kvstore.server.redis import rewrites, scripts
+from kvstore.server.redis.cluster import SLOTS, shares
+from kvstore.server.routing.topology import Member
+from kvstore.types import ServerId
+from tests.server.access.tables import table
+from tests.server.redis.door import Door, redis_door
+
+CLIENTS, ROUNDS = 8, 20
+IF_EQUAL = b"if redis.call('get',KEYS[1]) == ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end"
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with redis_door(tmp_path) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def clients(door: Door, count: int = CLIENTS, **options: Any) -> AsyncIterator[list[redis.Redis]]:
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(redis.Redis(host=door.host, port=door.port, **options))
+            for _ in range(count)
+        ]
+
+
+async def at_once(door: Door, work: Callable[[redis.Redis, int], Coroutine[Any, Any, None]]) -> None:
+    async with clients(door) as all_of_them:
+        await asyncio.gather(*(work(client, number) for number, client in enumerate(all_of_them)))
+
+
+async def test_no_addition_is_lost_among_many(door: Door) -> None:
+    async def add(client: redis.Redis, number: int) -> None:
+        for _ in range(ROUNDS):
+            await client.incrbyfloat("sum", 0.1)
+
+    await at_once(door, add)
+    async with clients(door, 1) as (client,):
+        assert await client.get("sum") == b"%d" % (CLIENTS * ROUNDS // 10)
+
+
+async def test_no_part_of_a_value_is_lost_among_many(door: Door) -> None:
+    async def write(client: redis.Redis, number: int) -> None:
+        for round_ in range(ROUNDS):
+            await client.setrange("parts", number * ROUNDS + round_, b"%d" % number)
+
+    await at_once(door, write)
+    async with clients(door, 1) as (client,):
+        assert await client.get("parts") == b"".join(b"%d" % number * ROUNDS for number in range(CLIENTS))
+
+
+async def test_a_key_is_renamed_by_one_of_many(door: Door) -> None:
+    renamed: list[int] = []
+    refused: list[str] = []
+
+    async def rename(client: redis.Redis, number: int) -> None:
+        try:
+            await client.rename("{t}a", f"{{t}}{number}")
+            renamed.append(number)
+        except exceptions.ResponseError as error:
+            refused.append(str(error))
+
+    async with clients(door, 1) as (client,):
+        await client.set("{t}a", b"x")
+        await at_once(door, rename)
+        (winner,) = renamed
+        assert refused == ["no such key"] * (CLIENTS - 1)
+        assert [key async for key in client.scan_iter()] == [b"{t}%d" % winner]
+
+
+async def test_a_counter_under_watch_counts_every_transaction(door: Door) -> None:
+    failed = 0
+
+    async def add(client: redis.Redis, number: int) -> None:
+        nonlocal failed
+        for _ in range(ROUNDS):
+            while True:
+                async with client.pipeline() as pipe:
+                    await pipe.watch("{n}a", "{n}b")
+                    now = int(await pipe.get("{n}a") or 0)
+                    pipe.multi()
+                    pipe.set("{n}a", now + 1).incr("{n}c")
+                    try:
+                        await pipe.execute()
+                        break
+                    except exceptions.WatchError:
+                        failed += 1
+
+    await at_once(door, add)
+    async with clients(door, 1) as (client,):
+        assert await client.mget("{n}a", "{n}c") == [b"%d" % (CLIENTS * ROUNDS)] * 2
+    assert failed
+
+
+async def test_what_is_watched_and_what_is_done_is_in_one_partition(door: Door) -> None:
+    async with clients(door, 1) as (client,):
+        for words in (("RENAME", "a", "b"), ("COPY", "a", "b"), ("MSETNX", "a", 1, "b", 2)):
+            with pytest.raises(exceptions.ClusterCrossSlotError, match=r"a \{tag\} in the keys"):
+                await client.execute_command(*words)
+        async with client.pipeline() as pipe:
+            await pipe.watch(*"abcdef")
+            pipe.multi()
+            pipe.set("a", 1)
+            with pytest.raises(exceptions.ClusterCrossSlotError):
+                await pipe.execute()
+        assert await client.exists(*"abcdef") == 0
+
+
+async def test_who_is_always_overtaken_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrites, "ATTEMPTS_MAX", 0)
+    async with clients(door, 1) as (client,):
+        with pytest.raises(exceptions.ResponseError, match="others have written"):
+            await client.incrbyfloat("a", 1)
+
+
+async def test_more_keys_than_may_be_watched_are_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.server.redis.session.WATCHED_MAX", 2)
+    async with clients(door, 1) as (client,), client.pipeline() as pipe:
+        await pipe.watch("a", "b", "a")
+        with pytest.raises(exceptions.ResponseError, match="too many keys are watched: at most 2"):
+            await pipe.watch("c")
+
+
+async def test_a_reader_rewrites_nothing_and_watches_only_what_he_may_read(tmp_path: Path) -> None:
+    async with (
+        redis_door(tmp_path, access=Access(table())) as door,
+        clients(door, 1, username="tenant", password="secret", protocol=3) as (client,),
+    ):
+        mine, other = "t/{a}", "u/{a}"
+        await client.set(mine, "1")
+        assert await client.incrbyfloat(mine, 1) == 2.0
+        for words in (("INCRBYFLOAT", other, 1), ("RENAME", mine, other), ("COPY", other, mine), ("WATCH", other)):
+            with pytest.raises(exceptions.NoPermissionError):
+                await client.execute_command(*words)
+        assert await client.get(mine) == b"2"
+
+
+# ── locks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_lock_of_redis_py_from_acquire_to_release(door: Door) -> None:
+    async with clients(door, 2) as (one, two):
+        mine, its = one.lock("lock", timeout=30), two.lock("lock", timeout=30)
+        assert await mine.acquire()
+        assert not await its.acquire(blocking=False)
+        assert await mine.extend(60)
+        assert 60_000 < await one.pttl("lock") <= 90_000
+        assert await mine.extend(60, replace_ttl=True)
+        assert 30_000 < await one.pttl("lock") <= 60_000
+        assert await mine.reacquire()
+        assert await one.pttl("lock") <= 30_000
+        await mine.release()
+        assert await its.acquire(blocking=False)
+        mine.local.token = b"mine"
+        with pytest.raises(exceptions.LockNotOwnedError):
+            await mine.release()
+        await its.release()
+        assert await one.exists("lock") == 0
+
+
+async def test_nobody_holds_a_lock_twice(door: Door) -> None:
+    holders = most = 0
+
+    async def hold(client: redis.Redis, number: int) -> None:
+        nonlocal holders, most
+        for _ in range(ROUNDS):
+            async with client.lock("lock", timeout=30, sleep=0.001):
+                holders += 1
+                most = max(most, holders)
+                await client.incr("held")
+                holders -= 1
+
+    await at_once(door, hold)
+    assert most == 1
+
+
+async def test_the_scripts_of_redis_py_are_those_that_are_known() -> None:
+    known = scripts.Scripts()
+    texts = (Lock.LUA_RELEASE_SCRIPT, Lock.LUA_EXTEND_SCRIPT, Lock.LUA_REACQUIRE_SCRIPT)
+    assert [known.load(text.encode())[1] for text in texts] == [scripts.release, scripts.extend, scripts.renew]
+
+
+async def test_another_script_is_not_run(door: Door) -> None:
+    async with clients(door, 1) as (client,):
+        for text in ("return 1", "return redis.call('del', KEYS[1])", "x" * 100_000):
+            with pytest.raises(exceptions.ResponseError, match="scripts are not run here"):
+                await client.eval(text, 1, "a")
+
+
+def test_loaded_scripts_are_bounded() -> None:
+    known = scripts.Scripts()
+    for blanks in range(2 * scripts.LOADED_MAX):
+        known.load(b" " * blanks + IF_EQUAL)
+    assert len(known._loaded) == scripts.LOADED_MAX
+
+
+# ── clients of clusters ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_client_of_redis_clusters_works(door: Door) -> None:
+    here = {ServerId("n1"): Member(id="n1", resp=f"{door.host}:{door.port}")}
+    door.backend.topology = replace(door.backend.topology, servers=here)
+    async with RedisCluster(host=door.host, port=door.port) as client:
+        for number in range(20):
+            assert await client.set(f"key-{number}", number)
+            assert await client.get(f"key-{number}") == b"%d" % number
+        assert await client.mset_nonatomic({"a": 1, "b": 2})
+        assert await client.mget_nonatomic("a", "b") == [b"1", b"2"]
+        await client.set("{t}a", 1)
+        assert await client.rename("{t}a", "{t}b")
+        assert await client.cluster_keyslot("{t}a") == client.keyslot("t")
+
+
+class At:
+    """Endpoints."""
+
+    grpc = http = zone = ""
+
+    def __init__(self, resp: str) -> None:
+        self.resp = resp
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_every_slot_is_one_servers(count: int) -> None:
+    servers = {ServerId(f"n{number}"): At(f"[::1]:{7000 + number}") for number in range(count)}
+    found = shares(servers, ServerId("n0"))
+    assert [slot for share in found for slot in range(share.first, share.last + 1)] == list(range(SLOTS))
+    assert [share.is_here for share in found] == [True] + [False] * (count - 1)
+    assert {share.host for share in found} == {b"::1"}
