@@ -77,12 +77,7 @@ class ModelPartition:
             case (Code.DELETE, key, flags, version, _):
                 return self._delete(key, flags, version)
             case (Code.INCREMENT, key, delta, _):
-                old = self.data.get(key)
-                try:
-                    number = int(old.value if old else 0) + delta
-                except ValueError:
-                    raise InvalidRequest("the value is not an integer") from None
-                return number, self._write(key, b"%d" % number)
+                return self._increment(key, delta)
             case (Code.APPEND, key, suffix, _):
                 old = self.data.get(key)
                 value = (old.value if old else b"") + suffix
@@ -109,6 +104,14 @@ class ModelPartition:
             case (Code.COUNT, *_):
                 return len(self.data)
         raise InvalidRequest(f"unknown operation {op[0]}")
+
+    def _increment(self, key: bytes, delta: int) -> Any:
+        old = self.data.get(key)
+        try:
+            number = int(old.value if old else 0) + delta
+        except ValueError:
+            raise InvalidRequest("the value is not an integer") from None
+        return number, self._write(key, b"%d" % number)
 
     def _check(self, key: bytes, flags: int, version: int) -> None:
         old = self.data.get(key)
