@@ -257,7 +257,7 @@ class RespServer:
     def facts(self) -> Facts:
         port = self._listener.address.rpartition(":")[2] if self._listener else "0"
         uptime_s = int(self._env.clock.now() - self._began)
-        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "tcp_port": port}
+        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "arch_bits": 64, "tcp_port": port}
         clients = {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max}
         received = {"total_connections_received": self.connections_accepted, "total_commands_processed": self.commands}
         own: dict[str, Mapping[str, object]] = {
@@ -265,5 +265,6 @@ class RespServer:
             "Clients": {**clients, "blocked_clients": 0},
             "Stats": {**received, "rejected_connections": self.connections_refused},
             "Replication": {"role": "master", "connected_slaves": 0},
+            "Cluster": {"cluster_enabled": 0},
         }
         return {**own, **self._facts()}
