@@ -33,6 +33,8 @@ class Certificates:
         """How often files were taken over; who keeps a copy compares it."""
         self.is_failing = False
         """The files have changed, and cannot be used: what was read before holds."""
+        self.plain = 0
+        """Connections without TLS at gRPC's port, where it is preferred; the transport counts those of other ports."""
         self._stamp: _Stamp = self._stamped()
         self._said = ""
         self._changed: list[Callable[[], None]] = []
@@ -64,6 +66,10 @@ class Certificates:
             changed()
         return True
 
+    def note_plain(self) -> None:
+        """Count one without TLS."""
+        self.plain += 1
+
     @property
     def expires(self) -> str:
         """When the certificate expires, for people."""
@@ -74,6 +80,8 @@ class Certificates:
             "tls_expires_s": self.expires_s,
             "tls_reads_total": self.reads,
             "tls_failing": int(self.is_failing),
+            "tls_required": int(not self.tls.admits_plain),
+            "grpc_connections_plain_total": self.plain,
         }
 
     def _read(self) -> None:

@@ -93,7 +93,13 @@ class Process:
         own: dict[str, Any] = {"pid": os.getpid()}
         if self.certificates is not None:
             own["certificate_expires"] = self.certificates.expires
+            own["tls_mode"], own["connections_plain"] = self.certificates.tls.mode, self._plain()
         return {**self.node.status(), **own}
+
+    def _plain(self) -> int:
+        """Connections that came without TLS since the start, at all ports."""
+        assert self.certificates is not None, "it counts where there is TLS"
+        return self.certificates.plain + self._env.transport.statistics()["connections_plain_total"]
 
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = {"process": {"ready": not self.not_ready(), **self._env.transport.statistics()}}
@@ -118,7 +124,10 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
     process = Process(config, env, certificates)
-    http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=config.tls.verify_clients)
+    wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
+    http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=wants_certificate)
+    if config.tls.admits_plain:
+        log.warning("[tls] mode is prefer: connections without TLS are let in, and made where others have none")
     await http.open(config.http)
     try:
         while not stop.is_set():

@@ -49,6 +49,19 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_connections_refused_total",
         "Connections closed at once for want of descriptors: the last ones are for files.",
     ),
+    "process_connections_plain_total": (
+        "process_connections_plain_total",
+        "Connections without TLS that were let in at all ports but that of gRPC, since `[tls] mode` is prefer.",
+    ),
+    "process_connections_plain_calls_total": (
+        "process_connections_plain_calls_total",
+        "Connections that this node has made without TLS, since the other side seemed to have none.",
+    ),
+    "process_grpc_connections_plain_total": (
+        "process_grpc_connections_plain_total",
+        "Connections without TLS that were let in at gRPC's port.",
+    ),
+    "process_tls_required": ("process_tls_required", "1 where nothing goes without TLS, 0 where it is only preferred."),
     "process_snapshot_age_s": (
         "process_snapshot_age_seconds",
         "Age of the last snapshot of the cluster that was finished, wherever it is; absent while there is none.",
