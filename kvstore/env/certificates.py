@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from errno import EINVAL
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """Between two looks at the files."""
+WARN_S = 30 * 86_400.0
+"""What a certificate has left when people are told for the first time."""
+_DAY_S = 86_400
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 Contents = tuple[bytes | None, bytes | None, bytes | None]
@@ -37,6 +41,7 @@ class Certificates:
         """Connections without TLS at gRPC's port, where it is preferred; the transport counts those of other ports."""
         self._stamp: _Stamp = self._stamped()
         self._said = ""
+        self._said_days: int | None = None
         self._changed: list[Callable[[], None]] = []
         self._read()
 
@@ -65,6 +70,28 @@ class Certificates:
         for changed in self._changed:
             changed()
         return True
+
+    @property
+    def left_s(self) -> float:
+        """Until the certificate expires; below 0: since it has. By this machine's clock, as others see it by theirs."""
+        return self.expires_s - time.time()
+
+    def fault(self) -> str:
+        """Why nobody can connect to this process and verify it; empty if that can be."""
+        if self.left_s > 0:
+            return ""
+        return f"the certificate {self.tls.cert} expired at {self.expires}: replace it, no restart is needed"
+
+    def warn(self) -> None:
+        """Say once a day in the log that the certificate will expire soon, or has."""
+        days = int(self.left_s // _DAY_S)
+        if self.left_s >= WARN_S or days == self._said_days:
+            return
+        self._said_days = days
+        if fault := self.fault():
+            log.error("%s", fault)
+        else:
+            log.warning("the certificate %s expires in %d days, at %s", self.tls.cert, days, self.expires)
 
     def note_plain(self) -> None:
         """Count one without TLS."""

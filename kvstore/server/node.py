@@ -68,11 +68,38 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
         logging.shutdown()
 
 
+class ProcessTls:
+    """How TLS is at this process, for its own pages and for the reports of its node."""
+
+    def __init__(self, certificates: Certificates, env: Env) -> None:
+        self._certificates, self._env = certificates, env
+        self.fault = certificates.fault
+
+    @property
+    def mode(self) -> str:
+        return self._certificates.tls.mode.value
+
+    @property
+    def left_s(self) -> float:
+        """Until the certificate expires; below 0: since it has."""
+        return self._certificates.left_s
+
+    @property
+    def is_failing(self) -> bool:
+        return self._certificates.is_failing
+
+    @property
+    def plain_connections(self) -> int:
+        """How many came without TLS since the start, at all ports."""
+        return self._certificates.plain + self._env.transport.statistics()["connections_plain_total"]
+
+
 class Process:
     """The node's process as the HTTP door shows it while the node starts, runs and stops."""
 
     def __init__(self, config: NodeConfig, env: Env, certificates: Certificates | None) -> None:
         self._config, self._env, self.certificates = config, env, certificates
+        self.tls = None if certificates is None else ProcessTls(certificates, env)
         self.node: Node | None = None
         self.http: HttpDoor
         self.waits_for = ""
@@ -93,13 +120,9 @@ class Process:
         own: dict[str, Any] = {"pid": os.getpid()}
         if self.certificates is not None:
             own["certificate_expires"] = self.certificates.expires
-            own["tls_mode"], own["connections_plain"] = self.certificates.tls.mode, self._plain()
+        if self.tls is not None:
+            own["tls_mode"], own["connections_plain"] = self.tls.mode, self.tls.plain_connections
         return {**self.node.status(), **own}
-
-    def _plain(self) -> int:
-        """Connections that came without TLS since the start, at all ports."""
-        assert self.certificates is not None, "it counts where there is TLS"
-        return self.certificates.plain + self._env.transport.statistics()["connections_plain_total"]
 
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = {"process": {"ready": not self.not_ready(), **self._env.transport.statistics()}}
@@ -155,10 +178,12 @@ def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.Abstract
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
 
     async def follow() -> None:
+        certificates.warn()
         while True:
             await wait_within(hung_up, LOOK_S)
             hung_up.clear()
             certificates.look()
+            certificates.warn()
 
     env.nursery.spawn(follow(), name="certificates")
 
@@ -182,7 +207,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             age_retired=engines.age_retired,
             doors=partial(_doors, process.certificates),
         ) as node:
-            node.resident_bytes = _resident_bytes
+            node.resident_bytes, node.tls = _resident_bytes, process.tls
             process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)

@@ -248,3 +248,33 @@ def test_the_expiry_is_that_of_the_certificate(files: Files) -> None:
     for wrong in (b"", b"Dear Sir", pem[:200], half, os.urandom(99)):
         with pytest.raises(ValueError, match="want a certificate"):
             expiry_of(wrong)
+
+
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize(("left_days", "words"), [(40, ""), (29, "expires in 28 days"), (0, "replace it, no restart")])
+def test_the_log_says_once_a_day_that_a_certificate_will_expire_or_has(
+    files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left_days: int, words: str
+) -> None:
+    certificates = Certificates(files.tls)
+    now = certificates.expires_s - left_days * DAY_S + 60
+    monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: now)
+    for _ in range(3):
+        certificates.warn()
+    assert [words in line for line in caplog.text.splitlines()] == ([True] if words else [])
+    now += DAY_S
+    certificates.warn()
+    assert len(caplog.text.splitlines()) == (2 if words else 0)
+
+
+def test_an_expired_certificate_is_a_fault_until_another_holds(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = Certificates(files.tls)
+    monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: certificates.expires_s - 1)
+    assert (certificates.fault(), certificates.left_s) == ("", 1)
+    expired_s = certificates.expires_s + 1
+    monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: expired_s)
+    assert f"{files.tls.cert} expired at " in certificates.fault()
+    files.issue()
+    certificates.look()
+    assert certificates.fault() == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import ssl
 import stat
@@ -12,14 +13,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import redis
 
 from kvstore.client import Client
+from kvstore.devcluster import authority
+from kvstore.devcluster.authority import Authority
 from kvstore.devcluster.local import secure_folder
-from kvstore.devcluster.secure_folder import SecureFolder
+from kvstore.devcluster.private_files import write_private
+from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
 from kvstore.errors import StoreError
 from tests.cluster.harness import Cluster, running_cluster
 from tests.source import ROOT
@@ -182,6 +189,46 @@ def test_down_and_up_again_is_the_same_secure_cluster(cluster: Cluster) -> None:
     assert verified(cluster, **own).get("kept") == b"over a restart"
     with pytest.raises(redis.RedisError):
         cluster.redis("n1").ping()
+
+
+def readyz(cluster: Cluster) -> tuple[int, str]:
+    """What n1 answers to a probe, which verifies nothing."""
+    host, port = cluster.address("n1", "http")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with urlopen(f"https://{host}:{port}/readyz", timeout=10, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give n1 one that ends in so many days."""
+    folder = folder_of(cluster)
+    monkeypatch.setattr(authority, "ISSUED_DAYS", days)
+    monkeypatch.setattr(authority, "_BEFORE", timedelta(days=3))
+    write_private(folder.path / "n1.pem", Authority(folder.path)._issued("n1", HOSTS))
+    os.kill(cluster.pid("n1"), signal.SIGHUP)
+
+
+def test_a_certificate_that_expires_is_told_and_one_that_has_makes_its_node_not_ready(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (readyz(cluster), kvstore(cluster, "status").returncode) == ((200, "ok\n"), 0)
+    replace_certificate(cluster, 10, monkeypatch)
+
+    def told() -> str:
+        return kvstore(cluster, "status").stdout
+
+    cluster.wait_until(lambda: "node n1: its certificate expires in 9 days" in told(), "status tells it")
+    assert readyz(cluster)[0] == 200
+    replace_certificate(cluster, -1, monkeypatch)
+    cluster.wait_until(lambda: readyz(cluster)[0] == 503, "n1 is not ready")
+    assert "n1.pem expired at" in readyz(cluster)[1]
+    replace_certificate(cluster, 365, monkeypatch)
+    cluster.wait_until(lambda: readyz(cluster)[0] == 200, "n1 is ready again")
+    cluster.wait_until(lambda: kvstore(cluster, "status").returncode == 0, "all is well again")
 
 
 def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
