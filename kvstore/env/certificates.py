@@ -125,7 +125,32 @@ class Certificates:
         self.contents, self.expires_s = contents, expires_s
 
     def _stamped(self) -> _Stamp:
-        return tuple(_stamp_of(path) for path in (self.tls.cert, self.tls.key, self.tls.ca) if path is not None)
+        return _stamps_of(self.tls)
+
+
+class CallingContext:
+    """A client's context for its calls, by its files as they are at each; while new ones cannot be used the old ones
+    hold. Made of files that can be used; raises OSError for others."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls, self._stamp = tls, _stamps_of(tls)
+        self._context = tls.client_context()
+
+    def newest(self) -> ssl.SSLContext:
+        """Read the files if they have changed. Never raises for what is in them."""
+        stamp = _stamps_of(self._tls)
+        if stamp != self._stamp:
+            try:
+                self._context = self._tls.client_context()
+            except OSError as error:
+                log.warning("the changed certificate files cannot be used, those read before hold: %s", error)
+                return self._context
+            self._stamp = stamp  # of before the reading: what has changed meanwhile is read by the next call
+        return self._context
+
+
+def _stamps_of(tls: Tls) -> _Stamp:
+    return tuple(_stamp_of(path) for path in (tls.cert, tls.key, tls.ca) if path is not None)
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:

@@ -48,8 +48,11 @@ class TcpTransport:
         calling: ssl.SSLContext | None = None,
         lenient: ssl.SSLContext | None = None,
         admits_plain: bool = False,
+        newest: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`admits_plain`: TLS is preferred, not required (docs/protocol.md S1)."""
+        """`admits_plain`: TLS is preferred, not required (docs/protocol.md S1). `newest` is asked before each call for
+        what it is to go by, in place of `calling`."""
+        self._newest = newest
         self._admits_plain = admits_plain and serving is not None
         self._plain_calls = 0
         self._serving, self._calling, self._lenient = serving, calling, lenient or serving
@@ -110,8 +113,9 @@ class TcpTransport:
     ) -> Stream:
         """Raises OSError, also for an address that is none: others register what they like. The caller sets the
         deadline. If this raises, a connection that was made is lost."""
+        calling = self._calling if self._newest is None else self._newest()
         try:
-            return await self._connected(address, handler, self._calling, prelude)
+            return await self._connected(address, handler, calling, prelude)
         except OSError as error:
             if not (self._admits_plain and speaks_no_tls(error)):
                 raise

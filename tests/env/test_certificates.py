@@ -18,9 +18,10 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from kvstore.env import certificates as module
-from kvstore.env.certificates import Certificates, expiry_of
+from kvstore.env.certificates import CallingContext, Certificates, expiry_of
 from kvstore.env.real import transport_of
 from kvstore.env.tls import Tls
+from kvstore.env.transport import TcpTransport
 from kvstore.rpc.server import GrpcServer
 from tests.waiting import PATIENCE_S
 
@@ -278,3 +279,32 @@ def test_an_expired_certificate_is_a_fault_until_another_holds(files: Files, mon
     files.issue()
     certificates.look()
     assert certificates.fault() == ""
+
+
+async def test_each_call_of_a_client_goes_by_its_files_as_they_are_then(files: Files) -> None:
+    other = trustme.CA()
+    far = Files(files.directory / "far", other)
+    far.directory.mkdir()
+    far.issue()
+    transport = TcpTransport(newest=CallingContext(Tls(ca=files.tls.ca)).newest)
+    async with served(Certificates(far.tls)) as (host, port):
+
+        async def call() -> None:
+            stream = await transport.connect(f"{host}:{port}", Echo())  # type: ignore[arg-type]
+            stream.abort()
+
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            await call()
+        files.put("ca.pem", other.cert_pem.bytes())
+        await call()
+        files.put("ca.pem", b"Dear Sir")
+        await call()
+        files.put("ca.pem", files.authority.cert_pem.bytes())
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            await call()
+
+
+def test_a_client_begins_with_files_that_can_be_used_or_not_at_all(files: Files) -> None:
+    files.put("ca.pem", b"Dear Sir")
+    with pytest.raises(OSError, match=r"ca\.pem"):
+        CallingContext(Tls(ca=files.tls.ca))
