@@ -340,7 +340,8 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         await refuse_to_strand(env, config.storage, CookieStore(store))
     view = BookieView(store)
     await view.start(env.nursery)
-    bookies = Bookies(env, view.address, own=own)
+    instance_id = await LayoutStore(store).instance_id()
+    bookies = Bookies(env, view.address, own=own, cluster=instance_id)
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
     _open_auditing(node, stack, bookies, choice)
@@ -354,7 +355,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         is_release=is_release,
         config=config.log,
         password_of=password_of(node.secret),
-        instance_id=await LayoutStore(store).instance_id(),
+        instance_id=instance_id,
         pace=pace,
         on_marked=node.worker.look if node.worker is not None else lambda: None,
     )

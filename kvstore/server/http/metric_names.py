@@ -79,6 +79,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "Adds refused since the ledger is fenced: a former leader.",
     ),
     "bookie_refused_key": ("bookie_refused_key_total", "Requests refused since their key is not the ledger's."),
+    "bookie_refused_cluster": (
+        "bookie_refused_cluster_total",
+        "Connections refused since the other side said that it is of another cluster.",
+    ),
     "bookie_refused_plain": (
         "bookie_refused_plain_total",
         "Requests refused since they came without TLS, where the node has it.",
