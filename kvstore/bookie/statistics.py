@@ -23,6 +23,8 @@ class Statistics:
     """Adds and explicit LACs whose digest was wrong."""
     refused_plain: int = 0
     """Requests in the clear where connections are TLS."""
+    refused_cluster: int = 0
+    """Connections of clients that said they were of another cluster."""
     refused_readonly: int = 0
     refused_overload: int = 0
     refused_unknown: int = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -98,13 +99,26 @@ def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = Non
         return zookeeper
     if server is not None:
         return _as_told_by(server)
+    return str(recorded(data_dir, lambda document: document["zookeeper"], or_by="--metadata"))
+
+
+def recorded(data_dir: Path, wanted: Callable[[Any], T], *, or_by: str) -> T:
+    """Read something of a local cluster's record. Raises ConfigError if there is none, or the environment lacks what
+    lets a command in."""
     path = data_dir / "cluster.json"
     try:
-        return str(json.loads(path.read_bytes())["zookeeper"])
+        document = json.loads(path.read_bytes())
+        found, is_secure = wanted(document), document.get("secure", False)
     except FileNotFoundError:
-        raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with --metadata") from None
-    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with {or_by}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
+    if is_secure and tls_of_environment() is None:
+        files = shlex.quote(str(data_dir / "secure" / "client.env"))
+        raise ConfigError(
+            f"the cluster in {data_dir} is secure, and this shell has nothing that lets it in: `. {files}`"
+        )
+    return found
 
 
 def _as_told_by(servers: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from kvstore.cli.cluster import Server as Server
-from kvstore.cli.cluster import tls_of_environment
+from kvstore.cli.cluster import recorded, tls_of_environment
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import ConfigError
 
@@ -25,15 +24,11 @@ def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout
 
 
 def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
-    path = data_dir / "cluster.json"
-    try:
-        return tuple(node["grpc"] for node in json.loads(path.read_bytes())["nodes"])
-    except FileNotFoundError:
-        raise ConfigError(
-            f"no cluster at {path}: start one with `kvstore up`, or name one with --server or --zookeeper"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
+    return recorded(
+        data_dir,
+        lambda document: tuple(node["grpc"] for node in document["nodes"]),
+        or_by="--server or --zookeeper",
+    )
 
 
 def _of_zookeeper(address: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from kvstore.meta.address import Kind
 from kvstore.wal.config import Keepers
 
 if TYPE_CHECKING:
-    from kvstore.devcluster.layout import ClusterFile
+    from kvstore.devcluster.layout import ClusterFile, Wish
+    from kvstore.devcluster.secure_folder import SecureFolder
 
 Where = tuple[Path, str | None, str | None]
 """--data-dir, --zookeeper, --server."""
@@ -63,6 +64,10 @@ def up(
     bookies: Annotated[Keepers | None, typer.Option(help="external: those that are registered in --metadata.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster serves.")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="TLS and users on every door; makes a CA, certificates and an administrator."),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Write this setting into every node's node.toml."),
@@ -71,13 +76,11 @@ def up(
 ) -> None:
     """Start the local cluster, or what is down of it, and wait until it serves."""
     from kvstore.devcluster.layout import Wish
-    from kvstore.devcluster.local import LocalCluster
     from kvstore.devcluster.settings import parse
 
     if zookeeper is not None and metadata is not None:
         raise ConfigError("want one of --zookeeper and --metadata, got both")
     is_kind = metadata in set(Kind)
-    cluster = LocalCluster(data_dir, _say)
     wish = Wish(
         data_dir=data_dir,
         nodes=nodes,
@@ -88,17 +91,25 @@ def up(
         metadata=Kind(metadata) if metadata is not None and is_kind else None,
         bookies=bookies,
         unsafe=unsafe,
+        secure=secure or None,
         settings=tuple(map(parse, settings or ())),
     )
+    _run_up(wish, detach=detach, json=json)
+
+
+def _run_up(wish: Wish, *, detach: bool, json: bool) -> None:
+    from kvstore.devcluster.local import LocalCluster
+
+    cluster, stop = LocalCluster(wish.data_dir, _say), f"{_own_command()} down{_where(wish.data_dir)}"
     was_running = cluster.is_running()
     try:
         found = cluster.up(wish)
     except KeyboardInterrupt:
-        _say(f"interrupted; what was started goes on. To stop it: {_own_command()} down{_where(data_dir)}")
+        _say(f"interrupted; what was started goes on. To stop it: {stop}")
         raise
-    print(as_json(found.document()) if json else _welcome(found, data_dir), flush=True)
+    print(as_json(found.document()) if json else _welcome(found, wish.data_dir), flush=True)
     if was_running and not detach:
-        _say(f"it ran before this command, and goes on. To stop it: {_own_command()} down{_where(data_dir)}")
+        _say(f"it ran before this command, and goes on. To stop it: {stop}")
     elif not detach:
         _wait_for_interrupt()
         cluster.down()
@@ -221,32 +232,68 @@ def _drain(address: str, timeout_s: float) -> list[str]:
 
 
 def _welcome(found: ClusterFile, data_dir: Path) -> str:
-    first = found.nodes[0]
+    from kvstore.devcluster.local import secure_folder
+
     where = _where(data_dir)
     store = f"{found.store.kind.shown} {found.zookeeper}"
     rows = [
-        {"node": node.id, "redis": node.resp, "grpc": node.grpc, "http": f"http://{node.http}"}
+        {
+            "node": node.id,
+            "redis": node.resp,
+            "grpc": node.grpc,
+            "http": f"{'https' if found.secure else 'http'}://{node.http}",
+        }
         | ({"bookie": node.bookie} if found.bookies is Keepers.NODES else {})
         for node in found.nodes
     ]
-    port = first.resp.rpartition(":")[2]
-    servers = ",".join(node.grpc for node in found.nodes)
     kvstore = _own_command()
+    folder = secure_folder(found)
     return "\n".join(
         [
             "",
             as_table(rows),
             f"\n{store}; data and logs in {data_dir}; stop with: {kvstore} down{where}\n",
+            *([] if folder is None else _how_to_get_in(folder, data_dir)),
             "Try:",
             f"  {kvstore} put{where} greeting hello && {kvstore} get{where} greeting",
             f"  {kvstore} ring locate{where} greeting",
             f"  {kvstore} fsck{where}",
             "Or any of the nodes with what you have:",
-            f"  redis-cli -p {port} set answer 42",
-            f"  curl http://{first.http}/",
-            f"  Python: with kvstore.client.Client('kv://{servers}') as client: client.put(b'answer', b'42')",
+            *(_plain_clients(found) if folder is None else _secure_clients(found, folder, data_dir)),
         ]
     )
+
+
+def _how_to_get_in(folder: SecureFolder, data_dir: Path) -> list[str]:
+    """Say what comes first in each shell."""
+    place = data_dir / folder.path.name
+    return [
+        f"Its doors speak TLS, want a certificate and ask who you are: {folder.login().user}, by the files in {place}.",
+        "First, in each shell:",
+        f"  . {shlex.quote(str(place / folder.environment.name))}",
+    ]
+
+
+def _plain_clients(found: ClusterFile) -> list[str]:
+    first, servers = found.nodes[0], ",".join(node.grpc for node in found.nodes)
+    return [
+        f"  redis-cli -p {first.resp.rpartition(':')[2]} set answer 42",
+        f"  curl http://{first.http}/",
+        f"  Python: with kvstore.client.Client('kv://{servers}') as client: client.put(b'answer', b'42')",
+    ]
+
+
+def _secure_clients(found: ClusterFile, folder: SecureFolder, data_dir: Path) -> list[str]:
+    """None of them has a password on its command line, where whoever lists processes would read it."""
+    first, url = found.nodes[0], folder.url([node.grpc for node in found.nodes])
+    own = '--cacert "$KVSTORE_TLS_CA" --cert "$KVSTORE_TLS_CERT"'
+    netrc = shlex.quote(str(data_dir / folder.path.name / folder.netrc.name))
+    redis = f'redis-cli -p {first.resp.rpartition(":")[2]} --tls {own} --key "$KVSTORE_TLS_KEY"'
+    return [
+        f'  REDISCLI_AUTH=$(cat "$KVSTORE_PASSWORD_FILE") {redis} --user {folder.login().user} set answer 42',
+        f"  curl {own} --netrc-file {netrc} https://{first.http}/",
+        f"  Python: with kvstore.client.Client({url!r}) as client: client.put(b'answer', b'42')",
+    ]
 
 
 def how_to_start(data_dir: Path) -> str:

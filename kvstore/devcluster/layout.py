@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import config as toml
+from kvstore.devcluster.secure_folder import METADATA_USER, SecureFolder
 from kvstore.devcluster.settings import Setting
+from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, Kind, address_fault, parse
 from kvstore.server.config import MetadataConfig, NodeConfig
@@ -63,6 +65,18 @@ class ClusterFile:
     bookies: Keepers = Keepers.NODES
     secret_file: str = ""
     """Empty only until `up` has made it, which it does once."""
+    secure: bool = False
+    """Whether its doors speak TLS and ask who somebody is, by the files of `secure_folder.py`."""
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder that all of it is in."""
+        return Path(self.nodes[0].data_dir).parent
+
+    @property
+    def has_own_zookeeper(self) -> bool:
+        """Whether `up` starts the metadata store, and it is a ZooKeeper."""
+        return self.own_zookeeper and self.store.kind is Kind.ZOOKEEPER
 
     @property
     def store(self) -> Address:
@@ -117,6 +131,8 @@ class Wish:
     bookies: Keepers | None = None
     """Who stores the ledgers. None: the nodes, or as it was."""
     unsafe: bool = False
+    secure: bool | None = None
+    """Whether its doors are to speak TLS and ask who somebody is. None: not, or as it was."""
     settings: tuple[Setting, ...] = ()
     """For every node's file."""
 
@@ -142,6 +158,10 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
         raise ConfigError("--bookies external: want --metadata too, the address of the store that they register in")
     if wish.zookeeper is not None and (fault := address_fault(wish.zookeeper)):
         raise ConfigError(f"--metadata: {fault}")
+    if wish.secure and bookies is Keepers.EXTERNAL:
+        raise ConfigError(
+            "--secure: want the nodes' own bookies, got --bookies external: those bring their own certificates"
+        )
     replicas = min(3, count) if wish.replicas is None else wish.replicas
     partitions = 3 if wish.partitions is None else wish.partitions
     if not 1 <= replicas <= count:
@@ -159,6 +179,7 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
         bookies=bookies,
         unsafe=wish.unsafe,
         secret_file=str(wish.data_dir / SECRET_NAME),
+        secure=bool(wish.secure),
     )
 
 
@@ -183,10 +204,17 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
     bookies, log = len(cluster.nodes), LogConfig(bookies=cluster.bookies)
     if cluster.bookies is Keepers.NODES and bookies < SAFE_NODES_MIN:
         log = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True)
+    tls, metadata = Tls(), MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is Kind.ETCD else "")
+    if cluster.secure:
+        folder = SecureFolder(data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
+        tls = folder.of_node(node.id)
+        if cluster.has_own_zookeeper:
+            metadata = replace(metadata, user=METADATA_USER, password_file=folder.metadata_password)
     return NodeConfig(
         id=node.id,
         zookeeper=cluster.zookeeper if cluster.store.kind is Kind.ZOOKEEPER else "",
-        metadata=MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is Kind.ETCD else ""),
+        metadata=metadata,
+        tls=tls,
         data_dir=Path(node.data_dir),
         secret_file=Path(cluster.secret_file),
         bookie=node.bookie,
@@ -247,11 +275,17 @@ def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
         "zookeeper": found.zookeeper,
         "metadata": found.store.kind,
         "bookies": found.bookies,
+        "secure": found.secure,
     }
     for name, value in recorded.items():
         wanted = getattr(wish, name)
         if wanted is not None and wanted != value:
             option = name.replace("_", "-")
+            if name == "secure":
+                raise ConfigError(
+                    f"--secure: the cluster in {wish.data_dir} was made without it; choose another --data-dir, or do "
+                    "it by hand, node by node (docs/operations.md, TLS)"
+                )
             raise ConfigError(
                 f"--{option} {wanted}: the cluster in {wish.data_dir} was made with {value}; leave the option out, or "
                 f"choose another --data-dir"

@@ -17,19 +17,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import psutil
 
 from kvstore import config as toml
 from kvstore.devcluster import etcd, layout, zookeeper
+from kvstore.devcluster.founding import found_access
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
+from kvstore.devcluster.pages import http_ok, python_of
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.record import Progress, Record
+from kvstore.devcluster.secure_folder import SecureFolder
 from kvstore.devcluster.settings import Setting, with_settings
 from kvstore.devcluster.store_process import StoreProcess
 from kvstore.env.secret import make_secret, read_secret
@@ -96,6 +96,8 @@ class LocalCluster:
             files = self._files_with(wish.settings, cluster, is_moved=is_moved)
             self._refuse_taken_ports(cluster)
             cluster = self._with_secret(cluster, is_new=found is None)
+            if (secure := secure_folder(cluster)) is not None:
+                secure.make([node.id for node in cluster.nodes])
             _write(files)
             ring = self._start(cluster)
         self.wait_ready()
@@ -120,13 +122,14 @@ class LocalCluster:
     def status(self) -> dict[str, Any]:
         """Tell which processes run, and whether they say that they are ready."""
         found = self.load()
+        secure = secure_folder(found)
         nodes = [
             {
                 "id": node.id,
                 "running": self._runs(node),
-                "ready": self._runs(node) and http_ok(node.http, "/readyz"),
+                "ready": self._runs(node) and http_ok(node.http, "/readyz", secure),
                 "pid": node.pid if self._runs(node) else None,
-                "python": python_of(node.http) if self._runs(node) else None,
+                "python": python_of(node.http, secure) if self._runs(node) else None,
                 "resp": node.resp,
                 "grpc": node.grpc,
                 "http": node.http,
@@ -185,10 +188,12 @@ class LocalCluster:
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when every node of the cluster serves and every partition has a leader. Raises Unavailable, at once if
         a node has ended: others may wait for it."""
-        nodes = self.load().nodes
+        cluster = self.load()
+        nodes, secure = cluster.nodes, secure_folder(cluster)
         for node in nodes:
-            self._progress(f"waiting for node {node.id} at http://{node.http}")
-            self._wait(partial(http_ok, node.http, "/clusterz"), node, nodes, timeout_s)
+            scheme = "http" if secure is None else "https"
+            self._progress(f"waiting for node {node.id} at {scheme}://{node.http}")
+            self._wait(partial(http_ok, node.http, "/clusterz", secure), node, nodes, timeout_s)
 
     def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
@@ -243,11 +248,13 @@ class LocalCluster:
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
         """An append to the log of each partition and a read of it, by each node."""
         deadline = time.monotonic() + PROBE_TIMEOUT_S
+        secure = secure_folder(cluster)
+        tls, login = (None, None) if secure is None else (secure.tls, secure.login())
         for node in cluster.nodes:
             self._progress(f"asking every partition by node {node.id}")
             while True:
                 try:
-                    probe(node.grpc, node.resp, keys)
+                    probe(node.grpc, node.resp, keys, tls=tls, login=login)
                     break
                 except Unavailable:
                     if time.monotonic() > deadline:
@@ -325,9 +332,20 @@ class LocalCluster:
             )
 
 
+def secure_folder(cluster: ClusterFile) -> SecureFolder | None:
+    """Find what a cluster that is secure keeps beside its nodes; None of another one."""
+    if not cluster.secure:
+        return None
+    return SecureFolder(cluster.data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
+
+
 async def _found(cluster: ClusterFile, progress: Progress) -> Ring:
-    store = await connect(cluster.zookeeper, login=metadata_login_of_environment())
+    secure = secure_folder(cluster)
+    own = None if secure is None else secure.metadata_login()
+    store = await connect(cluster.zookeeper, login=own or metadata_login_of_environment())
     try:
+        if secure is not None and await found_access(store, secure.login()):
+            progress("making its administrator")
         if cluster.bookies is Keepers.EXTERNAL:
             await _wait_for_bookies(store, cluster, progress)
         return await bootstrap.found(
@@ -417,21 +435,3 @@ def _is_free(address: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def python_of(address: str) -> str | None:
-    """Ask the node that listens there what it runs on; None if it does not say so."""
-    with (
-        suppress(URLError, OSError, HTTPException, ValueError, KeyError),
-        urlopen(f"http://{address}/", timeout=2) as answer,
-    ):
-        return str(json.load(answer)["python"]) if answer.status == 200 else None
-    return None
-
-
-def http_ok(address: str, path: str) -> bool:
-    try:
-        with urlopen(f"http://{address}{path}", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError, HTTPException):  # the last: somebody else's port, who speaks something else
-        return False

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 import grpc
 import hiredis
 
+from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.ring.ring import Ring
 from kvstore.rpc.channels import open_channel
-from kvstore.rpc.login import login_of_environment
+from kvstore.rpc.login import Login, login_of_environment
 from kvstore.rpc.status import from_rpc_error
 from kvstore.types import PartitionId
 
@@ -36,10 +37,19 @@ def keys_to_ask(ring: Ring) -> dict[PartitionId, bytes]:
     return found
 
 
-def probe(grpc_address: str, resp_address: str, keys: Mapping[PartitionId, bytes]) -> None:
-    """A strict read of each key by the gRPC door, then a read by the Redis door, both as the user of the environment.
-    A door that refuses them has answered. Raises Unavailable, naming the partition that did not answer, ConfigError."""
-    with open_channel(grpc_address, None) as channel:
+def probe(
+    grpc_address: str,
+    resp_address: str,
+    keys: Mapping[PartitionId, bytes],
+    *,
+    tls: Tls | None = None,
+    login: Login | None = None,
+) -> None:
+    """A strict read of each key by the gRPC door, then a read by the Redis door, both as this user, or the one of the
+    environment. A door that refuses them has answered. Raises Unavailable, naming the partition that did not answer,
+    ConfigError."""
+    login = login or login_of_environment()
+    with open_channel(grpc_address, tls, login=login) as channel:
         door = kv_pb2_grpc.KVStub(channel)
         for partition, key in keys.items():
             try:
@@ -50,8 +60,7 @@ def probe(grpc_address: str, resp_address: str, keys: Mapping[PartitionId, bytes
                     return  # it answers, and asks who wants to know
                 raise _silent(partition, grpc_address, failure) from error
     try:
-        with _Connection(resp_address) as connection:
-            login = login_of_environment()
+        with _Connection(resp_address, tls) as connection:
             if login is not None:  # where nobody is asked the answer is an error, and no matter
                 connection.ask(b"AUTH", login.user.encode(), login.password)
             for partition, key in keys.items():
@@ -69,9 +78,11 @@ def _silent(partition: PartitionId, address: str, found: StoreError | object) ->
 
 
 class _Connection:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: Tls | None) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
+        if tls is not None:
+            self._socket = tls.client_context().wrap_socket(self._socket, server_hostname=host)
         self._reader = hiredis.Reader()
 
     def __enter__(self) -> _Connection:

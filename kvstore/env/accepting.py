@@ -14,13 +14,14 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from typing import Any
 
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.ports import Prelude, StreamHandler, Task
-from kvstore.env.preludes import hear_out
+from kvstore.env.preludes import hear_out, wants_tls
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ still there; after ASKS without an answer it is lost. Else one whose machine has
 Where something was sent the kernel gives up by itself, after a quarter of an hour."""
 SAY_S = 10.0
 """Between two lines in the log about one port."""
+SAY_PLAIN_S = 60.0
+"""Between two that name a client without TLS."""
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class Accepted:
     gave_way: int = 0
     refused: int = 0
     """For want of descriptors."""
+    plain: int = 0
+    """Without TLS, where it is preferred."""
 
 
 class Acceptor:
@@ -69,7 +74,10 @@ class Acceptor:
         *,
         is_vital: bool = False,
         prelude: Callable[[], Prelude] | None = None,
+        admits_plain: bool = False,
     ) -> None:
+        """`admits_plain`: what begins otherwise than with TLS is let in without, and counted."""
+        self._admits_plain = admits_plain
         self._socket, self._factory, self._accepted, self._is_vital = sock, factory, accepted, is_vital
         self._loop = asyncio.get_running_loop()
         self._tls = tls
@@ -79,6 +87,7 @@ class Acceptor:
         """Since when; the oldest is the first."""
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = -SAY_S
+        self._plain_said_at = -SAY_PLAIN_S
         self._is_closed = False
 
     def start(self) -> None:
@@ -163,12 +172,25 @@ class Acceptor:
     async def _until_handshake(self, sock: socket.socket) -> dict[str, Any]:
         """Wait until the connection is ready for its handshake; returns what that is done by. Both in OPENING_S."""
         left_s = OPENING_S
-        if self._prelude is not None:
+        if self._prelude is not None or self._admits_plain:
             began = self._loop.time()
             async with asyncio.timeout(OPENING_S):
-                await hear_out(sock, self._prelude)
+                if self._admits_plain and not await wants_tls(sock, self._prelude):
+                    self._note_plain(sock)
+                    return {}
+                if self._prelude is not None:
+                    await hear_out(sock, self._prelude)
             left_s = max(OPENING_S - (self._loop.time() - began), 0.001)
         return {"ssl": self._tls, "ssl_handshake_timeout": left_s}
+
+    def _note_plain(self, sock: socket.socket) -> None:
+        self._accepted.plain += 1
+        now = self._loop.time()
+        if now - self._plain_said_at >= SAY_PLAIN_S:
+            self._plain_said_at = now
+            with suppress(OSError):
+                port, caller = sock.getsockname()[1], sock.getpeername()[0]
+                log.warning("port %d: %s connects without TLS; mode is prefer, so it may", port, caller)
 
 
 def files_for_connections(*, is_vital: bool = False) -> int:

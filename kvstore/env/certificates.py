@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from errno import EINVAL
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """Between two looks at the files."""
+WARN_S = 30 * 86_400.0
+"""What a certificate has left when people are told for the first time."""
+_DAY_S = 86_400
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 Contents = tuple[bytes | None, bytes | None, bytes | None]
@@ -33,8 +37,11 @@ class Certificates:
         """How often files were taken over; who keeps a copy compares it."""
         self.is_failing = False
         """The files have changed, and cannot be used: what was read before holds."""
+        self.plain = 0
+        """Connections without TLS at gRPC's port, where it is preferred; the transport counts those of other ports."""
         self._stamp: _Stamp = self._stamped()
         self._said = ""
+        self._said_days: int | None = None
         self._changed: list[Callable[[], None]] = []
         self._read()
 
@@ -65,6 +72,32 @@ class Certificates:
         return True
 
     @property
+    def left_s(self) -> float:
+        """Until the certificate expires; below 0: since it has. By this machine's clock, as others see it by theirs."""
+        return self.expires_s - time.time()
+
+    def fault(self) -> str:
+        """Why nobody can connect to this process and verify it; empty if that can be."""
+        if self.left_s > 0:
+            return ""
+        return f"the certificate {self.tls.cert} expired at {self.expires}: replace it, no restart is needed"
+
+    def warn(self) -> None:
+        """Say once a day in the log that the certificate will expire soon, or has."""
+        days = int(self.left_s // _DAY_S)
+        if self.left_s >= WARN_S or days == self._said_days:
+            return
+        self._said_days = days
+        if fault := self.fault():
+            log.error("%s", fault)
+        else:
+            log.warning("the certificate %s expires in %d days, at %s", self.tls.cert, days, self.expires)
+
+    def note_plain(self) -> None:
+        """Count one without TLS."""
+        self.plain += 1
+
+    @property
     def expires(self) -> str:
         """When the certificate expires, for people."""
         return datetime.fromtimestamp(self.expires_s, UTC).isoformat()
@@ -74,6 +107,8 @@ class Certificates:
             "tls_expires_s": self.expires_s,
             "tls_reads_total": self.reads,
             "tls_failing": int(self.is_failing),
+            "tls_required": int(not self.tls.admits_plain),
+            "grpc_connections_plain_total": self.plain,
         }
 
     def _read(self) -> None:
@@ -90,7 +125,32 @@ class Certificates:
         self.contents, self.expires_s = contents, expires_s
 
     def _stamped(self) -> _Stamp:
-        return tuple(_stamp_of(path) for path in (self.tls.cert, self.tls.key, self.tls.ca) if path is not None)
+        return _stamps_of(self.tls)
+
+
+class CallingContext:
+    """A client's context for its calls, by its files as they are at each; while new ones cannot be used the old ones
+    hold. Made of files that can be used; raises OSError for others."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls, self._stamp = tls, _stamps_of(tls)
+        self._context = tls.client_context()
+
+    def newest(self) -> ssl.SSLContext:
+        """Read the files if they have changed. Never raises for what is in them."""
+        stamp = _stamps_of(self._tls)
+        if stamp != self._stamp:
+            try:
+                self._context = self._tls.client_context()
+            except OSError as error:
+                log.warning("the changed certificate files cannot be used, those read before hold: %s", error)
+                return self._context
+            self._stamp = stamp  # of before the reading: what has changed meanwhile is read by the next call
+        return self._context
+
+
+def _stamps_of(tls: Tls) -> _Stamp:
+    return tuple(_stamp_of(path) for path in (tls.cert, tls.key, tls.ca) if path is not None)
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:

@@ -120,6 +120,10 @@ class Prelude(Protocol):
         """Take one frame's payload; returns what to send. Raises OSError: the connection must close."""
         ...
 
+    def asks_for_tls(self, payload: bytes) -> bool:
+        """Whether a client whose first frame is this goes on with TLS."""
+        ...
+
 
 class Transport(Protocol):
     """Byte streams between nodes. Addresses are `host:port`."""

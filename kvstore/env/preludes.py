@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from struct import Struct
 
@@ -14,7 +15,10 @@ HANDSHAKE = b"\x16"
 """The first byte of a TLS handshake. A frame that begins with it would have more than 350 MB."""
 FRAME_MAX = 64 << 10
 """Of what is said before; it must fit in memory for every connection that is opening."""
+ASKS_MAX = 256
+"""A frame that asks for TLS is smaller."""
 _LENGTH = Struct(">I")
+_NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
 
 
 class NotUnderstood(ConnectionError):
@@ -30,6 +34,31 @@ async def hear_out(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
     except BaseException:
         sock.close()
         raise
+
+
+async def wants_tls(sock: socket.socket, prelude: Callable[[], Prelude] | None) -> bool:
+    """Wait for what an accepted connection begins with, and leave it where it is; returns whether it goes on with TLS.
+    Raises OSError if it ends before; the socket is closed then, and when this is cancelled."""
+    try:
+        if await _peeked(sock, 1) == HANDSHAKE:
+            return True
+        if prelude is None:
+            return False
+        (size,) = _LENGTH.unpack(await _peeked(sock, _LENGTH.size))
+        if size > ASKS_MAX:
+            return False
+        return prelude().asks_for_tls((await _peeked(sock, _LENGTH.size + size))[_LENGTH.size :])
+    except BaseException:
+        sock.close()
+        raise
+
+
+def speaks_no_tls(error: OSError) -> bool:
+    """Whether a call by TLS failed since the other side has none, as far as that can be told. A certificate that is not
+    accepted, on either side, says that it has."""
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError) or error.reason in _NO_TLS
+    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
 
 
 async def call(host: str, port: int, prelude: Prelude) -> socket.socket:
@@ -75,6 +104,25 @@ async def _begins_with_handshake(sock: socket.socket) -> bool:
             return sock.recv(1, socket.MSG_PEEK) == HANDSHAKE
         except (BlockingIOError, InterruptedError):
             await _readable(sock)
+
+
+async def _peeked(sock: socket.socket, size: int) -> bytes:
+    """Wait for so many bytes, and leave them where they are. Raises ConnectionError if the connection ends before."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)  # else it would count as readable with fewer
+    had = -1
+    while True:
+        try:
+            found = sock.recv(size, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            await _readable(sock)
+            continue
+        if len(found) == size:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return found
+        if len(found) == had or not found:
+            raise ConnectionAbortedError("the connection ended before it said whether it speaks TLS")
+        had = len(found)
+        await _readable(sock)
 
 
 async def _readable(sock: socket.socket) -> None:

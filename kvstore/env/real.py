@@ -68,8 +68,11 @@ def transport_of(tls: Tls | Certificates | None) -> TcpTransport:
             serving=tls.server_context(),
             calling=tls.client_context(),
             lenient=tls.server_context(is_lenient=True),
+            admits_plain=tls.admits_plain,
         )
-    transport = TcpTransport(serving=tls.serving, calling=tls.calling, lenient=tls.lenient)
+    transport = TcpTransport(
+        serving=tls.serving, calling=tls.calling, lenient=tls.lenient, admits_plain=tls.tls.admits_plain
+    )
     tls.on_change(lambda: transport.use(tls.serving, tls.calling, tls.lenient))
     return transport
 

@@ -7,7 +7,18 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+
+
+class Mode(StrEnum):
+    """How far TLS goes at a node that has a certificate."""
+
+    REQUIRE = "require"
+    """Nothing without it, in neither direction."""
+    PREFER = "prefer"
+    """On the way to REQUIRE, while some nodes and clients have none yet: listeners take both on the same port, and
+    others are called by TLS first, then without. It keeps nobody out who can come between (docs/protocol.md S1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,8 @@ class Tls:
     """Whose certificates are trusted; for a client, None: those that the system trusts."""
     verify_clients: bool = False
     """Refuse whoever connects without a certificate of the same CA."""
+    mode: Mode = Mode.REQUIRE
+    """Of a node's own doors and calls."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -29,6 +42,8 @@ class Tls:
             faults.append("cert and key: want both or neither")
         if self.verify_clients and self.ca is None:
             faults.append("verify_clients: want a ca to verify them by")
+        if self.admits_plain and self.cert is None:
+            faults.append('mode: want cert and key where it is "prefer"')
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -36,6 +51,11 @@ class Tls:
     def serves(self) -> bool:
         """Whether listeners speak TLS."""
         return self.cert is not None
+
+    @property
+    def admits_plain(self) -> bool:
+        """Whether connections may be without TLS beside those with it."""
+        return self.mode is Mode.PREFER
 
     def server_context(self, *, is_lenient: bool = False) -> ssl.SSLContext | None:
         """For listeners; None: plain TCP. A lenient one verifies the certificates of clients that have one, and lets

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstore.env.accepting import Accepted, Acceptor, bind
 from kvstore.env.ports import Listener, Prelude, Stream, StreamHandler
-from kvstore.env.preludes import NotUnderstood, call
+from kvstore.env.preludes import NotUnderstood, call, speaks_no_tls
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,14 @@ class TcpTransport:
         serving: ssl.SSLContext | None = None,
         calling: ssl.SSLContext | None = None,
         lenient: ssl.SSLContext | None = None,
+        admits_plain: bool = False,
+        newest: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
+        """`admits_plain`: TLS is preferred, not required (docs/protocol.md S1). `newest` is asked before each call for
+        what it is to go by, in place of `calling`."""
+        self._newest = newest
+        self._admits_plain = admits_plain and serving is not None
+        self._plain_calls = 0
         self._serving, self._calling, self._lenient = serving, calling, lenient or serving
         self._listeners: set[TcpListener] = set()
         self._accepted = Accepted()
@@ -67,7 +74,13 @@ class TcpTransport:
         bound = sockets[0].getsockname()[1]
         tls = self._lenient if is_lenient else self._serving
         acceptors = [
-            Acceptor(each, factory, tls, self._accepted, is_vital=is_vital, prelude=prelude) for each in sockets
+            Acceptor(
+                *(each, factory, tls, self._accepted),
+                is_vital=is_vital,
+                prelude=prelude,
+                admits_plain=self._admits_plain,
+            )
+            for each in sockets
         ]
         for each in acceptors:
             each.start()
@@ -91,6 +104,8 @@ class TcpTransport:
             "connections_timed_out_total": accepted.timed_out,
             "connections_gave_way_total": accepted.gave_way,
             "connections_refused_total": accepted.refused,
+            "connections_plain_total": accepted.plain,
+            "connections_plain_calls_total": self._plain_calls,
         }
 
     async def connect(
@@ -98,17 +113,28 @@ class TcpTransport:
     ) -> Stream:
         """Raises OSError, also for an address that is none: others register what they like. The caller sets the
         deadline. If this raises, a connection that was made is lost."""
+        calling = self._calling if self._newest is None else self._newest()
+        try:
+            return await self._connected(address, handler, calling, prelude)
+        except OSError as error:
+            if not (self._admits_plain and speaks_no_tls(error)):
+                raise
+            log.info("%s is called without TLS, since it seems to have none: %s", address, error)
+        self._plain_calls += 1
+        return await self._connected(address, handler, None, None)
+
+    async def _connected(
+        self, address: str, handler: StreamHandler, tls: ssl.SSLContext | None, prelude: Callable[[], Prelude] | None
+    ) -> Stream:
         opening = _Opening(handler)
         loop = asyncio.get_running_loop()
         try:
             host, port = split_address(address)
-            sock = None if prelude is None else await self._talked(host, port, prelude())
+            sock = None if prelude is None or tls is None else await self._talked(host, port, prelude())
             if sock is None:
-                stream, _ = await loop.create_connection(lambda: opening, host, port, ssl=self._calling)
+                stream, _ = await loop.create_connection(lambda: opening, host, port, ssl=tls)
             else:
-                stream, _ = await loop.create_connection(
-                    lambda: opening, sock=sock, ssl=self._calling, server_hostname=host
-                )
+                stream, _ = await loop.create_connection(lambda: opening, sock=sock, ssl=tls, server_hostname=host)
         except ValueError as error:  # of the address: a label of the host's name that is too long is one
             opening.give_up()
             raise OSError(f"no connection to {address!r}: {error}") from error
@@ -119,10 +145,8 @@ class TcpTransport:
         return stream
 
     async def _talked(self, host: str, port: int, prelude: Prelude) -> socket.socket | None:
-        """A connection after its prelude. None where connections are not TLS, or the other side did not understand it:
-        a bookie of ours from before there were preludes speaks TLS from the first byte on. TLS it is in any case."""
-        if self._calling is None:
-            return None
+        """A connection after its prelude. None if the other side did not understand it: a bookie of ours from before
+        there were preludes speaks TLS from the first byte on. TLS it is in any case."""
         try:
             return await call(host, port, prelude)
         except NotUnderstood as error:

@@ -1458,6 +1458,7 @@ class NodeReport(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     LOOP_STARVED_FIELD_NUMBER: _builtins.int
+    TLS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     version: _builtins.str
     zone: _builtins.str
@@ -1507,6 +1508,10 @@ class NodeReport(_message.Message):
     def snapshot(self) -> Global___SnapshotReport:
         """The last snapshot of the cluster that was finished; absent while none is known."""
 
+    @_builtins.property
+    def tls(self) -> Global___TlsReport:
+        """Absent on a node without TLS."""
+
     def __init__(
         self,
         *,
@@ -1534,14 +1539,47 @@ class NodeReport(_message.Message):
         snapshot: Global___SnapshotReport | None = ...,
         resident_bytes: _builtins.int = ...,
         loop_starved: _builtins.float = ...,
+        tls: Global___TlsReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
+
+@_typing.final
+class TlsReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    LEFT_S_FIELD_NUMBER: _builtins.int
+    PLAIN_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    FAILING_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """require or prefer."""
+    left_s: _builtins.float
+    """Until its certificate expires, by the node's clock; below 0: since it has."""
+    plain_connections: _builtins.int
+    """Connections that came without TLS since the node's start, where it is preferred."""
+    failing: _builtins.bool
+    """Its certificate files have changed and cannot be used."""
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        left_s: _builtins.float = ...,
+        plain_connections: _builtins.int = ...,
+        failing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failing", b"failing", "left_s", b"left_s", "mode", b"mode", "plain_connections", b"plain_connections"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TlsReport: _TypeAlias = TlsReport  # noqa: Y015
 
 @_typing.final
 class MetadataReport(_message.Message):

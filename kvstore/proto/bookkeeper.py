@@ -27,6 +27,7 @@ RECOVERY_PRIORITY = 100
 LAST_ENTRY = -1
 """Entry id in a read: the last one stored."""
 BOOKIE_KEY = "kvstore-bookie"
+CLUSTER_KEY = "kvstore-cluster"
 """The pair of a request's context by which a client names the bookie id that it means, for the whole connection."""
 AUTH_DISABLED = "AuthDisabledPlugin"
 TOTAL_CAPACITY, FREE_SPACE = 1, 2
@@ -103,12 +104,15 @@ _FENCE_FLAG = b"\xa0\x06\x01"
 _PIGGYBACK_FLAG = b"\xa0\x06\x02"
 
 
-def bookie_context(bookie: str) -> bytes:
-    """Encode the context that names the bookie id that the sender means; appended to the first request of a
-    connection."""
-    pair = pb.Request(header=_header(1, Operation.AUTH), context=[pb.ContextPair(key=BOOKIE_KEY, value=bookie)])
+def bookie_context(bookie: str, cluster: str = "") -> bytes:
+    """Encode the context that names the bookie id that the sender means, and the cluster, if it says which; appended to
+    the first request of a connection."""
+    pairs = [pb.ContextPair(key=BOOKIE_KEY, value=bookie)]
+    if cluster:
+        pairs.append(pb.ContextPair(key=CLUSTER_KEY, value=cluster))
+    named = pb.Request(header=_header(1, Operation.AUTH), context=pairs)
     bare = pb.Request(header=_header(1, Operation.AUTH))
-    return pair.SerializeToString()[len(bare.SerializeToString()) :]
+    return named.SerializeToString()[len(bare.SerializeToString()) :]
 
 
 def encode_add(

@@ -46,6 +46,14 @@ class BookiesPrelude:
         of_entry = request.add if operation == Operation.ADD_ENTRY else request.read
         return self._refuse(request.header.txn_id, operation, of_entry.ledger, of_entry.entry)
 
+    def asks_for_tls(self, payload: bytes) -> bool:
+        """Whether it is START_TLS."""
+        try:
+            operation: int = wire.decode_request(payload).header.operation
+        except (BadFrame, BadRequest):
+            return False
+        return operation == Operation.START_TLS
+
     def _refuse(self, txn: int, operation: int, ledger: int = 0, entry: int = 0) -> bytes:
         self._refused()
         return wire.encode_status(txn, operation, Status.UNAUTHORIZED, ledger, entry)
@@ -82,3 +90,7 @@ class ClientsPrelude:
             raise ConnectionError(f"the bookie was asked for TLS and answered status {answer.status}")
         self.is_over = True
         return b""
+
+    def asks_for_tls(self, payload: bytes) -> bool:
+        """No: it is a client's side, which nobody calls."""
+        return False

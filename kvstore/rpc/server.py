@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -12,7 +12,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ign
 from kvstore.env.certificates import Certificates
 from kvstore.env.tls import Tls
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
+from kvstore.rpc.front import HOST, Front
 from kvstore.rpc.gate import Gate
+from kvstore.rpc.handshakes import Handshakes
 from kvstore.rpc.health import SERVICE, Health
 from kvstore.rpc.malformed import Guarded
 
@@ -31,6 +33,8 @@ class GrpcServer:
     ) -> None:
         """Without a gate nobody is asked who he is."""
         self._services = tuple(services)
+        self._connections_max = connections_max
+        self._front: Front | None = None
         self._server = grpc.aio.server(
             options=server_options(connections_max), maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX
         )
@@ -47,7 +51,7 @@ class GrpcServer:
         `Certificates` each handshake goes by the newest. Raises OSError."""
         await self.set_serving(False)
         try:
-            port = self._bind(address, tls)
+            port = await self._bind(address, tls)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         if not port:
@@ -55,29 +59,17 @@ class GrpcServer:
         await self._server.start()
         return port
 
-    def _bind(self, address: str, tls: Tls | Certificates | None) -> int:
+    async def _bind(self, address: str, tls: Tls | Certificates | None) -> int:
         if tls is None:
             return self._server.add_insecure_port(address)
         newest = tls if isinstance(tls, Certificates) else Certificates(tls)
-        is_verifying, known = newest.tls.verify_clients, 0
-
-        def look() -> Any:
-            """Give what has come since the last handshake; None: nothing. gRPC calls it in a thread of its own."""
-            nonlocal known
-            if known == newest.reads:
-                return None
-            known = newest.reads
-            return configured()
-
-        def configured() -> Any:
-            ca, key, cert = newest.contents
-            assert key is not None, "a server has a certificate"
-            assert cert is not None, "a server has a certificate"
-            return grpc.ssl_server_certificate_configuration([(key, cert)], ca if is_verifying else None)
-
-        known = newest.reads
-        credentials = grpc.dynamic_ssl_server_credentials(configured(), look, is_verifying)
-        return self._server.add_secure_port(address, credentials)
+        credentials = Handshakes(newest).credentials()
+        if not newest.tls.admits_plain:
+            return self._server.add_secure_port(address, credentials)
+        behind = f"{HOST}:0"
+        with_tls, without = self._server.add_secure_port(behind, credentials), self._server.add_insecure_port(behind)
+        self._front = Front(self._connections_max, newest.note_plain)
+        return await self._front.open(address, with_tls=with_tls, without=without)
 
     async def set_serving(self, serving: bool, *services: str) -> None:
         """Set the health answer of all services, or of those named."""
@@ -88,4 +80,8 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Accept no more calls, give those under way `grace_s`, then cancel them."""
         self._health.end()
+        if self._front is not None:
+            self._front.stop()
         await self._server.stop(grace_s)
+        if self._front is not None:
+            await self._front.close()

@@ -38,6 +38,7 @@ from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
 from kvstore.server.control.load import Load
 from kvstore.server.control.load_sampler import LOADS, LoadSampler, loads_of_cluster
+from kvstore.server.control.node_report import TlsTold
 from kvstore.server.control.progress import MOVES, Copied, Progress
 from kvstore.server.control.steward import Steward
 from kvstore.server.control.surveyor import STATUS, Surveyor
@@ -109,6 +110,7 @@ class Node:
         self.door_histograms: Callable[[], Mapping[str, Any]] = dict
         """Of the doors that whoever called `serve` has opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
+        self.tls: TlsTold | None = None
         """Memory that the process has; who called `serve` knows."""
 
     def not_ready(self) -> list[str]:
@@ -119,6 +121,8 @@ class Node:
             return ["starting"]
         if self.is_draining:
             return ["draining"]
+        if self.tls is not None and (fault := self.tls.fault()):
+            return [fault]
         if Role.SERVER not in self.config.plays:
             return []
         elsewhere = {leader for leader, _ in self.dispatcher.topology.leaders.values()} - {self.id}
@@ -336,7 +340,8 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         await refuse_to_strand(env, config.storage, CookieStore(store))
     view = BookieView(store)
     await view.start(env.nursery)
-    bookies = Bookies(env, view.address, own=own)
+    instance_id = await LayoutStore(store).instance_id()
+    bookies = Bookies(env, view.address, own=own, cluster=instance_id)
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
     _open_auditing(node, stack, bookies, choice)
@@ -350,7 +355,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         is_release=is_release,
         config=config.log,
         password_of=password_of(node.secret),
-        instance_id=await LayoutStore(store).instance_id(),
+        instance_id=instance_id,
         pace=pace,
         on_marked=node.worker.look if node.worker is not None else lambda: None,
     )

@@ -109,7 +109,8 @@ class NodeConfig:
     log_dir: Path | None = None
     """Where log files go and rotate; None: standard error."""
     insecure: bool = False
-    """Allow listeners beyond loopback without TLS, and serve whoever comes while access control is off."""
+    """Allow listeners beyond loopback without TLS, or that only prefer it, and serve whoever comes while access control
+    is off."""
     tls: Tls = field(default_factory=Tls)
     """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""
     zookeeper_tls: Tls | None = None
@@ -157,7 +158,7 @@ class NodeConfig:
                     f"{name}: others cannot connect to {address}; set advertise to the host that they connect to"
                 )
             faults += [
-                f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self.tls.serves)
+                f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self._requires_tls)
             ]
         if "bookie" in self.beyond and not self.tls.verify_clients and self.tls.serves:
             faults.append(
@@ -178,6 +179,8 @@ class NodeConfig:
         if bool(self.metadata.user) != (self.metadata.password_file is not None):
             faults.append("metadata: want user and password_file, or neither")
         for place, tls in (("zookeeper_tls", self.zookeeper_tls), ("metadata.tls", self.metadata.tls)):
+            if tls is not None and tls.admits_plain:
+                faults.append(f"{place}: want no mode: the metadata store's doors are its own")
             if tls is not None and tls.ca is None:
                 faults.append(f"{place}: want ca, the file of who signed the metadata store's certificate")
         return faults
@@ -208,6 +211,10 @@ class NodeConfig:
         file. Raises ConfigError."""
         found = self.metadata
         return metadata_login(found.user, found.password_file, found.auth, found.acl)
+
+    @property
+    def _requires_tls(self) -> bool:
+        return self.tls.serves and not self.tls.admits_plain
 
     @property
     def tls_or_none(self) -> Tls | None:
@@ -259,7 +266,8 @@ def _address_faults(address: str, *, is_open: bool) -> list[str]:
     if is_open or is_loopback(host):
         return []
     danger = "anybody who reaches it can read and write every key"
-    return [f"{address} is not loopback and has no TLS: {danger}; give [tls] a cert and key, or set insecure"]
+    how = "give [tls] a cert and key, and no mode but require, or set insecure"
+    return [f"{address} is not loopback and has no TLS, or takes what comes without: {danger}; {how}"]
 
 
 def is_loopback(host: str) -> bool:

@@ -68,11 +68,38 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
         logging.shutdown()
 
 
+class ProcessTls:
+    """How TLS is at this process, for its own pages and for the reports of its node."""
+
+    def __init__(self, certificates: Certificates, env: Env) -> None:
+        self._certificates, self._env = certificates, env
+        self.fault = certificates.fault
+
+    @property
+    def mode(self) -> str:
+        return self._certificates.tls.mode.value
+
+    @property
+    def left_s(self) -> float:
+        """Until the certificate expires; below 0: since it has."""
+        return self._certificates.left_s
+
+    @property
+    def is_failing(self) -> bool:
+        return self._certificates.is_failing
+
+    @property
+    def plain_connections(self) -> int:
+        """How many came without TLS since the start, at all ports."""
+        return self._certificates.plain + self._env.transport.statistics()["connections_plain_total"]
+
+
 class Process:
     """The node's process as the HTTP door shows it while the node starts, runs and stops."""
 
     def __init__(self, config: NodeConfig, env: Env, certificates: Certificates | None) -> None:
         self._config, self._env, self.certificates = config, env, certificates
+        self.tls = None if certificates is None else ProcessTls(certificates, env)
         self.node: Node | None = None
         self.http: HttpDoor
         self.waits_for = ""
@@ -93,6 +120,8 @@ class Process:
         own: dict[str, Any] = {"pid": os.getpid()}
         if self.certificates is not None:
             own["certificate_expires"] = self.certificates.expires
+        if self.tls is not None:
+            own["tls_mode"], own["connections_plain"] = self.tls.mode, self.tls.plain_connections
         return {**self.node.status(), **own}
 
     def statistics(self) -> dict[str, Any]:
@@ -118,7 +147,10 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
     process = Process(config, env, certificates)
-    http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=config.tls.verify_clients)
+    wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
+    http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=wants_certificate)
+    if config.tls.admits_plain:
+        log.warning("[tls] mode is prefer: connections without TLS are let in, and made where others have none")
     await http.open(config.http)
     try:
         while not stop.is_set():
@@ -146,10 +178,12 @@ def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.Abstract
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
 
     async def follow() -> None:
+        certificates.warn()
         while True:
             await wait_within(hung_up, LOOK_S)
             hung_up.clear()
             certificates.look()
+            certificates.warn()
 
     env.nursery.spawn(follow(), name="certificates")
 
@@ -173,7 +207,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             age_retired=engines.age_retired,
             doors=partial(_doors, process.certificates),
         ) as node:
-            node.resident_bytes = _resident_bytes
+            node.resident_bytes, node.tls = _resident_bytes, process.tls
             process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)

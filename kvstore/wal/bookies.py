@@ -43,7 +43,11 @@ class Bookies:
         *,
         own: tuple[BookieId, LocalBookie] | None = None,
         nursery: Nursery | None = None,
+        cluster: str = "",
     ) -> None:
+        """`cluster`: the instance id of the one that is ours, for bookies to see (docs/protocol.md B32); empty: they
+        are not told."""
+        self.cluster = cluster
         self.own: BookieId | None = own[0] if own else None
         self._next_txn = chain.from_iterable(repeat(range(1, TXN_END))).__next__
         """Of all connections: what goes to several bookies is the same frame for all of them. A number comes again when
@@ -173,6 +177,7 @@ class Bookies:
             transport=env.transport,
             nursery=self._nursery,
             beat=env.beat,
+            cluster=self.cluster,
         )
 
 

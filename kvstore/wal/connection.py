@@ -58,8 +58,10 @@ class Connection:
         transport: Transport,
         nursery: Nursery,
         beat: Beat,
+        cluster: str = "",
     ) -> None:
-        self.bookie = bookie
+        self.bookie, self._cluster = bookie, cluster
+        self._hello_txn = -1
         self._address = address
         self._next_txn = next_txn
         self._clock = clock
@@ -206,9 +208,10 @@ class Connection:
             return
         self._stream, self._link = stream, link
         self._progress_at = self._clock.now()
-        # The first request says which bookie is meant: one that is not that bookie closes the connection.
-        hello = wire.encode_bookie_info(self._next_txn(), requested=0, context=wire.bookie_context(self.bookie))
-        stream.write(hello)
+        # The first request says which bookie is meant, and of which cluster: one that is another closes the connection.
+        self._hello_txn = self._next_txn()
+        context = wire.bookie_context(self.bookie, self._cluster)
+        stream.write(wire.encode_bookie_info(self._hello_txn, requested=0, context=context))
         self._flush()
 
     def delivered(self, link: _Link, payloads: list[bytes], fault: str) -> None:
@@ -230,6 +233,20 @@ class Connection:
         if fault:
             self._abort(fault)
 
+    # docs/protocol.md B32
+    def _greeted(self, answer: Answer) -> None:
+        """The bookie has answered the first request. Nobody waits for that, but it may be a refusal."""
+        self._hello_txn = -1
+        if answer.status == Status.UNAUTHORIZED:
+            error = NotLetIn(
+                f"{self.bookie}: it does not let this process in: it is of another cluster than "
+                f"{self._cluster or 'ours'}, or wants TLS; its log says which"
+            )
+            log.warning("%s", error)
+            if self._stream is not None:
+                self._stream.abort()
+            self._lost("refused", error)
+
     def is_present(self, link: _Link) -> bool:
         return link is self._link
 
@@ -239,6 +256,9 @@ class Connection:
             answer = version_two.decode_batch_response(payload) if is_batch else wire.decode_response(payload)
         except BadFrame as error:
             self._abort(str(error))
+            return
+        if answer.txn == self._hello_txn:
+            self._greeted(answer)
             return
         if answer.operation == Operation.ADD_ENTRY:
             done = self._adds.pop(answer.txn, None)
@@ -262,8 +282,8 @@ class Connection:
             self._stream.abort()
         self._lost(reason)
 
-    def _lost(self, reason: str) -> None:
-        """Fail all that is outstanding; the oldest first."""
+    def _lost(self, reason: str, error: BookieError | None = None) -> None:
+        """Fail all that is outstanding, by this error if it is given; the oldest first."""
         was_up, self._stream, self._link = self._stream is not None, None, None
         self._retry_at = self._clock.now() + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
@@ -273,7 +293,7 @@ class Connection:
         reads, self._reads = self._reads, {}
         if was_up or adds or reads:
             log.info("bookie=%s adds=%d reads=%d failed: %s", self.bookie, len(adds), len(reads), reason)
-        error = BookieError(f"{self.bookie}: {reason}")
+        error = error or BookieError(f"{self.bookie}: {reason}")
         for done in adds.values():
             done(error)
         for waiting, _ in reads.values():
@@ -335,6 +355,10 @@ def settle(answered: asyncio.Future[Answer | BookieError], answer: Answer | Book
     """Give an answer to who waits for it, if anybody still does."""
     if not answered.done():
         answered.set_result(answer)
+
+
+class NotLetIn(BookieError):
+    """The bookie is there and serves others: those of its own cluster, by TLS if it wants that."""
 
 
 class AnsweredError(BookieError):

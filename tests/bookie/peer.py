@@ -12,7 +12,7 @@ from kvstore.env import Env
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Answer
 from kvstore.proto.frames import FrameReader
-from tests.bookie.support import Metadata, Shelf, tiny
+from tests.bookie.support import CLUSTER, Metadata, Shelf, tiny
 from tests.sim.world.env import SimWorld
 
 ADDRESS = "b1:3181"
@@ -82,7 +82,7 @@ class Served:
 
     async def _main(self, env: Env) -> None:
         self.shelf = await Shelf(env, self.config, self.meta).start()
-        self.service = BookieService(self.shelf.storage, self.config)
+        self.service = BookieService(self.shelf.storage, self.config, CLUSTER)
         await env.transport.listen(ADDRESS, self.service.handler)
         await asyncio.get_running_loop().create_future()
 

@@ -19,6 +19,7 @@ from tests.sim.world.disk import DiskConfig, SimDisk
 from tests.sim.world.env import SimWorld
 
 ME = BookieId("b1-aaaa")
+CLUSTER = "c-ours"
 OTHERS = (BookieId("b2-bbbb"), BookieId("b3-cccc"))
 KEY = master_key(b"")
 DIGEST = EntryDigest(DigestType.CRC32C)

@@ -12,7 +12,7 @@ from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.bookkeeper import Operation, Status
 from kvstore.types import EntryId, LedgerId, LedgerState
 from tests.bookie.peer import Peer, Served, serve
-from tests.bookie.support import DIGEST, KEY, ME, OTHERS, Metadata, Shelf, lac_packet, metadata, packet
+from tests.bookie.support import CLUSTER, DIGEST, KEY, ME, OTHERS, Metadata, Shelf, lac_packet, metadata, packet
 from tests.proto.golden import recorded
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
@@ -63,6 +63,33 @@ def test_a_client_that_means_another_bookie_is_told_so_and_cut_off(world: SimWor
         await peer.closed
         assert not peer.frames
         assert L not in served.shelf.storage.inventory.ledgers
+
+    serve(world, scenario)
+
+
+def test_a_client_of_another_cluster_is_refused_before_anything_it_sent_is_done(world: SimWorld) -> None:
+    """docs/protocol.md B32"""
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        other = wire.bookie_context(ME, "another")
+        peer.send(
+            wire.encode_add(1, L, 0, KEY, packet(L, 0), context=other), wire.encode_add(2, L, 0, KEY, packet(L, 0))
+        )
+        assert wire.decode_response((await peer.answers(1))[0]).status == Status.UNAUTHORIZED
+        await peer.closed
+        assert not peer.frames
+        assert L not in served.shelf.storage.inventory.ledgers
+        assert served.shelf.storage.statistics.refused_cluster == 1
+
+    serve(world, scenario)
+
+
+def test_a_client_of_the_same_cluster_is_served_and_so_is_one_that_says_nothing_of_any(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        assert (await peer.ask(wire.encode_read(1, L, 0))).status != Status.UNAUTHORIZED
+        own = wire.bookie_context(ME, CLUSTER)
+        assert (await peer.ask(wire.encode_read(2, L, 0, context=own))).status == Status.NO_LEDGER, "and it is named"
+        assert served.shelf.storage.statistics.refused_cluster == 0
 
     serve(world, scenario)
 

@@ -288,3 +288,18 @@ def test_times_are_shown_in_two_units(seconds: float, shown: str) -> None:
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (1 << 10, "1.0 KiB"), (5 << 39, "2.5 TiB")])
 def test_bytes_are_shown_in_the_largest_unit(count: int, shown: str) -> None:
     assert shown_bytes(count) == shown
+
+
+def test_the_text_says_how_far_tls_goes_and_what_still_comes_without() -> None:
+    report = well()
+    assert "TLS" not in status_text(whole(report)), "nobody has any"
+    for node, mode in zip(report.nodes, ("require", "prefer"), strict=False):
+        node.report.tls.mode, node.report.tls.left_s = mode, 100 * 86_400
+    report.nodes[1].report.tls.plain_connections = 1_234
+    (line,) = [line for line in status_text(whole(report)).splitlines() if line.startswith("TLS")]
+    assert line == (
+        "TLS: required by n1; preferred by n2 (1,234 connections without it); not there at n3; "
+        "the first certificate expires in 100 days"
+    )
+    report.nodes[0].report.tls.left_s = -1
+    assert "the first certificate has expired" in status_text(whole(report))

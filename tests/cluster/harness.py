@@ -49,6 +49,7 @@ class Cluster:
         metadata: Kind = Kind.ZOOKEEPER,
         external_at: str = "",
         settings: Sequence[str] = (),
+        secure: bool = False,
     ) -> None:
         """`external_at`: the address of a metadata store whose bookies are to be used. `settings`: as `up --set` takes
         them."""
@@ -56,6 +57,7 @@ class Cluster:
         self.local = LocalCluster(directory / "data")
         self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
         self._wish["settings"] = tuple(map(parse, settings))
+        self._wish["secure"] = secure or None
         if external_at:
             self._wish |= {"zookeeper": external_at, "bookies": Keepers.EXTERNAL}
         elif zookeepers == 1:

@@ -89,7 +89,8 @@ def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(clus
     named = set(re.findall(r"`(kvstore_\w+)`", docs))
     there = {sample.name.removesuffix("_bucket") for each in families.values() for sample in each.samples}
     sometimes = {"kvstore_process_snapshot_age_seconds"}  # once a snapshot is there
-    sometimes |= {"kvstore_process_tls_expires_seconds", "kvstore_process_tls_failing"}  # with TLS
+    sometimes |= {f"kvstore_process_tls_{name}" for name in ("expires_seconds", "failing", "required")}  # with TLS
+    sometimes.add("kvstore_process_grpc_connections_plain_total")
     assert named - there == sometimes, "others do not exist"
 
 

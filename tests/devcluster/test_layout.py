@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.devcluster.layout import ClusterFile, Wish, addresses, listeners, node_config, plan, store_listeners
+from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Kind
 from kvstore.server.config import Role
@@ -155,3 +156,21 @@ def test_one_node_on_external_bookies_keeps_the_quorum() -> None:
     made = plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL, zookeeper="zk:2181", nodes=1, unsafe=True), None)
     log = node_config(made, made.nodes[0], DATA).log
     assert (log.quorum, log.unsafe) == (LogConfig().quorum, False)
+
+
+def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
+    made = plan(Wish(data_dir=DATA, secure=True), None)
+    assert (made.secure, made.data_dir) == (True, DATA)
+    config = node_config(made, made.nodes[1], DATA)
+    own = DATA / "secure" / "n2.pem"
+    assert config.tls == Tls(cert=own, key=own, ca=DATA / "secure" / "ca.pem", verify_clients=True)
+    assert config.metadata.password_file == DATA / "secure" / "metadata.password"
+    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, secure=True), made) == made
+    etcd = plan(Wish(data_dir=DATA, secure=True, metadata=Kind.ETCD), None)
+    assert node_config(etcd, etcd.nodes[0], DATA).metadata.password_file is None
+    plain = plan(Wish(data_dir=DATA), None)
+    assert not node_config(plain, plain.nodes[0], DATA).tls.serves
+    with pytest.raises(ConfigError, match="--secure: the cluster in /data was made without it"):
+        plan(Wish(data_dir=DATA, secure=True), plain)
+    with pytest.raises(ConfigError, match="--secure: want the nodes' own bookies"):
+        plan(Wish(data_dir=DATA, secure=True, bookies=Keepers.EXTERNAL, zookeeper="127.0.0.1:1"), None)

@@ -18,9 +18,10 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from kvstore.env import certificates as module
-from kvstore.env.certificates import Certificates, expiry_of
+from kvstore.env.certificates import CallingContext, Certificates, expiry_of
 from kvstore.env.real import transport_of
 from kvstore.env.tls import Tls
+from kvstore.env.transport import TcpTransport
 from kvstore.rpc.server import GrpcServer
 from tests.waiting import PATIENCE_S
 
@@ -248,3 +249,62 @@ def test_the_expiry_is_that_of_the_certificate(files: Files) -> None:
     for wrong in (b"", b"Dear Sir", pem[:200], half, os.urandom(99)):
         with pytest.raises(ValueError, match="want a certificate"):
             expiry_of(wrong)
+
+
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize(("left_days", "words"), [(40, ""), (29, "expires in 28 days"), (0, "replace it, no restart")])
+def test_the_log_says_once_a_day_that_a_certificate_will_expire_or_has(
+    files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left_days: int, words: str
+) -> None:
+    certificates = Certificates(files.tls)
+    now = certificates.expires_s - left_days * DAY_S + 60
+    monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: now)
+    for _ in range(3):
+        certificates.warn()
+    assert [words in line for line in caplog.text.splitlines()] == ([True] if words else [])
+    now += DAY_S
+    certificates.warn()
+    assert len(caplog.text.splitlines()) == (2 if words else 0)
+
+
+def test_an_expired_certificate_is_a_fault_until_another_holds(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = Certificates(files.tls)
+    monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: certificates.expires_s - 1)
+    assert (certificates.fault(), certificates.left_s) == ("", 1)
+    expired_s = certificates.expires_s + 1
+    monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: expired_s)
+    assert f"{files.tls.cert} expired at " in certificates.fault()
+    files.issue()
+    certificates.look()
+    assert certificates.fault() == ""
+
+
+async def test_each_call_of_a_client_goes_by_its_files_as_they_are_then(files: Files) -> None:
+    other = trustme.CA()
+    far = Files(files.directory / "far", other)
+    far.directory.mkdir()
+    far.issue()
+    transport = TcpTransport(newest=CallingContext(Tls(ca=files.tls.ca)).newest)
+    async with served(Certificates(far.tls)) as (host, port):
+
+        async def call() -> None:
+            stream = await transport.connect(f"{host}:{port}", Echo())  # type: ignore[arg-type]
+            stream.abort()
+
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            await call()
+        files.put("ca.pem", other.cert_pem.bytes())
+        await call()
+        files.put("ca.pem", b"Dear Sir")
+        await call()
+        files.put("ca.pem", files.authority.cert_pem.bytes())
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            await call()
+
+
+def test_a_client_begins_with_files_that_can_be_used_or_not_at_all(files: Files) -> None:
+    files.put("ca.pem", b"Dear Sir")
+    with pytest.raises(OSError, match=r"ca\.pem"):
+        CallingContext(Tls(ca=files.tls.ca))

@@ -54,6 +54,14 @@ def test_frames_are_apaches_bytes(name: str) -> None:
     assert frame.hex() == expected.replace(" ", "")
 
 
+def test_a_context_names_a_bookie_and_a_cluster() -> None:
+    request = wire.decode_request(wire.encode_bookie_info(1, context=wire.bookie_context("b1-3f", "c7"))[4:])
+    assert {pair.key: pair.value for pair in request.context} == {"kvstore-bookie": "b1-3f", "kvstore-cluster": "c7"}
+    assert wire.bookie_context("b1-3f", "c7").hex() == (
+        "c20c170a0e6b7673746f72652d626f6f6b6965120562312d3366c20c150a0f6b7673746f72652d636c757374657212026337"
+    )
+
+
 NUMBERS = [0, 1, 127, 128, 16383, 16384, 2**28 - 1, 2**28, 2**31, 2**62]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore import config as toml
-from kvstore.env.tls import Tls
+from kvstore.env.tls import Mode, Tls
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
 from kvstore.server.config import Limits, NodeConfig, Role, is_loopback
@@ -261,3 +261,19 @@ def test_with_external_bookies_a_node_is_a_server_alone() -> None:
             toml.from_table({**external, "roles": roles}, NodeConfig)
     with pytest.raises(ConfigError, match=r"log.bookies: want one of nodes, external, got 'apache'"):
         toml.from_table({**GOOD, "log": {"bookies": "apache"}}, NodeConfig)
+
+
+def test_a_listener_that_only_prefers_tls_is_not_safe_beyond_loopback() -> None:
+    """docs/protocol.md S1"""
+    made = toml.from_table(GOOD | {"tls": {"cert": "c", "key": "k", "mode": "prefer"}}, NodeConfig)
+    assert made.tls.mode is Mode.PREFER
+    assert replace(made, resp="10.0.0.1:1", insecure=True).tls.admits_plain
+    with pytest.raises(ValueError, match="takes what comes without"):
+        replace(made, resp="10.0.0.1:1")
+    required = replace(made, tls=replace(made.tls, mode=Mode.REQUIRE))
+    assert toml.from_table(GOOD | {"tls": {"cert": "c", "key": "k"}}, NodeConfig) == required, "the default"
+    assert replace(required, resp="10.0.0.1:1").wants_access_control
+    with pytest.raises(ValueError, match="want no mode"):
+        replace(required, zookeeper_tls=replace(made.tls, ca=Path("c")))
+    with pytest.raises(ConfigError, match="mode"):
+        toml.from_table(GOOD | {"tls": {"cert": "c", "key": "k", "mode": "perhaps"}}, NodeConfig)

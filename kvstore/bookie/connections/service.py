@@ -33,6 +33,8 @@ WRITE_BYTES = 1 << 20
 """Answers gathered in one turn of the loop before they are written."""
 HARD_FACTOR = 4
 """How far what recovery reads may exceed a connection's limit before the connection is not read for a while."""
+CLUSTER_SHOWN_MAX = 64
+"""Of what a stranger says, in the log."""
 
 _ADD = int(Operation.ADD_ENTRY)
 
@@ -40,7 +42,9 @@ _ADD = int(Operation.ADD_ENTRY)
 class BookieService:
     """Makes a handler for each connection, and closes them all."""
 
-    def __init__(self, storage: AnyStorage, config: BookieConfig) -> None:
+    def __init__(self, storage: AnyStorage, config: BookieConfig, cluster: str = "") -> None:
+        """`cluster`: the instance id of the one that the bookie is of; empty: clients of any are served."""
+        self.cluster = cluster
         self.storage = storage
         self.config = config
         self.connections: dict[BookieConnection, None] = {}
@@ -270,6 +274,10 @@ class BookieConnection:
         operation: int = header.operation
         if header.version != pb.VERSION_THREE:
             self.send(wire.encode_status(header.txn_id, operation, Status.BAD_VERSION))
+        elif not self.is_named and len(request.context) and (other := self._other_cluster(request)):
+            self._statistics.refused_cluster += 1
+            self.send(wire.encode_status(header.txn_id, operation, Status.UNAUTHORIZED))
+            self._give_up(f"it is of the cluster {other}, {self._storage.bookie} of {self._service.cluster}")
         elif not self.is_named and len(request.context) and not self._is_meant(request):
             self.send(wire.encode_status(header.txn_id, operation, Status.UNKNOWN_LEDGER_STATE))
             self._give_up(f"it means another bookie than {self._storage.bookie}")
@@ -287,6 +295,14 @@ class BookieConnection:
                 self.is_named = pair.value == self._storage.bookie
                 return self.is_named
         return True
+
+    # docs/protocol.md B32
+    def _other_cluster(self, request: pb.Request) -> str:
+        """The cluster that the client says it is of, if that is not the bookie's; else empty."""
+        for pair in request.context:
+            if pair.key == wire.CLUSTER_KEY and self._service.cluster not in ("", pair.value):
+                return repr(pair.value[:CLUSTER_SHOWN_MAX])
+        return ""
 
     def _add(self, txn: int, ledger: int, entry: int, key: bytes, body: bytes, is_recovery: bool = False) -> None:
         size = len(body)

@@ -194,7 +194,24 @@ def _rest(report: ClusterReport) -> list[str]:
         lines.append(f"auto-recovery: {'on' if repair.enabled else 'off'}, {backlog}")
     snapshot = f"{shown_time(report.snapshot.age_s)} old" if report.HasField("snapshot") else "none is known"
     lines.append(f"access control: {'on' if report.access_on else 'off'}; last snapshot: {snapshot}")
+    lines += [_tls(report)] if any(each.report.HasField("tls") for each in report.nodes) else []
     return [*lines, f"as {report.server} finds it"]
+
+
+def _tls(report: ClusterReport) -> str:
+    """How far it goes, and how many came without."""
+    told = {each.id: each.report.tls for each in report.nodes if each.report.HasField("tls")}
+    preferred = {id: tls for id, tls in told.items() if tls.mode == "prefer"}
+    without = [each.id for each in report.nodes if each.HasField("report") and each.id not in told]
+    soonest = min(tls.left_s for tls in told.values())
+    parts = [f"required by {', '.join(id for id in told if id not in preferred) or 'no node'}"]
+    if preferred:
+        came = ", ".join(f"{id} ({tls.plain_connections:,} connections without it)" for id, tls in preferred.items())
+        parts.append(f"preferred by {came}")
+    if without:
+        parts.append(f"not there at {', '.join(without)}")
+    ends = f"expires in {soonest / 86_400:.0f} days" if soonest > 0 else "has expired"
+    return f"TLS: {'; '.join(parts)}; the first certificate {ends}"
 
 
 def _moves(report: ClusterReport) -> str:

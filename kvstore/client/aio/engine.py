@@ -18,6 +18,7 @@ from kvstore.client.core.operations import decode
 from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Item
+from kvstore.env.certificates import CallingContext
 from kvstore.env.events import wait_within
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.nursery import TaskNursery
@@ -41,7 +42,7 @@ class AsyncEngine:
         self._config = config
         self.seen = Seen(env.random)
         self.routing, self._numberings = self.seen.routing, self.seen.numberings
-        transport = TcpTransport(calling=None if config.tls is None else config.tls.client_context())
+        transport = TcpTransport(newest=None if config.tls is None else CallingContext(config.tls).newest)
         self.links = Links(
             env,
             config,

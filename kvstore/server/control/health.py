@@ -17,6 +17,8 @@ READ_AGE_MAX_S = 60.0
 """From here on what a node knows of the cluster is old, whatever its session says: it reads all every 10 s or so."""
 SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
 """A disk is scarce with less free than so many times its reserve, or than this part of it."""
+CERTIFICATE_WARN_S = 30 * 86_400.0
+"""What a certificate has left when people are told."""
 NAMED_MAX = 5
 """Of partitions in one line."""
 MIB = 1 << 20
@@ -37,6 +39,7 @@ def findings_of(report: ClusterReport) -> list[Finding]:
         _replicas,
         _moves,
         _dates,
+        _certificates,
     )
     found = [finding for rule in rules for finding in rule(report)]
     return sorted(found, key=lambda finding: -finding.grade)
@@ -350,6 +353,22 @@ def _dates(report: ClusterReport) -> Iterator[Finding]:
                 f"it is not sure of its date: {node.report.date_doubt}",
                 f"set the clock of {node.id} right (NTP)",
             )
+
+
+def _certificates(report: ClusterReport) -> Iterator[Finding]:
+    """Those that will expire, and files that cannot be used. That one has expired, a node says as not ready."""
+    for node in report.nodes:
+        tls = node.report.tls
+        if not node.report.HasField("tls"):
+            continue
+        days = int(tls.left_s // 86_400)
+        if tls.failing:
+            why = f"its certificate files have changed and cannot be used; those read before hold for {days} days"
+            yield _finding(DEGRADED, "certificate_unusable", f"node {node.id}", why, f"look at the log of {node.id}")
+        elif 0 < tls.left_s < CERTIFICATE_WARN_S:
+            why = f"its certificate expires in {_count(days, 'day')}"
+            step = "replace the files that its [tls] names; no restart is needed"
+            yield _finding(DEGRADED, "certificate_expires", f"node {node.id}", why, step)
 
 
 def _finding(grade: admin_pb2.Grade.ValueType, code: str, subject: str, reason: str, next_step: str) -> Finding:

@@ -38,6 +38,25 @@ class Counting(Protocol):
     def statistics(self) -> Table: ...
 
 
+class TlsTold(Protocol):
+    """How TLS is at this process: kvstore.server.node.ProcessTls."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def left_s(self) -> float:
+        """Until the certificate expires; below 0: since it has."""
+        ...
+
+    @property
+    def plain_connections(self) -> int: ...
+    @property
+    def is_failing(self) -> bool: ...
+    def fault(self) -> str:
+        """Why nobody who verifies this node can connect; empty if that can be."""
+        ...
+
+
 class Reported(Protocol):
     """The node: kvstore.server.app.Node."""
 
@@ -61,6 +80,8 @@ class Reported(Protocol):
     def auditor(self) -> Counting | None: ...
     @property
     def resident_bytes(self) -> Callable[[], int]: ...
+    @property
+    def tls(self) -> TlsTold | None: ...
     def not_ready(self) -> list[str]: ...
     def replicas(self) -> Mapping[PartitionId, Table]: ...
 
@@ -103,6 +124,9 @@ def report_of(
     report.metadata.MergeFrom(metadata_report(node.zookeeper, node.store, read_age_s))
     if disk[0]:
         report.disk.total_bytes, report.disk.free_bytes = disk
+    if (tls := node.tls) is not None:
+        report.tls.mode, report.tls.left_s = tls.mode, tls.left_s
+        report.tls.plain_connections, report.tls.failing = tls.plain_connections, tls.is_failing
     if node.bookie is not None:
         report.bookie.MergeFrom(_bookie_report(node.bookie, node.id, member["zone"], reserve_bytes))
     if node.worker is not None:

@@ -20,6 +20,7 @@ from kvstore.env import Env
 from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
@@ -221,7 +222,7 @@ async def recopying(
     """A Recopier that knows the registered bookies. Raises MetadataError."""
     view = BookieView(store)
     await view.refresh()
-    bookies = Bookies(env, view.address)
+    bookies = Bookies(env, view.address, cluster=await LayoutStore(store).instance_id())
     try:
         yield Rereplicator(env, store, view, bookies, progress)
     finally:

@@ -15,6 +15,7 @@ from kvstore.env import Env
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.leader_znode import Claims
@@ -135,6 +136,7 @@ class Fsck:
             await self._view.refresh()
             ring = await self._ring()
             if ring is not None:
+                self._bookies.cluster = await LayoutStore(self._store).instance_id()
                 for partition in sorted(ring.partitions):
                     try:
                         await self._partition(partition, ring)

@@ -49,6 +49,19 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_connections_refused_total",
         "Connections closed at once for want of descriptors: the last ones are for files.",
     ),
+    "process_connections_plain_total": (
+        "process_connections_plain_total",
+        "Connections without TLS that were let in at all ports but that of gRPC, since `[tls] mode` is prefer.",
+    ),
+    "process_connections_plain_calls_total": (
+        "process_connections_plain_calls_total",
+        "Connections that this node has made without TLS, since the other side seemed to have none.",
+    ),
+    "process_grpc_connections_plain_total": (
+        "process_grpc_connections_plain_total",
+        "Connections without TLS that were let in at gRPC's port.",
+    ),
+    "process_tls_required": ("process_tls_required", "1 where nothing goes without TLS, 0 where it is only preferred."),
     "process_snapshot_age_s": (
         "process_snapshot_age_seconds",
         "Age of the last snapshot of the cluster that was finished, wherever it is; absent while there is none.",
@@ -66,6 +79,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "Adds refused since the ledger is fenced: a former leader.",
     ),
     "bookie_refused_key": ("bookie_refused_key_total", "Requests refused since their key is not the ledger's."),
+    "bookie_refused_cluster": (
+        "bookie_refused_cluster_total",
+        "Connections refused since the other side said that it is of another cluster.",
+    ),
     "bookie_refused_plain": (
         "bookie_refused_plain_total",
         "Requests refused since they came without TLS, where the node has it.",

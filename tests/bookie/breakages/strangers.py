@@ -35,6 +35,11 @@ def _finishes_anything() -> None:
     replace(identity._Identification, "_begun", make)
 
 
+@mutant("serves who says that he is of another cluster")
+def _any_cluster() -> None:
+    replace(service_module.BookieConnection, "_other_cluster", lambda _original: lambda self, request: "")
+
+
 @mutant("serves what comes in the clear where connections are TLS")
 def _serves_in_the_clear() -> None:
     def make(_original: Any) -> Any:

@@ -77,6 +77,21 @@ async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(
         await store.close()
 
 
+async def test_each_connection_shows_the_certificate_that_is_in_the_file_then(secured: Secured) -> None:
+    """So that one is replaced without a restart. One that cannot be used costs the connection, and not the session."""
+    store = await ZooKeeperStore.connect(secured.address, tls=secured.client(), session_timeout_s=30)
+    try:
+        states = States(store)
+        for spoil in (lambda: secured.client(trustme.CA()), lambda: (secured.folder / "client.pem").write_text("half")):
+            spoil()
+            store.break_connection()
+            await states.wait_for(SessionState.SUSPENDED)
+            secured.client()
+            await states.wait_for(SessionState.CONNECTED)
+    finally:
+        await store.close()
+
+
 async def test_a_client_of_another_authority_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await ZooKeeperStore.connect(secured.address, tls=secured.client(trustme.CA()), connect_timeout_s=2)

@@ -160,6 +160,16 @@ def draining(report: ClusterReport) -> None:
     report.nodes[0].report.not_ready.append("draining")
 
 
+def expiring(report: ClusterReport) -> None:
+    report.nodes[0].report.tls.left_s = 12.5 * 86_400
+    report.nodes[1].report.tls.left_s = 31 * 86_400
+    report.nodes[2].report.tls.left_s = -5  # which it says as not ready
+
+
+def unusable(report: ClusterReport) -> None:
+    report.nodes[0].report.tls.left_s, report.nodes[0].report.tls.failing = 300 * 86_400, True
+
+
 CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     # code: what is amiss, how bad that is, about what, why (a part of it), the next step (a part of it)
     "no_leader": (leaderless, DOWN, "partition p1", "no leader; 1 of 3 replicas are up", "start n2, n3"),
@@ -194,6 +204,8 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "replica_absent": (absent, DEGRADED, "node n3", "no replica yet of partitions p1, p2", "wait"),
     "move_stuck": (stuck, DEGRADED, "partition p1 on n1", "2 moves of its keys", "ring cancel"),
     "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move to go", "ring resume"),
+    "certificate_expires": (expiring, DEGRADED, "node n1", "expires in 12 days", "no restart is needed"),
+    "certificate_unusable": (unusable, DEGRADED, "node n1", "those read before hold for 300 days", "log of n1"),
     "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "clock of n1"),
 }
 

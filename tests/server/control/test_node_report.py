@@ -75,6 +75,7 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
         worker=worker,
         auditor=SimpleNamespace(statistics=lambda: {"in_office": 1, "bookies_lost": 2}),
         resident_bytes=lambda: 5,
+        tls=SimpleNamespace(mode="prefer", left_s=60.0, plain_connections=7, is_failing=True),
         not_ready=lambda: ["draining"],
         replicas=lambda: {P1: REPLICA},
     )
@@ -93,6 +94,11 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
     }
     member = {"zone": "rack-1", "roles": ("bookie", "server"), "grpc": "n1:2", "resp": "n1:1", "http": "n1:3"}
     return report_of(node, member, **(given | changes))
+
+
+def test_a_node_says_how_tls_is_there() -> None:
+    told = report().tls
+    assert (told.mode, told.left_s, told.plain_connections, told.failing) == ("prefer", 60.0, 7, True)
 
 
 def test_a_replica_that_leads_says_what_it_leads_with() -> None:

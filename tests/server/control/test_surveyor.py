@@ -64,6 +64,7 @@ class World:
             worker=None,
             auditor=None,
             resident_bytes=lambda: 7,
+            tls=None,
             not_ready=list,
             replicas=dict,
             config=NodeConfig(id="n1", data_dir=tmp_path, secret_file=tmp_path / "s", zookeeper="zk:2181"),

@@ -25,6 +25,7 @@ from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal import batches, connection
 from kvstore.wal.bookies import Bookies
+from kvstore.wal.connection import RETRY_MAX_S, NotLetIn
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.ledgers import make_root
 from tests.sim.world.env import SimWorld
@@ -35,18 +36,19 @@ LEDGER = LedgerId(7)
 BOOKIE = BookieId("b1-1")
 KEY = master_key(b"")
 DIGEST = EntryDigest(DigestType.CRC32C)
+CLUSTER = "c-ours"
 
 
 class Wire:
     """A client, and one bookie behind a network."""
 
-    def __init__(self, world: SimWorld) -> None:
+    def __init__(self, world: SimWorld, cluster: str) -> None:
         self.world = world
         self.tree = MemoryTree()
         make_root(self.tree)
         self.env = world.env("client")
         self.address: str | None = "b1:3181"
-        self.bookies = Bookies(self.env, lambda _: self.address)
+        self.bookies = Bookies(self.env, lambda _: self.address, cluster=cluster)
         self.answers: list[StoreError | None] = []
 
     async def start(self) -> None:
@@ -61,7 +63,7 @@ class Wire:
         store = MemoryStore(self.tree)
         storage = BookieStorage(env, config, BOOKIE, MetadataAuthority(store, Identity(store)))
         await storage.start()
-        await env.transport.listen("b1:3181", BookieService(storage, config).handler)
+        await env.transport.listen("b1:3181", BookieService(storage, config, CLUSTER).handler)
         await asyncio.Event().wait()
 
     def add(self, entry: int, *, to: BookieId = BOOKIE, recovery: bool = False) -> None:
@@ -77,11 +79,11 @@ class Wire:
                 await asyncio.sleep(0.001)
 
 
-def run(case: Callable[[Wire], Coroutine[Any, Any, None]]) -> None:
+def run(case: Callable[[Wire], Coroutine[Any, Any, None]], cluster: str = CLUSTER) -> None:
     with SimWorld(1) as world:
 
         async def main() -> None:
-            wire = Wire(world)
+            wire = Wire(world, cluster)
             await wire.start()
             await case(wire)
 
@@ -385,3 +387,26 @@ def test_a_client_that_closes_fails_everything_and_connects_no_more() -> None:
         assert isinstance((await wire.added(3))[2], BookieError)
 
     run(case)
+
+
+def test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_says_so() -> None:
+    """docs/protocol.md B32"""
+
+    async def case(wire: Wire) -> None:
+        wire.add(0)
+        (error,) = await wire.added(1)
+        assert isinstance(error, NotLetIn)
+        assert "of another cluster than c-another" in str(error)
+        await asyncio.sleep(RETRY_MAX_S)
+        with pytest.raises(NotLetIn):
+            await wire.bookies.read(BOOKIE, LEDGER, EntryId(0))
+
+    run(case, "c-another")
+
+
+def test_a_client_that_says_nothing_of_a_cluster_is_served() -> None:
+    async def case(wire: Wire) -> None:
+        wire.add(0)
+        assert await wire.added(1) == [None]
+
+    run(case, "")

@@ -1,0 +1,41 @@
+"""Asks the nodes of a local cluster for their HTTP pages. Blocking."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from http.client import HTTPException
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from kvstore.devcluster.secure_folder import SecureFolder
+
+_TIMEOUT_S = 2
+
+
+def http_ok(address: str, path: str, secure: SecureFolder | None = None) -> bool:
+    """Whether the node that listens there answers with 200."""
+    try:
+        return _get(address, path, secure) is not None
+    except (URLError, OSError, HTTPException):  # the last: somebody else's port, who speaks something else
+        return False
+
+
+def python_of(address: str, secure: SecureFolder | None = None) -> str | None:
+    """Ask the node that listens there what it runs on; None if it does not say so."""
+    with suppress(URLError, OSError, HTTPException, ValueError, KeyError):
+        page = _get(address, "/", secure)
+        return None if page is None else str(json.loads(page)["python"])
+    return None
+
+
+def _get(address: str, path: str, secure: SecureFolder | None) -> bytes | None:
+    """The page; None if it is not 200. Of a secure cluster never without TLS. Raises OSError, HTTPException."""
+    scheme, context, headers = "http", None, {}
+    if secure is not None:
+        scheme, context = "https", secure.tls.client_context()
+        headers["authorization"] = secure.login().header
+    request = Request(f"{scheme}://{address}{path}", headers=headers)
+    with urlopen(request, timeout=_TIMEOUT_S, context=context) as answer:
+        page: bytes = answer.read()
+        return page if answer.status == 200 else None

@@ -1,0 +1,105 @@
+"""Keys of a local cluster that is secure, beside its nodes: certificates, passwords, and what clients need. Blocking.
+
+    <data-dir>/secure/           0700; every file in it 0600
+      ca.pem  ca.key             the authority (kvstore/devcluster/authority.py)
+      n1.pem …  client.pem       a key and its certificate: of each node, and one for clients
+      admin.password             of the user admin, on one line
+      metadata.password          of the nodes' user in a ZooKeeper of the cluster's own
+      client.env                 for a shell: `. client.env` lets what it starts in
+      netrc                      the same for curl
+
+Made once, and what is missing or about to expire once more, by each `kvstore up`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from kvstore.devcluster.private_files import write_private
+from kvstore.env.tls import Tls
+from kvstore.errors import ConfigError
+from kvstore.meta.login import MetadataLogin
+from kvstore.rpc.login import Login, password_in
+
+FOLDER = "secure"
+ADMIN = "admin"
+"""The user whom `up` makes; the client's certificate names another, so that it alone lets nobody in as him."""
+CLIENT = "client"
+METADATA_USER = "kvstore"
+HOSTS = ("127.0.0.1", "localhost")
+"""By which nodes of a local cluster are reached."""
+_SECRET_BYTES = 24
+
+
+class SecureFolder:
+    """That of the local cluster in one data directory."""
+
+    def __init__(self, data_dir: Path, *, has_own_zookeeper: bool) -> None:
+        self.path = data_dir / FOLDER
+        self.has_own_zookeeper = has_own_zookeeper
+        self.ca, self.client = self.path / "ca.pem", self.path / f"{CLIENT}.pem"
+        self.environment, self.netrc = self.path / "client.env", self.path / "netrc"
+        self._password, self.metadata_password = self.path / "admin.password", self.path / "metadata.password"
+
+    def make(self, nodes: Sequence[str]) -> None:
+        """Make what is missing, for nodes of these ids. Raises ConfigError, OSError."""
+        try:
+            from kvstore.devcluster.authority import Authority  # the only one to want what comes with the local extra
+        except ImportError as error:
+            raise ConfigError(
+                f"--secure: {error}: install kvstore-log[local], which has what makes certificates"
+            ) from None
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        authority = Authority(self.path)
+        for node in nodes:
+            authority.issue(node, HOSTS)
+        authority.issue(CLIENT, ())
+        for password in (self._password, *([self.metadata_password] if self.has_own_zookeeper else [])):
+            if not password.exists():
+                write_private(password, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode())
+        write_private(self.environment, self._environment().encode())
+        password_text = self.login().password.decode()
+        write_private(self.netrc, f"machine 127.0.0.1 login {ADMIN} password {password_text}\n".encode())
+
+    def of_node(self, node: str) -> Tls:
+        """Of a node's listeners, and of its connections to others."""
+        own = self.path / f"{node}.pem"
+        return Tls(cert=own, key=own, ca=self.ca, verify_clients=True)
+
+    @property
+    def tls(self) -> Tls:
+        """Of a client."""
+        return Tls(cert=self.client, key=self.client, ca=self.ca)
+
+    def login(self) -> Login:
+        """The administrator's, as `up` has made it. Raises ConfigError."""
+        return Login(ADMIN, password_in(self._password))
+
+    def metadata_login(self) -> MetadataLogin | None:
+        """The nodes' at the metadata store; None where that is not the cluster's own ZooKeeper. Raises ConfigError."""
+        if not self.has_own_zookeeper:
+            return None
+        return MetadataLogin(METADATA_USER, password_in(self.metadata_password))
+
+    def url(self, addresses: Sequence[str]) -> str:
+        """By which a Python client reaches servers, of these gRPC addresses; who it is stands in its environment."""
+        ca, own = quote(str(self.ca)), quote(str(self.client))
+        return f"kvs://{','.join(addresses)}?ca={ca}&cert={own}&key={own}"
+
+    def _environment(self) -> str:
+        names = {
+            "KVSTORE_TLS_CA": self.ca,
+            "KVSTORE_TLS_CERT": self.client,
+            "KVSTORE_TLS_KEY": self.client,
+            "KVSTORE_USER": ADMIN,
+            "KVSTORE_PASSWORD_FILE": self._password,
+        }
+        if self.has_own_zookeeper:
+            names |= {"KVSTORE_METADATA_USER": METADATA_USER, "KVSTORE_METADATA_PASSWORD_FILE": self.metadata_password}
+        lines = [f"export {name}={shlex.quote(str(value))}" for name, value in names.items()]
+        return "\n".join(["# Lets whatever this shell starts into the local cluster: . client.env", *lines, ""])

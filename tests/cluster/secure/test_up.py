@@ -1,0 +1,258 @@
+"""`kvstore up --secure`: what it prints is done word for word, by real programs on real processes; strangers get in at
+no door."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+import redis
+
+from kvstore.client import Client
+from kvstore.devcluster import authority
+from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.local import secure_folder
+from kvstore.devcluster.private_files import write_private
+from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
+from kvstore.errors import StoreError
+from tests.cluster.harness import Cluster, running_cluster
+from tests.source import ROOT
+
+pytestmark = [pytest.mark.cluster]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("up secure"), secure=True) as started:
+        yield started
+
+
+def folder_of(cluster: Cluster) -> SecureFolder:
+    found = secure_folder(cluster.file)
+    assert found is not None
+    return found
+
+
+def kvstore(cluster: Cluster, *arguments: str, let_in: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell that has read what `up` has written, or in one that has not."""
+    own = f'. "{folder_of(cluster).environment}"; ' if let_in else ""
+    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
+    return subprocess.run(
+        ["sh", "-c", f'{own}exec "$@"', "sh", *command], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def printed(cluster: Cluster) -> str:
+    """What `up` says of a cluster that runs."""
+    answer = kvstore(cluster, "up", "--detach", let_in=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    """Run it with no more in its environment than programs need."""
+    return subprocess.run(
+        ["sh", "-e", "-c", script],
+        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def commands_in(text: str) -> list[str]:
+    """The lines that are to be typed; Python is given to Python."""
+    lines = [line.strip() for line in text.splitlines() if line.startswith("  ")]
+    heads = {line: line.removeprefix("Python: ") for line in lines}
+    return [
+        line if line == body else f"{sys.executable} - <<'EOF'\nimport kvstore.client\n{body}\nEOF"
+        for line, body in heads.items()
+    ]
+
+
+def test_what_it_prints_is_done_word_for_word_and_shows_no_password(cluster: Cluster) -> None:
+    text = printed(cluster)
+    assert folder_of(cluster).login().password.decode() not in text
+    commands = commands_in(text)
+    programs = [".", "kvstore", "kvstore", "kvstore", "redis-cli", "curl", sys.executable]
+    assert [program for program, line in zip(programs, commands, strict=True) if program not in line] == []
+    enters, *others = commands
+    assert enters.startswith(". ")
+    said = []
+    for each in others:
+        answer = shell(f"{enters}\n{each}")
+        assert answer.returncode == 0, f"{each}: {answer.stdout} {answer.stderr}"
+        said.append(answer.stdout)
+        refused = shell(each)
+        assert refused.returncode != 0 or "NOAUTH" in refused.stdout, f"{each}: done without what lets in"
+    put, locate, fsck, set_by_redis, page, _ = said
+    assert put.strip() == "hello"
+    assert locate.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
+    assert "All is well" in fsck or "Nothing is lost" in fsck
+    assert set_by_redis == "OK\n"
+    assert json.loads(page)["id"] == "n1"
+    assert shell(f"{enters}\n{commands[1].split('&&')[1].replace('greeting', 'answer')}").stdout == "42"
+
+
+def test_commands_on_its_folder_work_and_say_what_they_lack_without_the_files(cluster: Cluster) -> None:
+    status = kvstore(cluster, "status", "--json")
+    assert status.returncode == 0, status.stderr + status.stdout
+    found = json.loads(status.stdout)
+    assert [(node["id"], node["ready"]) for node in found["nodes"]] == [("n1", True), ("n2", True), ("n3", True)]
+    assert found["access_on"] is True
+    assert all(node["python"] for node in found["nodes"])
+    for command in (("partition", "list"), ("bookie", "list"), ("ledger", "list"), ("user", "list"), ("ring", "show")):
+        answer = kvstore(cluster, *command)
+        assert answer.returncode == 0, f"{command}: {answer.stderr}"
+        without = kvstore(cluster, *command, let_in=False)
+        assert without.returncode == 1
+        assert "client.env" in without.stderr, without.stderr
+
+
+def test_every_file_is_its_owners_alone(cluster: Cluster) -> None:
+    for path in folder_of(cluster).path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def verified(cluster: Cluster, **options: str) -> redis.Redis:
+    folder = folder_of(cluster)
+    own = {"ssl_certfile": str(folder.client), "ssl_keyfile": str(folder.client)}
+    return cluster.redis("n1", ssl=True, ssl_ca_certs=str(folder.ca), **own, **options)
+
+
+def test_no_door_takes_what_is_not_tls_or_has_no_certificate(cluster: Cluster) -> None:
+    folder = folder_of(cluster)
+    with pytest.raises(redis.RedisError):
+        cluster.redis("n1").ping()
+    with pytest.raises(StoreError), Client(cluster.url) as client:
+        client.get(b"answer")
+    own = f"ca={folder.ca}".replace(" ", "%20")
+    nobody = "kvs://{}:{}?{}".format(*cluster.address("n1", "grpc"), own)
+    with pytest.raises(StoreError), Client(nobody) as client:
+        client.get(b"answer")
+    for door in ("resp", "grpc", "bookie"):
+        assert heard(cluster.address("n1", door), ssl.create_default_context(cafile=str(folder.ca))) == b"", door
+
+
+def heard(address: tuple[str, int], context: ssl.SSLContext) -> bytes:
+    """What a door says to who trusts it and shows no certificate."""
+    with (
+        suppress(OSError),
+        socket.create_connection(address, timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=address[0]) as connection,
+    ):
+        connection.sendall(b"*1\r\n$4\r\nPING\r\n")
+        return connection.recv(100)
+    return b""
+
+
+def test_a_certificate_alone_reads_nothing_and_a_wrong_password_neither(cluster: Cluster) -> None:
+    login = folder_of(cluster).login()
+    with pytest.raises(redis.RedisError, match="already authenticated"):
+        verified(cluster).get("answer")
+    with pytest.raises(redis.RedisError, match="invalid"):
+        verified(cluster, username="admin", password="guessed").get("answer")
+    assert verified(cluster, username=login.user, password=login.password.decode()).ping() is True
+
+
+def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:
+    files = f'. "{folder_of(cluster).environment}"; unset KVSTORE_METADATA_USER KVSTORE_METADATA_PASSWORD_FILE; '
+    command = [sys.executable, "-m", "kvstore", "ledger", "list", "--data-dir", str(cluster.local.data_dir)]
+    answer = subprocess.run(
+        ["sh", "-c", f'{files}exec "$@"', "sh", *command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert answer.returncode == 1
+    assert "ZooKeeper does not let us" in answer.stderr
+
+
+def test_down_and_up_again_is_the_same_secure_cluster(cluster: Cluster) -> None:
+    folder = folder_of(cluster)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    login = folder.login()
+    own = {"username": login.user, "password": login.password.decode()}
+    verified(cluster, **own).set("kept", "over a restart")
+    assert kvstore(cluster, "down", let_in=False).returncode == 0
+    text = printed(cluster)
+    assert "client.env" in text
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    assert verified(cluster, **own).get("kept") == b"over a restart"
+    with pytest.raises(redis.RedisError):
+        cluster.redis("n1").ping()
+
+
+def readyz(cluster: Cluster) -> tuple[int, str]:
+    """What n1 answers to a probe, which verifies nothing."""
+    host, port = cluster.address("n1", "http")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with urlopen(f"https://{host}:{port}/readyz", timeout=10, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give n1 one that ends in so many days."""
+    folder = folder_of(cluster)
+    monkeypatch.setattr(authority, "ISSUED_DAYS", days)
+    monkeypatch.setattr(authority, "_BEFORE", timedelta(days=3))
+    write_private(folder.path / "n1.pem", Authority(folder.path)._issued("n1", HOSTS))
+    os.kill(cluster.pid("n1"), signal.SIGHUP)
+
+
+def test_a_certificate_that_expires_is_told_and_one_that_has_makes_its_node_not_ready(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (readyz(cluster), kvstore(cluster, "status").returncode) == ((200, "ok\n"), 0)
+    replace_certificate(cluster, 10, monkeypatch)
+
+    def told() -> str:
+        return kvstore(cluster, "status").stdout
+
+    cluster.wait_until(lambda: "node n1: its certificate expires in 9 days" in told(), "status tells it")
+    assert readyz(cluster)[0] == 200
+    replace_certificate(cluster, -1, monkeypatch)
+    cluster.wait_until(lambda: readyz(cluster)[0] == 503, "n1 is not ready")
+    assert "n1.pem expired at" in readyz(cluster)[1]
+    replace_certificate(cluster, 365, monkeypatch)
+    cluster.wait_until(lambda: readyz(cluster)[0] == 200, "n1 is ready again")
+    cluster.wait_until(lambda: kvstore(cluster, "status").returncode == 0, "all is well again")
+
+
+def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
+    """`up` makes an administrator where there is none, and is no way around those that there are."""
+    command = [sys.executable, "-m", "kvstore", "user", "passwd", "admin", "--password-stdin"]
+    files = f'. "{folder_of(cluster).environment}"; '
+    changed = subprocess.run(
+        ["sh", "-c", f'{files}exec "$@"', "sh", *command, "--data-dir", str(cluster.local.data_dir)],
+        input="another one\n", capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert changed.returncode == 0, changed.stderr
+    printed(cluster)
+    assert verified(cluster, username="admin", password="another one").ping() is True
+    with pytest.raises(redis.RedisError):
+        verified(cluster, username="admin", password=folder_of(cluster).login().password.decode()).ping()
+
+
+def test_up_refuses_to_make_a_plain_cluster_of_it_or_a_secure_one_of_a_plain(cluster: Cluster, tmp_path: Path) -> None:
+    document = json.loads((cluster.local.data_dir / "cluster.json").read_text())
+    assert document["secure"] is True
+    text = json.dumps(document | {"secure": False}).replace(str(cluster.local.data_dir), str(tmp_path))
+    (tmp_path / "cluster.json").write_text(text)
+    answer = subprocess.run(
+        [sys.executable, "-m", "kvstore", "up", "--secure", "--detach", "--data-dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (answer.returncode, "was made without it" in answer.stderr) == (1, True)

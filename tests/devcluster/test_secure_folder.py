@@ -1,0 +1,172 @@
+"""The files of a secure local cluster: made once, renewed in time, and nobody's but the owner's."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvstore.devcluster import authority
+from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.secure_folder import SecureFolder
+from kvstore.env.certificates import Certificates, expiry_of
+from kvstore.errors import ConfigError
+
+NODES = ["n1", "n2", "n3"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SecureFolder:
+    made = SecureFolder(tmp_path, has_own_zookeeper=True)
+    made.make(NODES)
+    return made
+
+
+def contents(folder: SecureFolder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.path.iterdir()}
+
+
+def test_nobody_but_the_owner_may_use_any_of_it(folder: SecureFolder) -> None:
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
+    assert set(modes.values()) == {0o600}
+    assert set(modes) == {
+        *("ca.pem", "ca.key", "client.pem", "n1.pem", "n2.pem", "n3.pem"),
+        *("admin.password", "metadata.password", "client.env", "netrc"),
+    }
+
+
+def test_what_is_there_is_kept_and_what_is_missing_is_made(folder: SecureFolder) -> None:
+    before = contents(folder)
+    folder.make(NODES)
+    assert contents(folder) == before
+    (folder.path / "n2.pem").unlink()
+    folder.make(NODES)
+    after = contents(folder)
+    assert {name for name in before if before[name] != after[name]} == {"n2.pem"}
+
+
+def test_a_certificate_that_is_about_to_expire_is_replaced_and_its_authority_stays(
+    folder: SecureFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(folder)
+    monkeypatch.setattr(authority, "RENEW_DAYS", authority.ISSUED_DAYS)
+    folder.make(NODES)
+    after = contents(folder)
+    assert {name for name in before if before[name] != after[name]} == {"client.pem", "n1.pem", "n2.pem", "n3.pem"}
+    assert expiry_of(after["n1.pem"]) >= expiry_of(before["n1.pem"])
+
+
+def test_what_was_cut_off_before_the_authority_was_whole_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "ca.key").write_text("half of a")
+    made = Authority(tmp_path).issue("n1", ("127.0.0.1",))
+    assert made.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
+
+
+@pytest.mark.parametrize("spoil", ["gone", "another", "Dear Sir"])
+def test_an_authority_without_its_key_issues_nothing_and_says_so(tmp_path: Path, spoil: str) -> None:
+    made, key = Authority(tmp_path), tmp_path / "ca.key"
+    made.issue("n1", ("127.0.0.1",))
+    if spoil == "gone":
+        key.unlink()
+    elif spoil == "another":
+        (tmp_path / "other").mkdir()
+        Authority(tmp_path / "other")
+        key.write_bytes((tmp_path / "other" / "ca.key").read_bytes())
+    else:
+        key.write_text(spoil)
+    Authority(tmp_path).issue("n1", ("127.0.0.1",))  # there is one
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        Authority(tmp_path).issue("n2", ("127.0.0.1",))
+    assert not (tmp_path / "n2.pem").exists()
+
+
+def greeted(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> tuple[dict[str, object], dict[str, object]]:
+    """The certificates that a server and a client see of each other. Raises SSLError."""
+    ours, theirs = socket.socketpair()
+    seen: list[object] = []
+
+    def serve() -> None:
+        try:
+            with server.wrap_socket(ours, server_side=True) as connection:
+                seen.append(connection.getpeercert())
+                connection.sendall(b"x")
+        except ssl.SSLError as error:
+            seen.append(error)
+            ours.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with client.wrap_socket(theirs, server_hostname=host) as connection:
+            assert connection.recv(1) == b"x"
+            shown = connection.getpeercert()
+    finally:
+        thread.join(60)
+    if isinstance(seen[0], ssl.SSLError):
+        raise seen[0]
+    return seen[0], shown  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "n1"])
+def test_nodes_and_clients_know_each_other_by_them(folder: SecureFolder, host: str) -> None:
+    node = Certificates(folder.of_node("n1"))
+    client, server = greeted(node.serving, folder.tls.client_context(), host)
+    assert client["subject"] == ((("commonName", "client"),),)
+    assert server["subject"] == ((("commonName", "n1"),),)
+    names = [value for _, value in client["subjectAltName"]]  # type: ignore[attr-defined]
+    assert names == ["client"], "no name of a node: it would be let in as one"
+    greeted(node.serving, Certificates(folder.of_node("n2")).calling, host)
+
+
+def test_another_folder_of_the_same_form_is_a_stranger(folder: SecureFolder, tmp_path: Path) -> None:
+    other = SecureFolder(tmp_path / "other", has_own_zookeeper=True)
+    other.make(["n1"])
+    with pytest.raises((ssl.SSLError, OSError, AssertionError)):
+        greeted(Certificates(folder.of_node("n1")).serving, other.tls.client_context(), "127.0.0.1")
+
+
+def test_openssl_itself_finds_nothing_amiss(folder: SecureFolder) -> None:
+    for name in ("n1", "client"):
+        command = ["openssl", "verify", "-x509_strict", "-CAfile", folder.ca, folder.path / f"{name}.pem"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stderr
+
+
+def test_the_clients_files_name_the_user_and_the_places_and_not_the_password(folder: SecureFolder) -> None:
+    login = folder.login()
+    assert login.user == "admin"
+    assert len(login.password) >= 32
+    said = subprocess.run(
+        ["sh", "-c", f". {folder.environment}; env"], capture_output=True, text=True, check=True, env={}
+    ).stdout
+    assert f"KVSTORE_TLS_CA={folder.ca}\n" in said
+    assert f"KVSTORE_PASSWORD_FILE={folder.path}/admin.password\n" in said
+    assert login.password.decode() not in said
+    assert login.password.decode() in folder.netrc.read_text()
+
+
+def test_passwords_differ_from_cluster_to_cluster(folder: SecureFolder, tmp_path: Path) -> None:
+    other = SecureFolder(tmp_path / "other", has_own_zookeeper=False)
+    other.make(NODES)
+    own = folder.metadata_login()
+    assert own is not None
+    assert len({folder.login().password, other.login().password, own.password}) == 3
+    assert other.metadata_login() is None
+
+
+def test_a_path_with_signs_of_a_shell_or_a_url_is_still_one(tmp_path: Path) -> None:
+    odd = SecureFolder(tmp_path / "a &b's", has_own_zookeeper=False)
+    odd.make(["n1"])
+    said = subprocess.run(
+        ["sh", "-c", f'. "{odd.environment}"; printf %s "$KVSTORE_TLS_CA"'], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == str(odd.ca)
+    from kvstore.client.core.config import parse_url
+
+    assert parse_url(odd.url(["127.0.0.1:1"])).tls == odd.tls

@@ -1,0 +1,129 @@
+"""gRPC with TLS and without on one port (docs/protocol.md S1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvstore.env.certificates import Certificates
+from kvstore.env.tls import Mode
+from kvstore.rpc import front as module
+from kvstore.rpc.server import GrpcServer
+from tests.certificates import Files
+from tests.waiting import PATIENCE_S, wait_until
+
+METHOD = "/a.Service/Echo"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files.issue(tmp_path_factory.mktemp("tls"))
+
+
+async def _echo(request: bytes, context: Any) -> bytes:
+    names = context.auth_context().get("x509_common_name", []) + context.auth_context().get("x509_subject", [])
+    await context.send_initial_metadata((("verified", str(bool(names)).lower()),))
+    return request
+
+
+def _register(server: grpc.aio.Server) -> None:
+    handler = grpc.method_handlers_generic_handler(
+        "a.Service",
+        {"Echo": grpc.unary_unary_rpc_method_handler(_echo, request_deserializer=bytes, response_serializer=bytes)},
+    )
+    server.add_generic_rpc_handlers((handler,))
+
+
+@asynccontextmanager
+async def served(
+    files: Files, *, connections_max: int = 100, verifies: bool = False
+) -> AsyncIterator[tuple[Certificates, int]]:
+    certificates = Certificates(replace(files.bookie, mode=Mode.PREFER, verify_clients=verifies))
+    server = GrpcServer(("a.Service",), (_register,), connections_max)
+    port = await server.start("127.0.0.1:0", certificates)
+    await server.set_serving(True)
+    async with asyncio.timeout(PATIENCE_S):
+        yield certificates, port
+    await server.stop(0)
+
+
+def channel(files: Files, port: int, *, tls: bool) -> grpc.aio.Channel:
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 8 << 20))
+    if not tls:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options)
+    credentials = grpc.ssl_channel_credentials(*files.client.contents())
+    return grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options)
+
+
+async def health(files: Files, port: int, *, tls: bool) -> Any:
+    async with channel(files, port, tls=tls) as one:
+        stub: Any = health_pb2_grpc.HealthStub(one)
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)).status
+
+
+async def test_one_port_takes_both_and_counts_what_is_plain(files: Files) -> None:
+    async with served(files) as (certificates, port):
+        assert await health(files, port, tls=True) == SERVING
+        assert certificates.plain == 0
+        assert await health(files, port, tls=False) == SERVING
+        assert certificates.plain == 1
+
+
+@pytest.mark.parametrize("tls", [True, False])
+async def test_large_messages_and_many_at_once_are_carried_whole(files: Files, tls: bool) -> None:
+    async with served(files) as (_, port), channel(files, port, tls=tls) as one:
+        ask = one.unary_unary(METHOD)
+        asked = [bytes([number]) * (3 << 20) for number in range(8)]
+        assert await asyncio.gather(*(ask(each) for each in asked)) == asked
+
+
+async def test_a_clients_certificate_is_verified_behind_it(files: Files) -> None:
+    async with served(files, verifies=True) as (_, port), channel(files, port, tls=True) as one:
+        call = one.unary_unary(METHOD)(b"x")
+        assert await call == b"x"
+        assert dict(await call.initial_metadata())["verified"] == "true"
+
+
+async def test_a_connection_that_brings_nothing_is_closed(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_BYTE_S", 0.01)
+    async with served(files) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_there_are_no_more_connections_than_it_may_have(files: Files) -> None:
+    async with served(files, connections_max=2) as (_, port):
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        ended = [asyncio.create_task(reader.read()) for reader, _ in opened]
+        done, _ = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+        for task in ended:
+            task.cancel()
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+async def test_what_it_carries_ends_with_the_server_and_its_port_is_free(files: Files) -> None:
+    async with served(files) as (_, port):
+        one = channel(files, port, tls=False)
+        assert await one.unary_unary(METHOD)(b"x") == b"x"
+    await one.close()
+
+    async def is_free() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            return True
+        writer.close()
+        return False
+
+    await wait_until(is_free, what="nobody listens")
