@@ -190,7 +190,11 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_resp_connections_refused_total": ("server_resp_connections_refused_total", "Connections above the limit."),
     "server_resp_silent_closed_total": (
         "server_resp_silent_closed_total",
-        "Connections closed for others, at the limit: they had never sent a command.",
+        "Connections closed for others, at the limit: they had never sent a command, or not logged in.",
+    ),
+    "server_resp_connections_unknown": (
+        "server_resp_connections_unknown",
+        "Connections that have sent no command yet, or where clients are asked, have not logged in.",
     ),
     "server_resp_slow_readers_closed_total": (
         "server_resp_slow_readers_closed_total",
