@@ -19,6 +19,7 @@ UNFOUNDED = (
     "access control is off, and other machines can reach this node, so it serves nobody: `kvstore access found NAME "
     "--metadata ADDRESS` makes the first administrator and switches it on; or set insecure = true in the node's file"
 )
+GONE = "user {} was removed, or has another password"
 _BATCH, _SCAN, _DELETE_RANGE = int(Code.BATCH), int(Code.SCAN), int(Code.DELETE_RANGE)
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
@@ -123,7 +124,7 @@ class Access:
         for name, identity in list(self._identities.items()):
             user = self._users.get(name)
             if user is None or user.password != identity.password:
-                identity.is_gone = True
+                identity.is_gone, identity.why_unknown = True, GONE.format(name)
                 identity.allow(NOTHING)  # for good: no later table has a word about it, so none could take rights away
                 del self._identities[name]
             else:
