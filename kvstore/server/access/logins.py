@@ -5,6 +5,10 @@ by a keyed hash with a key of this process alone; the same login asked for by ma
 failed too often is refused for a while without any hash. Of those that wait the one comes next whose address has failed
 the fewest times, and where too many wait that of the address with the most gives way: whoever guesses, from many
 addresses too, waits behind those who do not.
+
+A token (kvstore/access/tokens.py) is taken in a password's place, at every door, with its user's name, with `default`
+or with none. It costs one fast hash each time, cannot be guessed, and whoever comes with one is never refused for what
+others of his address have done.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import NamedTuple
 
 from kvstore.access import PASSWORD_BYTES_MAX, Password, parsed
 from kvstore.access.passwords import HASH_BYTES, SALT_BYTES, N, P
+from kvstore.access.tokens import id_or_none
 from kvstore.env import Env
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.rpc.calls import address_of
@@ -35,6 +40,9 @@ FAILURES_MAX, FAILURES_S = 10, 60.0
 ADDRESSES_MAX = 1_000
 """Addresses that are remembered; the one that failed longest ago is forgotten first."""
 WRONG = "invalid username-password pair or user is disabled."
+WRONG_TOKEN = "the token is not one of this cluster's, not this user's, has expired or was revoked"
+ANY_USER = ("", "default")
+"""As whom a token's bearer may come beside his own name: with nothing, or as Redis clients name nobody."""
 _NOBODYS = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
 """Hashed in vain for a user who is not there, so that time does not tell who is."""
 
@@ -97,7 +105,12 @@ class Logins:
         }
 
     def known_or_none(self, user: str, password: bytes) -> Identity | None:
-        """The user, if this server has verified this login before and it still holds. Takes microseconds."""
+        """The user, if this server has verified this login before and it still holds, or if it is by a token. Takes
+        microseconds."""
+        token = id_or_none(password)
+        if token is not None:
+            named = self._access.of_token(token, password, self._clock.date_ms())
+            return named if named is not None and user in (*ANY_USER, named.name) else None
         found, known = self._verified.get(user), self._access.user_or_none(user)
         if found is None or known is None or known.password != found.hash:
             return None
@@ -113,6 +126,10 @@ class Logins:
             return identity
         if self._access.is_unfounded:
             raise self._access.nobody.unknown()
+        token = id_or_none(password)
+        if token is not None:
+            self.failed += 1
+            raise self._noted(f"#{token}", address, WRONG_TOKEN)
         known = self._access.user_or_none(user)
         if self._is_limited(address):
             self.limited += 1
@@ -240,6 +257,16 @@ def _step_back() -> None:
 def network_of(host: str) -> str:
     """An address as failures are counted by it: of IPv6 the network, of which one machine may have every address."""
     return address_of(f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0")
+
+
+def credentials_or_none(header: str) -> tuple[str, bytes] | None:
+    """User and password of an `authorization` header, Basic or Bearer, of which the latter has a token and no user;
+    None if it is none."""
+    kind, _, text = header.partition(" ")
+    if kind.lower() != "bearer":
+        return basic_or_none(header)
+    word = text.strip().encode("utf-8", "replace")
+    return ("", word) if id_or_none(word) is not None else None
 
 
 def basic_or_none(header: str) -> tuple[str, bytes] | None:

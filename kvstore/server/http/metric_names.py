@@ -217,6 +217,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "1 where nobody is served: other machines reach this node, and access control is off.",
     ),
     "server_access_users": ("server_access_users", "Users in the table that this server goes by."),
+    "server_access_tokens": ("server_access_tokens", "Tokens in that table, expired ones included."),
     "server_access_denied_total": (
         "server_access_denied_total",
         "Operations, calls and requests refused: nobody had said who asks, or he lacked the right.",

@@ -150,7 +150,10 @@ class RespServer:
 
     def admit(self, connection: RespConnection) -> Admission:
         """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
-        is_above = not self._has_room()
+        if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNKNOWN_SHARE):
+            is_above = not self._close_silent(UNKNOWN_SURE_S)
+        else:
+            is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent(SILENT_S)
         if is_above and len(self._tried) >= SERVERS_MAX and not self._give_way():
             return Admission.NO
         self._connections[connection] = None
@@ -160,11 +163,6 @@ class RespServer:
             return Admission.IF_SERVER
         self._silent[connection] = self.now()
         return Admission.YES
-
-    def _has_room(self) -> bool:
-        if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNKNOWN_SHARE):
-            return self._close_silent(UNKNOWN_SURE_S)
-        return len(self._connections) < self._limits.connections_max or self._close_silent(SILENT_S)
 
     def heard(self, connection: RespConnection) -> None:
         """It has sent a command, and said who it is if it has to."""
