@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 
 from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, Token, User, permissions_of
 from kvstore.access.permissions import shown_key, shown_range
+from kvstore.env import Stream
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.partition.state.traits import NEEDS
 from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.certificates import common_names
 from kvstore.server.listeners import Listeners
 
 NOBODY = ""
@@ -209,6 +211,11 @@ class Access:
     def of_certificate(self, names: Iterable[str]) -> Identity | None:
         """The user whom a verified certificate names as its common name; None if it names none."""
         return next((found for each in names if (found := self._identities.get(each)) is not None), None)
+
+    def is_user(self, stream: Stream) -> bool:
+        """Whether who connects shows the certificate of a user, where clients are asked (docs/protocol.md B33)."""
+        names = common_names(stream.get_extra_info("peercert"))
+        return self.is_on and self.of_certificate(names) is not None
 
     def statistics(self) -> dict[str, int]:
         return {

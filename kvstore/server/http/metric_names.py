@@ -70,6 +70,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "bookie_refused_plain_total",
         "Requests refused since they came without TLS, where the node has it.",
     ),
+    "bookie_refused_user": (
+        "bookie_refused_user_total",
+        "Connections refused since they showed the certificate of a user of the cluster.",
+    ),
     "bookie_refused_digest": (
         "bookie_refused_digest_total",
         "Adds and explicit last-add-confirmed refused since their digest was wrong: damaged in memory or on the wire.",

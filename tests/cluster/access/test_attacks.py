@@ -78,10 +78,9 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def context_of(secured: Secured, *, shows_certificate: bool = True) -> ssl.SSLContext:
+def context_of(secured: Secured) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(secured.ca))
-    if shows_certificate:
-        context.load_cert_chain(secured.of_client)
+    context.load_cert_chain(secured.of_client)
     return context
 
 
@@ -180,14 +179,24 @@ def test_a_clients_certificate_makes_no_server(founded: Secured) -> None:
     assert "not that of a server" in greeted_as_n1(founded, secret, founded.of_client)
 
 
+def certificate_of(secured: Secured, user: str) -> Path:
+    """One of the cluster's CA whose common name is a user's."""
+    place = secured.ca.with_name(f"{user}.pem")
+    issued = secured.authority.issue_cert(f"{user}.example", common_name=user)
+    issued.private_key_and_cert_chain_pem.write_to_path(str(place))
+    return place
+
+
 @contextmanager
-def bookie_of(secured: Secured, *, shows_certificate: bool) -> Iterator[Callable[[bytes], wire.Answer]]:
+def bookie_of(secured: Secured, certificate: Path | None) -> Iterator[Callable[[bytes], wire.Answer]]:
     """n3's, as a stranger speaks to it; raises OSError where it does not let him in."""
     host, port = secured.cluster.address("n3", "bookie")
     with socket.create_connection((host, port), timeout=30) as plain:
         plain.sendall(wire.encode_start_tls(1))
         assert wire.decode_response(frame_of(plain)).status == Status.OK
-        context = context_of(secured, shows_certificate=shows_certificate)
+        context = ssl.create_default_context(cafile=str(secured.ca))
+        if certificate is not None:
+            context.load_cert_chain(certificate)
         with context.wrap_socket(plain, server_hostname=host) as connection:
 
             def ask(request: bytes) -> wire.Answer:
@@ -211,16 +220,28 @@ def frame_of(connection: socket.socket) -> bytes:
 
 
 def test_a_clients_certificate_at_a_bookie_neither_writes_nor_fences_and_none_does_nothing(founded: Secured) -> None:
-    """docs/protocol.md B13: that takes the ledger's password. Reads take the certificate alone (docs/operations.md)."""
+    """docs/protocol.md B13: that takes the ledger's password. Reads take a certificate that names no user
+    (docs/operations.md)."""
     stranger, said = bytes(20), set()
-    with bookie_of(founded, shows_certificate=True) as ask:
+    with bookie_of(founded, founded.of_client) as ask:
         for ledger in range(40):
             said.add(ask(wire.encode_add(2, ledger, 10**6, stranger, bytes(64))).status)
             said.add(ask(wire.encode_read(3, ledger, 0, fence_key=stranger)).status)
     assert Status.OK not in said
     assert Status.UNAUTHORIZED in said
-    with pytest.raises((OSError, ssl.SSLError)), bookie_of(founded, shows_certificate=False) as ask:
+    with pytest.raises((OSError, ssl.SSLError)), bookie_of(founded, None) as ask:
         ask(wire.encode_read(2, 1, 0))
+
+
+def test_a_user_with_a_certificate_reads_at_a_server_and_not_at_a_bookie(founded: Secured, cluster: Cluster) -> None:
+    """docs/protocol.md B33"""
+    own = str(certificate_of(founded, "data"))
+    with cluster.redis("n3", ssl=True, ssl_ca_certs=str(founded.ca), ssl_certfile=own, ssl_keyfile=own) as one:
+        assert one.acl_whoami() == "data"
+        assert one.get("known") == b"1"
+    with pytest.raises((OSError, ssl.SSLError)), bookie_of(founded, Path(own)) as ask:
+        ask(wire.encode_read(2, 1, 0))
+    cluster.wait_until(lambda: counted(founded, "n3", "kvstore_bookie_refused_user_total") > 0, "it is counted")
 
 
 class Speaker:
@@ -342,7 +363,7 @@ def is_served(secured: Secured, node: str, door: str) -> bool:
                 return bool(kv_pb2_grpc.KVStub(opened).Get(kv_pb2.GetRequest(key=b"known"), timeout=10))
         if door == "http":
             return get(secured, node, "/readyz")[0] == 200
-        with bookie_of(secured, shows_certificate=True):
+        with bookie_of(secured, secured.of_client):
             return True
     return False
 
