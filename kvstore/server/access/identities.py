@@ -71,6 +71,10 @@ class Identity:
                 return self.permissions.refused(right, f"{OPERATION_NAMES[code]} of {_shown(op)}")
         return None
 
+    def may_do_every_operation(self) -> bool:
+        """Whether no operation on any key would be refused as long as his rights stay: each needs to read or write."""
+        return all(self.permissions.may_all(right, b"", b"") for right in (Right.READ, Right.WRITE))
+
     def _may(self, right: Right, op: Op) -> bool:
         code = op[0]
         if code in (_SCAN, _DELETE_RANGE):
