@@ -4,10 +4,10 @@
 
 Two clusters of three nodes run side by side, one with TLS and access control, the other without TLS. That one is loaded
 three times in each round: with access control off, and on, by a user who may read and write everything (`asked`) and by
-one who may do so below a prefix (`prefix`); it is switched while it runs. So all four are measured in turns, on the same
-machine in the same state, and only ratios between them say something. A line is the median of all rounds: operations a
-second by 50 connections to the leader, and processor time of all three nodes per operation. Clients log in once for
-each connection, as they do, by a password that the node has verified before.
+one who may do so below a prefix (`prefix`); it is switched while it runs. So all four are measured in turns, on the
+same machine in the same state, and only ratios between them say something. A line is the median of all rounds:
+operations a second by 50 connections to the leader, and processor time of all three nodes per operation. Clients log in
+once for each connection, as they do, by a password that the node has verified before.
 
 `calls` are those of the leader's event loop per operation, of Python and of C, which do not depend on how busy the
 machine is: what authorization itself takes is the difference between on and off, in which the logins of the connections
