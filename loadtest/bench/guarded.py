@@ -264,13 +264,17 @@ def _row(load: Load, plain: Side, secured: Side, rounds: int) -> dict[str, Any]:
 
 
 def check_us() -> float:
-    """What a look at a key takes, for a user with two prefixes, as the Redis door does it."""
-    key, readable, count = b"{guarded}1234567", (b"other/", b"{guarded}"), 200_000
-    began = time.perf_counter()
-    for _ in range(count):
-        if not (readable is None or key.startswith(readable)):
-            raise AssertionError("it has the prefix")
-    return (time.perf_counter() - began) / count * 1e6
+    """Processor time of a look at a key, for a user with two prefixes, as the Redis door does it: the least of some
+    attempts, since others use the processor, too."""
+    key, readable, count = b"{guarded}1234567", (b"other/", b"{guarded}"), 20_000
+    attempts = []
+    for _ in range(20):
+        began = time.process_time_ns()
+        for _ in range(count):
+            if not (readable is None or key.startswith(readable)):
+                raise AssertionError("it has the prefix")
+        attempts.append(time.process_time_ns() - began)
+    return min(attempts) / count / 1e3
 
 
 def main(words: Sequence[str] | None = None) -> None:
