@@ -24,7 +24,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,7 @@ from loadtest.generator.options import path_word
 OFFSETS = range(30_000, 34_000, 100)
 FILE_S = 10.0
 STANDARD = "standard library"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
@@ -186,13 +187,19 @@ def layer_of(function: str) -> str:
     return folder or "kvstore"
 
 
-async def run_load(load: Load, address: str, tag: str) -> None:
-    """Raises RuntimeError if anything is refused."""
+async def connect_plainly(address: str) -> Streams:
     host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def run_load(
+    load: Load, address: str, tag: str, connect: Callable[[str], Awaitable[Streams]] = connect_plainly
+) -> None:
+    """Raises RuntimeError if anything is refused."""
     rounds = load.operations // (load.connections * load.pipeline)
 
     async def one(number: int) -> None:
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connect(address)
         parser = hiredis.Reader()
         for turn in range(rounds):
             keys = [b"{%b}%d" % (tag.encode(), (number * rounds + turn) * 16 + each) for each in range(load.pipeline)]
@@ -269,9 +276,9 @@ class Budget:
     def idle(self, seconds: float) -> list[Idleness]:
         """Of each node."""
         nodes = self._cluster.load().nodes
-        before = {node.id: _scheduled(node) for node in nodes}
+        before = {node.id: scheduled(node) for node in nodes}
         time.sleep(seconds)
-        spent = {node.id: [b - a for a, b in zip(before[node.id], _scheduled(node), strict=True)] for node in nodes}
+        spent = {node.id: [b - a for a, b in zip(before[node.id], scheduled(node), strict=True)] for node in nodes}
         counted = self._counted(lambda: time.sleep(seconds))
         found = []
         for node in nodes:
@@ -305,7 +312,7 @@ class Budget:
         return found
 
 
-def _scheduled(node: NodePlace) -> tuple[float, int]:
+def scheduled(node: NodePlace) -> tuple[float, int]:
     """The processor time of all threads in seconds, to the nanosecond (what an idle node takes in a minute is a few of
     the clock's ticks), and how often the event loop has slept."""
     tasks = list(Path(f"/proc/{node.pid}/task").iterdir())

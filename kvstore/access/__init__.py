@@ -1,14 +1,16 @@
-"""Users, roles and rights on prefixes of keys, and the table of all of them."""
+"""Users, roles, rights on prefixes of keys and tokens, and the table of all of them."""
 
 from kvstore.access.changes import (
     ADMIN,
     AddRole,
+    AddToken,
     AddUser,
     Change,
     Found,
     GrantRight,
     GrantRole,
     RemoveRole,
+    RemoveToken,
     RemoveUser,
     RevokeRight,
     RevokeRole,
@@ -20,6 +22,7 @@ from kvstore.access.passwords import PASSWORD_BYTES_MAX, Password, encoded, pars
 from kvstore.access.permissions import EVERYTHING, NOTHING, Permissions, permissions_of
 from kvstore.access.ranges import Ranges, end_of_prefix
 from kvstore.access.table import AccessTable, Grant, Right, Role, User
+from kvstore.access.tokens import Token
 
 __all__ = [
     "ADMIN",
@@ -28,6 +31,7 @@ __all__ = [
     "PASSWORD_BYTES_MAX",
     "AccessTable",
     "AddRole",
+    "AddToken",
     "AddUser",
     "Change",
     "Found",
@@ -38,6 +42,7 @@ __all__ = [
     "Permissions",
     "Ranges",
     "RemoveRole",
+    "RemoveToken",
     "RemoveUser",
     "RevokeRight",
     "RevokeRole",
@@ -45,6 +50,7 @@ __all__ = [
     "Role",
     "SetPassword",
     "Switch",
+    "Token",
     "User",
     "applied",
     "encoded",

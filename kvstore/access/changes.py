@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from kvstore.access.table import AccessTable, Grant, Right, Role, User
+from kvstore.access.table import TOKENS_OF_USER_MAX, AccessTable, Grant, Right, Role, User
+from kvstore.access.tokens import TTL_MAX_MS, TTL_MIN_MS, Token, check_id
 from kvstore.errors import InvalidRequest
 
 ADMIN = "admin"
@@ -92,6 +93,22 @@ class RevokeRight:
     prefix: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class AddToken:
+    """A token for a user, from `now_ms` on for `ttl_ms`. What has expired until now goes from the table."""
+
+    id: str
+    user: str
+    hash: str = field(repr=False)
+    ttl_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveToken:
+    id: str
+
+
 Change = (
     Switch
     | Found
@@ -104,6 +121,8 @@ Change = (
     | RemoveRole
     | GrantRight
     | RevokeRight
+    | AddToken
+    | RemoveToken
 )
 
 
@@ -131,11 +150,10 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
             return _add_user(table, change)
         case RemoveUser(name):
             _user(table, name)
-            return replace(table, users=tuple(each for each in table.users if each.name != name))
-        case SetPassword(name, password):
-            if not password:
-                raise InvalidRequest(f"user {name}: want a password's hash, got none")
-            return _with_user(table, replace(_user(table, name), password=password))
+            users = tuple(each for each in table.users if each.name != name)
+            return replace(_without_tokens_of(table, name), users=users)
+        case SetPassword():
+            return _set_password(table, change)
         case GrantRole(name, role):
             user = _user(table, name)
             if role != ADMIN:
@@ -154,6 +172,8 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
             return _with_role(table, replace(role_, grants=tuple(sorted({*role_.grants, Grant(right, prefix)}))))
         case RevokeRight(name, right, prefix):
             return _revoke_right(table, name, Grant(right, prefix))
+        case AddToken() | RemoveToken():
+            return _with_tokens(table, change)
         case _:
             assert_never(change)
 
@@ -200,6 +220,45 @@ def _revoke_right(table: AccessTable, name: str, grant: Grant) -> AccessTable:
     if grant not in role.grants:
         raise NotThere(f"role {name} has not the right {grant.right} on exactly the prefix {grant.prefix!r}")
     return _with_role(table, replace(role, grants=tuple(each for each in role.grants if each != grant)))
+
+
+def _set_password(table: AccessTable, change: SetPassword) -> AccessTable:
+    """His tokens go with the former one: whoever changes a password because it is known trusts none of them."""
+    if not change.password:
+        raise InvalidRequest(f"user {change.name}: want a password's hash, got none")
+    user = _user(table, change.name)
+    if user.password == change.password:
+        return table
+    return _without_tokens_of(_with_user(table, replace(user, password=change.password)), change.name)
+
+
+def _with_tokens(table: AccessTable, change: AddToken | RemoveToken) -> AccessTable:
+    if isinstance(change, AddToken):
+        return _add_token(table, change)
+    check_id(change.id)
+    if all(each.id != change.id for each in table.tokens):
+        raise NotThere(f"no token {change.id}; `kvstore token list` shows those that there are")
+    return replace(table, tokens=tuple(each for each in table.tokens if each.id != change.id))
+
+
+def _add_token(table: AccessTable, change: AddToken) -> AccessTable:
+    _user(table, change.user)
+    if not TTL_MIN_MS <= change.ttl_ms <= TTL_MAX_MS:
+        raise InvalidRequest(f"want a token for a second to a year, got {change.ttl_ms} ms")
+    known = next((each for each in table.tokens if each.id == change.id), None)
+    if known is not None:
+        if (known.user, known.hash) == (change.user, change.hash):
+            return table  # by an attempt before this one
+        raise InvalidRequest(f"token {change.id} is there already: want another id")
+    kept = [each for each in table.tokens if each.expires_ms > change.now_ms]
+    if sum(each.user == change.user for each in kept) >= TOKENS_OF_USER_MAX:
+        raise InvalidRequest(f"user {change.user} has {TOKENS_OF_USER_MAX} tokens: revoke one first")
+    token = Token(change.id, change.user, change.hash, change.now_ms + change.ttl_ms)
+    return replace(table, tokens=tuple(sorted([*kept, token], key=lambda each: each.id)))
+
+
+def _without_tokens_of(table: AccessTable, user: str) -> AccessTable:
+    return replace(table, tokens=tuple(each for each in table.tokens if each.user != user))
 
 
 def _has_admin(table: AccessTable) -> bool:

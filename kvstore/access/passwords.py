@@ -13,6 +13,8 @@ import hmac
 import re
 from dataclasses import dataclass, field
 
+from kvstore.access.tokens import id_or_none
+
 N, R, P = 1 << 14, 8, 5
 """Cost: 16 MiB, and a fifth of a second or so."""
 N_MIN, N_MAX, P_MAX = 1 << 14, 1 << 16, 16
@@ -50,6 +52,8 @@ def fault_of_password(password: bytes) -> str:
     """Why this cannot be a password; empty if it can."""
     if not 1 <= len(password) <= PASSWORD_BYTES_MAX:
         return f"want a password of 1 to {PASSWORD_BYTES_MAX} bytes, got {len(password)}"
+    if id_or_none(password) is not None:
+        return "want a password, got what has the form of a token"
     return "want a password on one line" if any(byte in password for byte in b"\r\n\0") else ""
 
 

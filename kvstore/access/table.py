@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvstore.access.passwords import fault_of_hash
+from kvstore.access.tokens import Token
 
 USERS_MAX = 1_000
 ROLES_MAX = 256
 GRANTS_MAX = 64
 """Of one role."""
 ROLES_OF_USER_MAX = 32
+TOKENS_MAX = 1_000
+TOKENS_OF_USER_MAX = 32
 PREFIX_BYTES_MAX = 1_024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
 
@@ -85,16 +88,19 @@ class AccessTable:
     """By name."""
     roles: tuple[Role, ...] = ()
     """By name; the built-in one is not among them."""
+    tokens: tuple[Token, ...] = ()
+    """By id."""
 
     def __post_init__(self) -> None:
         for what, names, most in (
+            ("tokens", [each.id for each in self.tokens], TOKENS_MAX),
             ("users", [each.name for each in self.users], USERS_MAX),
             ("roles", [each.name for each in self.roles], ROLES_MAX),
         ):
             if len(names) > most:
                 raise ValueError(f"want at most {most} {what}, got {len(names)}")
             if sorted(set(names)) != names:
-                raise ValueError(f"want {what} sorted by name, each once")
+                raise ValueError(f"want {what} sorted by name or id, each once")
 
     def user_or_none(self, name: str) -> User | None:
         return next((each for each in self.users if each.name == name), None)

@@ -15,7 +15,7 @@ from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
 from kvstore.bookie.upkeep.counted import refuse_older_metadata
 from kvstore.env.histogram import Histogram
-from kvstore.env.ports import Env, Listener, Nursery
+from kvstore.env.ports import Env, Listener, Nursery, Stream
 from kvstore.errors import MetadataError
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import Identity, LayoutStore
@@ -44,10 +44,16 @@ class Bookie:
     storage: AnyStorage
 
     def __init__(
-        self, env: Env, config: BookieConfig, store: MetadataStore, is_ours: Callable[[LedgerId, bytes], bool] = anyones
+        self,
+        env: Env,
+        config: BookieConfig,
+        store: MetadataStore,
+        is_ours: Callable[[LedgerId, bytes], bool] = anyones,
+        is_user: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
-        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given."""
-        self._is_ours = is_ours
+        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given.
+        `is_user`: whether who connects shows the certificate of one of the cluster's users."""
+        self._is_ours, self._is_user = is_ours, is_user
         self._env = env
         self._config = config
         self._store = store
@@ -74,7 +80,7 @@ class Bookie:
         await refuse_older_metadata(admitted(storage, self._is_ours), authority)
         if config.admit_raw_adds:
             log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
-        self._service = BookieService(storage, config, instance_id)
+        self._service = BookieService(storage, config, instance_id, self._is_user)
         self._listener = await env.transport.listen(config.listen, self._service.handler, prelude=self._prelude)
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)

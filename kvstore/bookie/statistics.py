@@ -22,6 +22,7 @@ class Statistics:
     refused_digest: int = 0
     """Adds and explicit LACs whose digest was wrong."""
     refused_plain: int = 0
+    refused_user: int = 0
     """Requests in the clear where connections are TLS."""
     refused_cluster: int = 0
     """Connections of clients that said they were of another cluster."""

@@ -30,6 +30,7 @@ BRANCHES = (
     "bench",
     "fsck",
     "access.users",
+    "access.tokens",
 )
 """Modules of this package; each has `register(app)`, which adds its commands. Their heavy imports are inside the
 commands."""

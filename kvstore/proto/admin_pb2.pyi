@@ -63,22 +63,26 @@ class AccessResponse(_message.Message):
     ON_FIELD_NUMBER: _builtins.int
     USERS_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     on: _builtins.bool
     """Whether anybody is asked who he is."""
     @_builtins.property
     def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessUser]: ...
     @_builtins.property
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessRole]: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessToken]: ...
     def __init__(
         self,
         *,
         on: _builtins.bool = ...,
         users: _abc.Iterable[Global___AccessUser] | None = ...,
         roles: _abc.Iterable[Global___AccessRole] | None = ...,
+        tokens: _abc.Iterable[Global___AccessToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["on", b"on", "roles", b"roles", "users", b"users"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["on", b"on", "roles", b"roles", "tokens", b"tokens", "users", b"users"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -164,6 +168,41 @@ class AccessGrant(_message.Message):
 Global___AccessGrant: _TypeAlias = AccessGrant  # noqa: Y015
 
 @_typing.final
+class AccessToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    TOKEN_HASH_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """12 hexadecimal digits, made up by the caller at random, who can so repeat the call."""
+    user: _builtins.str
+    token_hash: _builtins.str
+    """In requests only: the SHA-256 of the token, 64 hexadecimal digits. The token itself does not travel here."""
+    ttl_ms: _builtins.int
+    """In requests only: how long it lives, from when the server takes it; a second to 366 days."""
+    expires_ms: _builtins.int
+    """Milliseconds since 1970."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        user: _builtins.str = ...,
+        token_hash: _builtins.str = ...,
+        ttl_ms: _builtins.int = ...,
+        expires_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_ms", b"expires_ms", "id", b"id", "token_hash", b"token_hash", "ttl_ms", b"ttl_ms", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessToken: _TypeAlias = AccessToken  # noqa: Y015
+
+@_typing.final
 class AccessMembership(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,10 +238,13 @@ class ChangeAccessRequest(_message.Message):
     REMOVE_ROLE_FIELD_NUMBER: _builtins.int
     GRANT_RIGHT_FIELD_NUMBER: _builtins.int
     REVOKE_RIGHT_FIELD_NUMBER: _builtins.int
+    ADD_TOKEN_FIELD_NUMBER: _builtins.int
+    REMOVE_TOKEN_FIELD_NUMBER: _builtins.int
     switch_on: _builtins.bool
     remove_user: _builtins.str
     add_role: _builtins.str
     remove_role: _builtins.str
+    remove_token: _builtins.str
     @_builtins.property
     def add_user(self) -> Global___AccessUser: ...
     @_builtins.property
@@ -215,6 +257,8 @@ class ChangeAccessRequest(_message.Message):
     def grant_right(self) -> Global___AccessGrant: ...
     @_builtins.property
     def revoke_right(self) -> Global___AccessGrant: ...
+    @_builtins.property
+    def add_token(self) -> Global___AccessToken: ...
     def __init__(
         self,
         *,
@@ -228,12 +272,14 @@ class ChangeAccessRequest(_message.Message):
         remove_role: _builtins.str = ...,
         grant_right: Global___AccessGrant | None = ...,
         revoke_right: Global___AccessGrant | None = ...,
+        add_token: Global___AccessToken | None = ...,
+        remove_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_role", b"add_role", "add_user", b"add_user", "change", b"change", "grant_right", b"grant_right", "grant_role", b"grant_role", "remove_role", b"remove_role", "remove_user", b"remove_user", "revoke_right", b"revoke_right", "revoke_role", b"revoke_role", "set_password", b"set_password", "switch_on", b"switch_on"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_role", b"add_role", "add_token", b"add_token", "add_user", b"add_user", "change", b"change", "grant_right", b"grant_right", "grant_role", b"grant_role", "remove_role", b"remove_role", "remove_token", b"remove_token", "remove_user", b"remove_user", "revoke_right", b"revoke_right", "revoke_role", b"revoke_role", "set_password", b"set_password", "switch_on", b"switch_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_role", b"add_role", "add_user", b"add_user", "change", b"change", "grant_right", b"grant_right", "grant_role", b"grant_role", "remove_role", b"remove_role", "remove_user", b"remove_user", "revoke_right", b"revoke_right", "revoke_role", b"revoke_role", "set_password", b"set_password", "switch_on", b"switch_on"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_role", b"add_role", "add_token", b"add_token", "add_user", b"add_user", "change", b"change", "grant_right", b"grant_right", "grant_role", b"grant_role", "remove_role", b"remove_role", "remove_token", b"remove_token", "remove_user", b"remove_user", "revoke_right", b"revoke_right", "revoke_role", b"revoke_role", "set_password", b"set_password", "switch_on", b"switch_on"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["switch_on", "add_user", "remove_user", "set_password", "grant_role", "revoke_role", "add_role", "remove_role", "grant_right", "revoke_right"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["switch_on", "add_user", "remove_user", "set_password", "grant_role", "revoke_role", "add_role", "remove_role", "grant_right", "revoke_right", "add_token", "remove_token"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 

@@ -203,7 +203,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Access(self, request, context):
-        """Users, roles and their rights. No hash of a password is ever told.
+        """Users, roles and their rights, and tokens. No hash of a password or a token is ever told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,7 +56,7 @@ class AdminStub:
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Hand over every leadership of this node. Returns when nothing is led here any more."""
     Access: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]
-    """Users, roles and their rights. No hash of a password is ever told."""
+    """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
 
 @_typing.type_check_only
@@ -87,7 +87,7 @@ class AdminAsyncStub(AdminStub):
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Hand over every leadership of this node. Returns when nothing is led here any more."""
     Access: _aio.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
-    """Users, roles and their rights. No hash of a password is ever told."""
+    """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -199,7 +199,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AccessRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AccessResponse, _abc.Awaitable[_admin_pb2.AccessResponse]]:
-        """Users, roles and their rights. No hash of a password is ever told."""
+        """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
 
     @_abc_1.abstractmethod
     def ChangeAccess(

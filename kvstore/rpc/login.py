@@ -1,4 +1,4 @@
-"""Logins of clients: a user and a password, by a URL, a file or the environment, and how calls carry it.
+"""Logins of clients: a user and a password, or a token, by a URL, a file or the environment, and how calls carry it.
 
 Never by an option of a command: whoever lists the machine's processes would read it.
 """
@@ -13,40 +13,64 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvstore.access.tokens import id_or_none
 from kvstore.errors import ConfigError
 
 PREFIX = "KVSTORE"
 USER, PASSWORD, PASSWORD_FILE = "KVSTORE_USER", "KVSTORE_PASSWORD", "KVSTORE_PASSWORD_FILE"
-_OF_LOGINS = re.compile(r"KVSTORE_(\w+_)?(USER|PASSWORD|PASSWORD_FILE)")
+TOKEN, TOKEN_FILE = "KVSTORE_TOKEN", "KVSTORE_TOKEN_FILE"
+_OF_LOGINS = re.compile(r"KVSTORE_(\w+_)?(USER|PASSWORD|PASSWORD_FILE|TOKEN|TOKEN_FILE)")
 """Those of the metadata store among them (kvstore/meta/login.py)."""
 FILE_BYTES_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user with a password. Its `repr` does not show that."""
+    """A user with a password, or with a token in its place. Its `repr` does not show that."""
 
     user: str
+    """Empty: the token says who he is."""
     password: bytes = field(repr=False)
 
     @property
     def header(self) -> str:
         """The value of `authorization`."""
+        if not self.user:
+            return "Bearer " + self.password.decode("ascii", "replace")
         return "Basic " + base64.b64encode(self.user.encode() + b":" + self.password).decode()
 
 
 def login_of_environment(environ: Mapping[str, str] | None = None, prefix: str = PREFIX) -> Login | None:
-    """The login that KVSTORE_USER and KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD name, or the same names with another
-    prefix; None without a user. Raises ConfigError."""
+    """The login that KVSTORE_TOKEN_FILE or KVSTORE_TOKEN name, or KVSTORE_USER and KVSTORE_PASSWORD_FILE or
+    KVSTORE_PASSWORD, or the latter names with another prefix; None without any. Raises ConfigError."""
     environ = os.environ if environ is None else environ
     user, file = environ.get(f"{prefix}_USER", ""), environ.get(f"{prefix}_PASSWORD_FILE", "")
+    token = _token_of(environ) if prefix == PREFIX else None
     if not user:
-        return None
+        return token
+    if token is not None:
+        raise ConfigError(f"want {USER} with a password, or {TOKEN_FILE} or {TOKEN}; all are set")
     if file:
         return Login(user, password_in(Path(file)))
     if f"{prefix}_PASSWORD" not in environ:
         raise ConfigError(f"{prefix}_USER is set: want {prefix}_PASSWORD_FILE or {prefix}_PASSWORD beside it")
     return Login(user, environ[f"{prefix}_PASSWORD"].encode())
+
+
+def login_by_token(word: bytes, where: str) -> Login:
+    """The login of a token's bearer. Raises ConfigError, which names `where` it stood and nothing of it."""
+    if id_or_none(word) is None:
+        raise ConfigError(
+            f"{where}: want a token as `kvstore token add` prints it, got {len(word)} bytes of another form"
+        )
+    return Login("", word)
+
+
+def _token_of(environ: Mapping[str, str]) -> Login | None:
+    if file := environ.get(TOKEN_FILE, ""):
+        return login_by_token(password_in(Path(file)), file)
+    word = environ.get(TOKEN, "")
+    return login_by_token(word.encode(), TOKEN) if word else None
 
 
 def without_login(environ: Mapping[str, str]) -> dict[str, str]:

@@ -333,7 +333,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
             connections_max=config.limits.bookie_connections_max,
             **{each.name: getattr(config.storage, each.name) for each in fields(config.storage)},
         )
-        bookie = Bookie(env, of_bookie, store, made_with(node.secret))
+        bookie = Bookie(env, of_bookie, store, made_with(node.secret), node.access.is_user)
         node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
     else:

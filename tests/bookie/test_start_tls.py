@@ -16,7 +16,7 @@ import pytest
 
 from kvstore.bookie.connections.service import BookieService
 from kvstore.env import accepting
-from kvstore.env.ports import Env
+from kvstore.env.ports import Env, Stream
 from kvstore.env.real import real_env
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport, split_address
@@ -85,11 +85,13 @@ class Served:
 
 
 @asynccontextmanager
-async def served(directory: Path, tls: Tls | None, *, is_old: bool = False) -> AsyncIterator[Served]:
+async def served(
+    directory: Path, tls: Tls | None, *, is_old: bool = False, is_user: Callable[[Stream], bool] = lambda _: False
+) -> AsyncIterator[Served]:
     """`is_old`: as our bookies were before START_TLS."""
     env = real_env(directory, tls=tls)
     shelf = await Shelf(env, tiny(segment_bytes=1 << 20)).start()
-    service = BookieService(shelf.storage, tiny())
+    service = BookieService(shelf.storage, tiny(), is_user)
     prelude = None if is_old else lambda: BookiesPrelude(service.refused_plain)
     listener = await env.transport.listen("127.0.0.1:0", service.handler, prelude=prelude)
     try:

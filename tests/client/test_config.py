@@ -21,6 +21,7 @@ def test_a_url_names_endpoints_and_times() -> None:
         ("kv://a:0", "host:port"),
         ("kv://a:1/path", "only hosts"),
         ("kv://user@a:1", "user:password"),
+        ("kv://kvt_0123456789ab_0@a:1", "user:password"),
         ("kv://user:@a:1", "user:password"),
         ("kv://user:secret@a:1/path", "only hosts"),
         ("kv://a:1?timeout=5", "timeout"),

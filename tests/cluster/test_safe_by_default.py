@@ -11,13 +11,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
 
 from kvstore.client import Client
+from kvstore.client.core.config import parse_url
 from kvstore.errors import NotAuthenticated
+from kvstore.rpc.login import Login
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_tls import Secured
 
@@ -35,7 +38,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             assert "127.1:" in text
             config.write_text(text)
         found = Secured(cluster, directory)
-        found.secure()
+        found.secure("n3")
         yield found
 
 
@@ -122,10 +125,11 @@ def test_a_cluster_is_founded_once_and_not_opened_again(founded: Secured) -> Non
 
 
 class Load:
-    """Work in threads, on connections that are made anew and on one that stays."""
+    """Work in threads, on connections that are made anew and on one that stays. `prefix`: of the keys."""
 
-    def __init__(self, secured: Secured) -> None:
+    def __init__(self, secured: Secured, user: str = "root", password: str = PASSWORD, prefix: bytes = b"") -> None:
         self._secured, self._over = secured, threading.Event()
+        self._login, self._prefix = {"username": user, "password": password}, prefix
         self.failures: list[Exception] = []
         self.rounds = [0, 0]
         self._threads = [threading.Thread(target=self._run, args=each) for each in ((0, self._anew), (1, self._stay))]
@@ -155,26 +159,23 @@ class Load:
     def _anew(self) -> Iterator[None]:
         while True:
             for node in self._secured.cluster.ids:
-                with root_of(self._secured, node) as one:
-                    one.set("anew", self.rounds[0])
+                with redis_of(self._secured, node, **self._login) as one:
+                    one.set(self._prefix + b"anew", self.rounds[0])
             yield
 
     def _stay(self) -> Iterator[None]:
-        with Client(url_of(self._secured)) as client:
+        key, login = self._prefix + b"stays", Login(self._login["username"], self._login["password"].encode())
+        with Client(replace(parse_url(url_of(self._secured)), login=login)) as client:
             while True:
                 value = b"%d" % self.rounds[1]
-                client.put(b"stays", value)
-                found = client.get(b"stays")
+                client.put(key, value)
+                found = client.get(key)
                 assert found is not None
                 assert found.value == value
                 yield
 
 
-def test_certificates_are_replaced_under_load_without_a_failed_request(
-    founded: Secured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KVSTORE_USER", "root")
-    monkeypatch.setenv("KVSTORE_PASSWORD", PASSWORD)
+def test_certificates_are_replaced_under_load_without_a_failed_request(founded: Secured) -> None:
     cluster = founded.cluster
     with Load(founded) as load:
         for round_ in range(3):

@@ -47,18 +47,23 @@ class Secured:
 
     def issue(self) -> None:
         """Make the nodes' certificate and key, or others in their place: first the key, as it comes."""
-        issued = self.authority.issue_cert("127.0.0.1", "localhost")
-        for path, made in ((self.key, issued.private_key_pem), (self.cert, issued.cert_chain_pems[0])):
-            new = path.with_suffix(".new")
-            made.write_to_path(str(new))
-            new.replace(path)
+        key, cert = self.key.with_suffix(".new"), self.cert.with_suffix(".newer")
+        self.write_another(key, cert)
+        key.replace(self.key)
+        cert.replace(self.cert)
 
-    def secure(self) -> None:
-        """Restart every node with TLS, clients' certificates included for the one called n3."""
+    def write_another(self, key: Path, cert: Path) -> None:
+        """Write a key and a certificate for the nodes."""
+        issued = self.authority.issue_cert("127.0.0.1", "localhost")
+        issued.private_key_pem.write_to_path(str(key))
+        issued.cert_chain_pems[0].write_to_path(str(cert))
+
+    def secure(self, *verifying: str) -> None:
+        """Restart every node with TLS; those in `verifying` want certificates of their clients, too."""
         for node in self.cluster.ids:
             self.cluster.terminate(node)
         for node in self.cluster.ids:
-            verify = "verify_clients = true\n" if node == "n3" else ""
+            verify = "verify_clients = true\n" if node in verifying else ""
             with Path(self.cluster.file.node(node).config).open("a") as config:
                 config.write(f'\n[tls]\ncert = "{self.cert}"\nkey = "{self.key}"\nca = "{self.ca}"\n{verify}')
             self.cluster.start_node(node)
@@ -84,7 +89,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     directory = tmp_path_factory.mktemp("tls")
     with running_cluster(directory) as cluster:
         found = Secured(cluster, directory)
-        found.secure()
+        found.secure("n3")
         yield found
 
 

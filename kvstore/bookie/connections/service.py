@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,11 +43,19 @@ _ADD = int(Operation.ADD_ENTRY)
 class BookieService:
     """Makes a handler for each connection, and closes them all."""
 
-    def __init__(self, storage: AnyStorage, config: BookieConfig, cluster: str = "") -> None:
-        """`cluster`: the instance id of the one that the bookie is of; empty: clients of any are served."""
+    def __init__(
+        self,
+        storage: AnyStorage,
+        config: BookieConfig,
+        cluster: str = "",
+        is_user: Callable[[Stream], bool] = lambda _: False,
+    ) -> None:
+        """`cluster`: the instance id of the one that the bookie is of; empty: clients of any are served. `is_user`:
+        whether who connects shows the certificate of one of the cluster's users."""
         self.cluster = cluster
         self.storage = storage
         self.config = config
+        self.is_user = is_user
         self.connections: dict[BookieConnection, None] = {}
         self.log = SparingLog(log)
         self.lists = Turns()
@@ -63,6 +72,11 @@ class BookieService:
         """Note that a client has asked for something without TLS, on a port that has it."""
         self.storage.statistics.refused_plain += 1
         self.log.say(logging.WARNING, "a client without TLS was refused; it has to begin with START_TLS")
+
+    def refused_user(self) -> None:
+        """Note that one of the cluster's users has come, who has no business here."""
+        self.storage.statistics.refused_user += 1
+        self.log.say(logging.WARNING, "a client with a user's certificate was refused: users go to servers")
 
     def close(self) -> None:
         """End all connections at once, and those that are in their handshake when it is over; what they wait for is
@@ -105,6 +119,9 @@ class BookieConnection:
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         if self._service.is_closed:
+            return self.abort()
+        if self._service.is_user(transport):  # docs/protocol.md B33
+            self._service.refused_user()
             return self.abort()
         connections = self._service.connections
         if len(connections) >= self._config.connections_max:

@@ -69,7 +69,7 @@ def add_user(
     if no_password and password_stdin:
         raise typer.BadParameter("want --password-stdin or --no-password, not both")
     hashed = "" if no_password else _hashed(_password(password_stdin))
-    table = _change(data_dir, zookeeper, server, add_user={"name": name, "password_hash": hashed})
+    table = change_access(data_dir, zookeeper, server, add_user={"name": name, "password_hash": hashed})
     _print_user(table, name, json, "is added")
 
 
@@ -83,7 +83,7 @@ def passwd(
 ) -> None:
     """Give a user another password. Connections that he has are closed."""
     hashed = _hashed(_password(password_stdin))
-    table = _change(data_dir, zookeeper, server, set_password={"name": name, "password_hash": hashed})
+    table = change_access(data_dir, zookeeper, server, set_password={"name": name, "password_hash": hashed})
     _print_user(table, name, json, "has another password")
 
 
@@ -95,7 +95,7 @@ def remove_user(
     json: Json = False,
 ) -> None:
     """Remove a user. Connections that he has are closed."""
-    _change(data_dir, zookeeper, server, remove_user=name)
+    change_access(data_dir, zookeeper, server, remove_user=name)
     print(as_json({"removed": name}) if json else f"user {name} is removed")
 
 
@@ -109,7 +109,7 @@ def list_users(
             "comes_by": "password" if each.has_password else "certificate",
             "roles": list(each.roles) if json else " ".join(each.roles),
         }
-        for each in _read(data_dir, zookeeper, server).users
+        for each in read_access(data_dir, zookeeper, server).users
     ]
     print(as_json(rows) if json else as_table(rows) if rows else "no users")
 
@@ -123,7 +123,7 @@ def grant_role(
     json: Json = False,
 ) -> None:
     """Give a user a role."""
-    table = _change(data_dir, zookeeper, server, grant_role={"user": name, "role": role})
+    table = change_access(data_dir, zookeeper, server, grant_role={"user": name, "role": role})
     _print_user(table, name, json, f"has the role {role}")
 
 
@@ -136,7 +136,7 @@ def revoke_role(
     json: Json = False,
 ) -> None:
     """Take a role from a user."""
-    table = _change(data_dir, zookeeper, server, revoke_role={"user": name, "role": role})
+    table = change_access(data_dir, zookeeper, server, revoke_role={"user": name, "role": role})
     _print_user(table, name, json, f"has no longer the role {role}")
 
 
@@ -148,7 +148,7 @@ def add_role(
     json: Json = False,
 ) -> None:
     """Add a role without a right."""
-    _change(data_dir, zookeeper, server, add_role=name)
+    change_access(data_dir, zookeeper, server, add_role=name)
     print(as_json({"added": name}) if json else f"role {name} is added")
 
 
@@ -160,7 +160,7 @@ def remove_role(
     json: Json = False,
 ) -> None:
     """Remove a role; all users lose it."""
-    _change(data_dir, zookeeper, server, remove_role=name)
+    change_access(data_dir, zookeeper, server, remove_role=name)
     print(as_json({"removed": name}) if json else f"role {name} is removed")
 
 
@@ -168,7 +168,7 @@ def list_roles(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
     """List all roles with their rights; the built-in role admin is not among them."""
-    roles = _read(data_dir, zookeeper, server).roles
+    roles = read_access(data_dir, zookeeper, server).roles
     rows: list[dict[str, str | None]] = [
         {"role": role.name, "right": grant.right, "prefix": _shown(grant.prefix)}
         for role in roles
@@ -189,7 +189,7 @@ def grant_right(
 ) -> None:
     """Give a role a right on all keys that begin with a prefix."""
     asked = {"role": role, "right": right, "prefix": _prefix(prefix)}
-    _change(data_dir, zookeeper, server, grant_right=asked)
+    change_access(data_dir, zookeeper, server, grant_right=asked)
     print(as_json({"role": role, "right": right, "prefix": prefix}) if json else f"role {role} may {right} {prefix!r}")
 
 
@@ -204,7 +204,7 @@ def revoke_right(
 ) -> None:
     """Take a right from a role, as it was granted: on exactly this prefix."""
     asked = {"role": role, "right": right, "prefix": _prefix(prefix)}
-    _change(data_dir, zookeeper, server, revoke_right=asked)
+    change_access(data_dir, zookeeper, server, revoke_right=asked)
     said = f"role {role} may no longer {right} {prefix!r}"
     print(as_json({"role": role, "right": right, "prefix": prefix}) if json else said)
 
@@ -238,7 +238,7 @@ def switch_on(
 ) -> None:
     """Ask every client who he is from now on, those that are connected too. Wants a user with a password and the role
     admin."""
-    _change(data_dir, zookeeper, server, switch_on=True)
+    change_access(data_dir, zookeeper, server, switch_on=True)
     print(as_json({"on": True}) if json else "access control is on: clients need a user and a password")
 
 
@@ -246,7 +246,7 @@ def switch_off(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
     """Ask nobody any more: everybody may do everything. Users and roles stay."""
-    _change(data_dir, zookeeper, server, switch_on=False)
+    change_access(data_dir, zookeeper, server, switch_on=False)
     print(as_json({"on": False}) if json else "access control is off: everybody may do everything")
 
 
@@ -254,12 +254,12 @@ def show(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
     """Show whether access control is on, and how many users and roles there are."""
-    table = _read(data_dir, zookeeper, server)
+    table = read_access(data_dir, zookeeper, server)
     found = {"on": table.on, "users": len(table.users), "roles": len(table.roles)}
     print(as_json(found) if json else as_table([found]))
 
 
-def _read(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.AccessResponse:
+def read_access(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.AccessResponse:
     from kvstore.proto import admin_pb2
 
     def work(stub: Any, timeout_s: float) -> admin_pb2.AccessResponse:
@@ -269,7 +269,7 @@ def _read(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb
     return ask_admin(data_dir, zookeeper, server, work)
 
 
-def _change(data_dir: Path, zookeeper: str | None, server: str | None, **change: Any) -> admin_pb2.AccessResponse:
+def change_access(data_dir: Path, zookeeper: str | None, server: str | None, **change: Any) -> admin_pb2.AccessResponse:
     from kvstore.proto import admin_pb2
 
     request = admin_pb2.ChangeAccessRequest(**change)

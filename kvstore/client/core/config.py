@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from kvstore.access.tokens import id_or_none
 from kvstore.env.tls import Tls
 from kvstore.rpc.login import Login
 
@@ -32,8 +33,8 @@ class ClientConfig:
     tls: Tls | None = None
     """How to verify the servers, and who this client is; None: plain TCP."""
     login: Login | None = None
-    """The user and his password; None: those of the environment (KVSTORE_USER, KVSTORE_PASSWORD_FILE or
-    KVSTORE_PASSWORD), if it names any."""
+    """The user and his password, or a token and no user; None: those of the environment (KVSTORE_USER,
+    KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD; KVSTORE_TOKEN_FILE or KVSTORE_TOKEN), if it names any."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -45,7 +46,7 @@ class ClientConfig:
 
 
 def parse_url(url: str) -> ClientConfig:
-    """`kv://[user:password@]host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with TLS
+    """`kv://[user:password@|token@]host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with TLS
     `kvs://host:port[?ca=FILE&cert=FILE&key=FILE]`. User and password are percent-encoded; errors do not show them.
     Raises ValueError."""
     scheme, _, rest = url.partition("://")
@@ -82,9 +83,13 @@ def _parsed(scheme: str, authority: str, rest: str) -> ClientConfig:
 
 
 def _login(said: str) -> Login:
+    if id_or_none(said.encode()) is not None:
+        return Login("", said.encode())
     user, colon, password = said.partition(":")
     if not user or not colon or not password:
-        raise ValueError("want user:password before the @ of a URL; or neither, and name both in the environment")
+        raise ValueError(
+            "want user:password, or a token, before the @ of a URL; or neither, and name both in the environment"
+        )
     return Login(unquote(user), unquote(password).encode())
 
 

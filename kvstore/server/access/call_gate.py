@@ -14,7 +14,7 @@ from kvstore.rpc.calls import address_of
 from kvstore.rpc.status import abort
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
-from kvstore.server.access.logins import Logins, basic_or_none
+from kvstore.server.access.logins import Logins, credentials_or_none
 from kvstore.server.access.needs import RPC_NEEDS, admin
 from kvstore.server.routing.backend import Backend
 
@@ -49,7 +49,7 @@ class CallGate:
     def caller(self) -> str:
         """The user of the present call; empty where nobody was asked."""
         identity = _caller.get()
-        return identity.name if identity is not None and self._access.is_on else ""
+        return identity.who if identity is not None and self._access.is_on else ""
 
     def guarded(self, backend: Backend) -> Backend:
         """The backend as the caller of the present call may use it."""
@@ -71,7 +71,7 @@ class CallGate:
                 await context.send_initial_metadata(())
                 need(identity, request)  # there may be another table by now
         except StoreError as error:
-            self._note(identity.name, context, method, error)
+            self._note(identity.who, context, method, error)
             await abort(context, error)
         _caller.set(identity)
         _address.set(unquote(context.peer()))
@@ -83,7 +83,7 @@ class CallGate:
             if stay.refused is None or stay.task is None:
                 raise
             stay.task.uncancel()
-            self._note(identity.name, context, method, stay.refused)
+            self._note(identity.who, context, method, stay.refused)
             await abort(context, stay.refused)
         finally:
             self._stays.pop(stay, None)
@@ -93,9 +93,11 @@ class CallGate:
         NotAuthenticated, Overloaded."""
         for name, value in context.invocation_metadata() or ():
             if name == AUTHORIZATION:
-                said = basic_or_none(value) if isinstance(value, str) else None
+                said = credentials_or_none(value) if isinstance(value, str) else None
                 if said is None:
-                    raise NotAuthenticated("want authorization: Basic with user and password in base64")
+                    raise NotAuthenticated(
+                        "want authorization: Basic with user and password in base64, or Bearer with a token"
+                    )
                 return await self._logins.login(*said, address_of(context.peer()))
         names = context.auth_context().get("x509_common_name") or ()
         found = self._access.of_certificate(each.decode("utf-8", "replace") for each in names)

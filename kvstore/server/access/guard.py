@@ -64,7 +64,7 @@ class Guard:
 
     def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
         """On the next turn: a sink is never completed from inside `submit`."""
-        self._access.refused(self._identity.name, self._address, OPERATION_NAMES[op[0]], refusal)
+        self._access.refused(self._identity.who, self._address, OPERATION_NAMES[op[0]], refusal)
 
         def complete() -> None:
             sink.complete(token, refusal)

@@ -7,7 +7,7 @@ from aiohttp import web
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Access, Identity
-from kvstore.server.access.logins import Logins, basic_or_none, network_of
+from kvstore.server.access.logins import Logins, credentials_or_none, network_of
 from kvstore.server.access.needs import HTTP_NEEDS, admin, nothing
 
 ASK = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
@@ -39,13 +39,13 @@ class HttpDoorman:
     async def _identify(self, request: web.BaseRequest) -> Identity:
         header = request.headers.get("Authorization")
         if header is not None:
-            said = basic_or_none(header)
+            said = credentials_or_none(header)
             if said is None:
-                raise NotAuthenticated("want Authorization: Basic with user and password")
+                raise NotAuthenticated("want Authorization: Basic with user and password, or Bearer with a token")
             return await self._logins.login(*said, network_of(request.remote or "?"))
         certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
         return self._access.of_certificate(common_names(certificate)) or self._access.nobody
 
     def _refusal(self, identity: Identity, request: web.BaseRequest, error: StoreError, status: int) -> web.Response:
-        self._access.refused(identity.name, request.remote or "?", f"HTTP {request.path[:100]}", error)
+        self._access.refused(identity.who, request.remote or "?", f"HTTP {request.path[:100]}", error)
         return web.Response(text=f"{status}: {error}\n", status=status, headers=ASK if status == 401 else None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, User, permissions_of
+from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, Token, User, permissions_of
 from kvstore.access.permissions import shown_key, shown_range
+from kvstore.env import Stream
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.partition.state.traits import NEEDS
 from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.certificates import common_names
 from kvstore.server.listeners import Listeners
 
 NOBODY = ""
@@ -19,6 +21,8 @@ UNFOUNDED = (
     "access control is off, and other machines can reach this node, so it serves nobody: `kvstore access found NAME "
     "--metadata ADDRESS` makes the first administrator and switches it on; or set insecure = true in the node's file"
 )
+GONE = "user {} was removed, or has another password"
+TOKEN_GONE = "token {} was revoked, or has expired"
 _BATCH, _SCAN, _DELETE_RANGE = int(Code.BATCH), int(Code.SCAN), int(Code.DELETE_RANGE)
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
@@ -26,21 +30,30 @@ OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 
 
 class Identity:
-    """One user, shared by all of his connections. Its permissions are those of the newest table."""
+    """One user, shared by all of his connections, or by those of one token of his. Its permissions are those of the
+    newest table."""
 
-    __slots__ = ("is_gone", "name", "password", "permissions", "read", "why_unknown", "write")
+    __slots__ = ("is_gone", "name", "password", "permissions", "read", "who", "why_unknown", "write")
 
-    def __init__(self, name: str, permissions: Permissions, password: str = "") -> None:
+    def __init__(self, name: str, permissions: Permissions, password: str = "", token: str = "") -> None:
+        """`token`: the id of that by which he is known."""
         self.name, self.password = name, password
+        self.who = f"{name}#{token}" if token else name
+        """In audit lines. No name has a #."""
         self.allow(permissions)
         self.why_unknown = NOT_LOGGED_IN
         self.is_gone = False
-        """Removed, or his password is another one: he is nobody any more."""
+        """Removed, or his password is another one, or the token revoked: he is nobody any more."""
 
     def allow(self, permissions: Permissions) -> None:
         """Let him do this from now on, and nothing else."""
         self.permissions = permissions
         self.read, self.write = permissions.read, permissions.write
+
+    def end(self, why: str) -> None:
+        """Make nobody of him, for good: no later table has a word about it, so none could take rights away."""
+        self.is_gone, self.why_unknown = True, why
+        self.allow(NOTHING)
 
     def refusal_or_none(self, op: Op) -> StoreError | None:
         """Why an operation is not allowed; None if it is."""
@@ -57,6 +70,10 @@ class Identity:
             if not self._may(right, op):
                 return self.permissions.refused(right, f"{OPERATION_NAMES[code]} of {_shown(op)}")
         return None
+
+    def may_do_every_operation(self) -> bool:
+        """Whether no operation on any key would be refused as long as his rights stay: each needs to read or write."""
+        return all(self.permissions.may_all(right, b"", b"") for right in (Right.READ, Right.WRITE))
 
     def _may(self, right: Right, op: Op) -> bool:
         code = op[0]
@@ -107,6 +124,8 @@ class Access:
         """Operations and calls that were refused."""
         self._users: dict[str, User] = {}
         self._identities: dict[str, Identity] = {}
+        self._tokens: dict[str, tuple[Token, Identity]] = {}
+        """By id; those that have expired may be among them until the table lacks them."""
         self._listeners = Listeners()
         if table is not None:
             self.take(table)
@@ -123,8 +142,7 @@ class Access:
         for name, identity in list(self._identities.items()):
             user = self._users.get(name)
             if user is None or user.password != identity.password:
-                identity.is_gone = True
-                identity.allow(NOTHING)  # for good: no later table has a word about it, so none could take rights away
+                identity.end(GONE.format(name))
                 del self._identities[name]
             else:
                 identity.allow(permissions_of(table, user) if table.is_on else EVERYTHING)
@@ -132,7 +150,46 @@ class Access:
             if user.name not in self._identities:
                 permissions = permissions_of(table, user) if table.is_on else EVERYTHING
                 self._identities[user.name] = Identity(user.name, permissions, user.password)
+        self._take_tokens(table)
         self._listeners.tell()
+
+    def _take_tokens(self, table: AccessTable) -> None:
+        before, self._tokens = self._tokens, {}
+        for token in table.tokens:
+            user, (known, identity) = self._users.get(token.user), before.get(token.id, (None, None))
+            if user is None:
+                continue
+            permissions = permissions_of(table, user) if table.is_on else EVERYTHING
+            if identity is None or known != token or identity.is_gone:
+                identity = Identity(user.name, permissions, token=token.id)
+            identity.allow(permissions)
+            self._tokens[token.id] = token, identity
+        for id_, (_, identity) in before.items():
+            if self._tokens.get(id_, (None, None))[1] is not identity:
+                identity.end(TOKEN_GONE.format(id_))
+
+    def expire(self, now_ms: int) -> None:
+        """End what tokens have let in that are expired by now, and tell all who listen."""
+        ended = [
+            identity for token, identity in self._tokens.values() if token.expires_ms <= now_ms and not identity.is_gone
+        ]
+        for identity in ended:
+            identity.end(TOKEN_GONE.format(identity.who.partition("#")[2]))
+        if ended:
+            self._listeners.tell()
+
+    def next_expiry_ms(self) -> int | None:
+        """When the next token expires, since 1970; None: there is none that could."""
+        return min(
+            (token.expires_ms for token, identity in self._tokens.values() if not identity.is_gone), default=None
+        )
+
+    def of_token(self, id_: str, word: bytes, now_ms: int) -> Identity | None:
+        """The user whom a token names; None if it names none, or none any more."""
+        token, identity = self._tokens.get(id_, (None, None))
+        if token is None or identity is None or identity.is_gone or token.expires_ms <= now_ms:
+            return None
+        return identity if token.is_right(word) else None
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
         """Count a refusal, and have it in the audit log."""
@@ -159,11 +216,17 @@ class Access:
         """The user whom a verified certificate names as its common name; None if it names none."""
         return next((found for each in names if (found := self._identities.get(each)) is not None), None)
 
+    def is_user(self, stream: Stream) -> bool:
+        """Whether who connects shows the certificate of a user, where clients are asked (docs/protocol.md B33)."""
+        names = common_names(stream.get_extra_info("peercert"))
+        return self.is_on and self.of_certificate(names) is not None
+
     def statistics(self) -> dict[str, int]:
         return {
             "access_on": int(self.is_on and not self.is_unfounded),
             "access_unfounded": int(self.is_unfounded),
             "access_users": len(self._users),
+            "access_tokens": len(self._tokens),
             "access_denied_total": self.denied,
         }
 

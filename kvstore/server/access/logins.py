@@ -2,7 +2,13 @@
 
 A hash is meant to be slow, so none is made for each connection, nor for whoever likes. What was verified once is known
 by a keyed hash with a key of this process alone; the same login asked for by many is verified once; an address that has
-failed too often is refused for a while without any hash.
+failed too often is refused for a while without any hash. Of those that wait the one comes next whose address has failed
+the fewest times, and where too many wait that of the address with the most gives way: whoever guesses, from many
+addresses too, waits behind those who do not.
+
+A token (kvstore/access/tokens.py) is taken in a password's place, at every door, with its user's name, with `default`
+or with none. It costs one fast hash each time, cannot be guessed, and whoever comes with one is never refused for what
+others of his address have done.
 """
 
 from __future__ import annotations
@@ -11,11 +17,14 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from kvstore.access import PASSWORD_BYTES_MAX, Password, parsed
 from kvstore.access.passwords import HASH_BYTES, SALT_BYTES, N, P
+from kvstore.access.tokens import id_or_none
 from kvstore.env import Env
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.rpc.calls import address_of
@@ -23,12 +32,17 @@ from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access, Identity
 
 PENDING_MAX = 64
-"""Logins that wait for the thread; more are refused."""
+"""Logins that wait for the thread, or are with it; more are refused."""
+NICENESS = 5
+"""Of the thread: where processors are short operations come first, and logins still come."""
 FAILURES_MAX, FAILURES_S = 10, 60.0
 """Of one address within that time; after that its logins are refused unless the server knows them already."""
 ADDRESSES_MAX = 1_000
 """Addresses that are remembered; the one that failed longest ago is forgotten first."""
 WRONG = "invalid username-password pair or user is disabled."
+WRONG_TOKEN = "the token is not one of this cluster's, not this user's, has expired or was revoked"
+ANY_USER = ("", "default")
+"""As whom a token's bearer may come beside his own name: with nothing, or as Redis clients name nobody."""
 _NOBODYS = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
 """Hashed in vain for a user who is not there, so that time does not tell who is."""
 
@@ -50,6 +64,15 @@ class _Verified(NamedTuple):
     mark: bytes
 
 
+class _Wait(NamedTuple):
+    """A login that waits for the thread."""
+
+    mark: _Mark
+    password: bytes
+    address: str
+    found: asyncio.Future[bool]
+
+
 class Logins:
     """Those of one server, at all of its doors."""
 
@@ -59,11 +82,17 @@ class Logins:
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
         self._under_way: dict[_Mark, asyncio.Future[bool]] = {}
+        self._waiting: list[_Wait] = []
+        """As they came; the others under way are with the thread."""
+        self._is_busy = False
         self._failures: dict[str, _Failures] = {}
         self._thread: ThreadPoolExecutor | None = None
         self.failed = self.limited = self.hashes = 0
 
     def close(self) -> None:
+        for each in self._waiting:
+            each.found.cancel()
+        self._waiting.clear()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -76,7 +105,12 @@ class Logins:
         }
 
     def known_or_none(self, user: str, password: bytes) -> Identity | None:
-        """The user, if this server has verified this login before and it still holds. Takes microseconds."""
+        """The user, if this server has verified this login before and it still holds, or if it is by a token. Takes
+        microseconds."""
+        token = id_or_none(password)
+        if token is not None:
+            named = self._access.of_token(token, password, self._clock.date_ms())
+            return named if named is not None and user in (*ANY_USER, named.name) else None
         found, known = self._verified.get(user), self._access.user_or_none(user)
         if found is None or known is None or known.password != found.hash:
             return None
@@ -92,6 +126,10 @@ class Logins:
             return identity
         if self._access.is_unfounded:
             raise self._access.nobody.unknown()
+        token = id_or_none(password)
+        if token is not None:
+            self.failed += 1
+            raise self._noted(f"#{token}", address, WRONG_TOKEN)
         known = self._access.user_or_none(user)
         if self._is_limited(address):
             self.limited += 1
@@ -119,19 +157,56 @@ class Logins:
         return is_right
 
     def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
-        """Begin to hash. Raises Overloaded."""
-        if len(self._under_way) >= PENDING_MAX:
+        """Have it hashed when it is its turn. Raises Overloaded."""
+        if len(self._under_way) >= PENDING_MAX and not self._make_room(address):
             self.limited += 1
             raise Overloaded(f"{PENDING_MAX} logins wait to be checked; try again")
         self._note_failure(address)  # counts until it turns out right, so that many at once are no way around
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="login")
-        hashed = parsed(mark[1]) if mark[1] else _NOBODYS
-        self.hashes += 1
-        under_way = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, password)
+        under_way: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._under_way[mark] = under_way
         under_way.add_done_callback(lambda done: self._end(mark, address, done))
+        self._waiting.append(_Wait(mark, password, address, under_way))
+        self._go_on()
         return under_way
+
+    def _make_room(self, address: str) -> bool:
+        """Refuse one that waits and whose address has failed more often than this one has with the login that comes."""
+        worst = max(reversed(self._waiting), key=lambda each: self._times(each.address), default=None)
+        if worst is None or self._times(worst.address) <= self._times(address) + 1:
+            return False
+        self._waiting.remove(worst)
+        self._take_back(worst.address)
+        self.limited += 1
+        worst.found.set_exception(Overloaded("logins of addresses that have failed less often come first; try again"))
+        worst.found.exception()  # seen, also if whoever asked has gone
+        self._under_way.pop(worst.mark, None)
+        return True
+
+    def _go_on(self) -> None:
+        """Give the thread the next one, unless it has one."""
+        if self._is_busy or not self._waiting:
+            return
+        self._is_busy = True
+        following = min(self._waiting, key=lambda each: self._times(each.address))
+        self._waiting.remove(following)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="login", initializer=_step_back)
+        text = following.mark[1]
+        hashed = parsed(text) if text else _NOBODYS
+        self.hashes += 1
+        hashing = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, following.password)
+        hashing.add_done_callback(lambda done: self._hashed(following.found, done))
+
+    def _hashed(self, found: asyncio.Future[bool], done: asyncio.Future[bool]) -> None:
+        self._is_busy = False
+        if not found.done():
+            if done.cancelled():
+                found.cancel()
+            elif (error := done.exception()) is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(done.result())
+        self._go_on()
 
     def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
         """Remember what was right, also if whoever asked has gone meanwhile: he would ask for the same hash again, and
@@ -153,8 +228,12 @@ class Logins:
     # ── failures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_limited(self, address: str) -> bool:
+        return self._times(address) >= FAILURES_MAX
+
+    def _times(self, address: str) -> int:
+        """How often it has failed lately, those under way included."""
         found = self._failures.get(address)
-        return found is not None and found.times >= FAILURES_MAX and self._clock.now() - found.since < FAILURES_S
+        return found.times if found is not None and self._clock.now() - found.since < FAILURES_S else 0
 
     def _note_failure(self, address: str) -> None:
         now, found = self._clock.now(), self._failures.pop(address, None)
@@ -170,9 +249,24 @@ class Logins:
             self._failures[address] = _Failures(max(0, found.times - 1), found.since)
 
 
+def _step_back() -> None:
+    """Let what else this machine does come before this thread's work."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
 def network_of(host: str) -> str:
     """An address as failures are counted by it: of IPv6 the network, of which one machine may have every address."""
     return address_of(f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0")
+
+
+def credentials_or_none(header: str) -> tuple[str, bytes] | None:
+    """User and password of an `authorization` header, Basic or Bearer, of which the latter has a token and no user;
+    None if it is none."""
+    kind, _, text = header.partition(" ")
+    if kind.lower() != "bearer":
+        return basic_or_none(header)
+    word = text.strip().encode("utf-8", "replace")
+    return ("", word) if id_or_none(word) is not None else None
 
 
 def basic_or_none(header: str) -> tuple[str, bytes] | None:

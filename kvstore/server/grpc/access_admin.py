@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvstore.access import (
     AccessTable,
     AddRole,
+    AddToken,
     AddUser,
     Change,
     GrantRight,
     GrantRole,
     RemoveRole,
+    RemoveToken,
     RemoveUser,
     RevokeRight,
     RevokeRole,
@@ -27,14 +31,15 @@ from kvstore.server.access.identities import Access
 class AccessAdmin:
     """Raises StoreError."""
 
-    def __init__(self, store: MetadataStore, access: Access) -> None:
-        self._access, self._here = AccessStore(store), access
+    def __init__(self, store: MetadataStore, access: Access, date_ms: Callable[[], int]) -> None:
+        """`date_ms`: from when on a new token lives."""
+        self._access, self._here, self._date_ms = AccessStore(store), access, date_ms
 
     async def read(self) -> admin_pb2.AccessResponse:
         return response_of(await self._access.read())
 
     async def change(self, request: admin_pb2.ChangeAccessRequest) -> admin_pb2.AccessResponse:
-        change = change_of(request)
+        change = change_of(request, self._date_ms())
         if self._here.is_wanted and change == Switch(False):
             raise InvalidRequest(
                 "other machines reach this node: with access control off it would serve nobody; want insecure = true "
@@ -43,7 +48,7 @@ class AccessAdmin:
         return response_of(await self._access.change(change))
 
 
-def change_of(request: admin_pb2.ChangeAccessRequest) -> Change:
+def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int) -> Change:
     """The change that is asked for. Raises InvalidRequest."""
     match request.WhichOneof("change"):
         case "switch_on":
@@ -67,6 +72,11 @@ def change_of(request: admin_pb2.ChangeAccessRequest) -> Change:
         case "revoke_right":
             asked = request.revoke_right
             return RevokeRight(asked.role, _right(asked.right), asked.prefix)
+        case "add_token":
+            token = request.add_token
+            return AddToken(token.id, token.user, token.token_hash, token.ttl_ms, now_ms)
+        case "remove_token":
+            return RemoveToken(request.remove_token)
         case _:
             raise InvalidRequest("want a change of users or roles, got one that this server does not know")
 
@@ -80,6 +90,8 @@ def response_of(table: AccessTable) -> admin_pb2.AccessResponse:
         shown = response.roles.add(name=role.name)
         for grant in role.grants:
             shown.grants.add(role=role.name, right=str(grant.right), prefix=grant.prefix)
+    for token in table.tokens:
+        response.tokens.add(id=token.id, user=token.user, expires_ms=token.expires_ms)
     return response
 
 

@@ -80,7 +80,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
         self._ring = RingAdmin(env, source, backend)
-        self._access = AccessAdmin(source.store, source.access)
+        self._access = AccessAdmin(source.store, source.access, env.clock.date_ms)
         self._clock = env.clock
         self._began = env.clock.now()
         self._reads = Few("surveys")

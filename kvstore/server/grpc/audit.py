@@ -90,12 +90,14 @@ def arguments_of(request: Any) -> str:
 
 
 def without_hash(request: admin_pb2.ChangeAccessRequest) -> admin_pb2.ChangeAccessRequest:
-    """The same without the hash of a password, which is nobody's to read."""
+    """The same without the hash of a password or a token, which is nobody's to read."""
     shown = admin_pb2.ChangeAccessRequest()
     shown.CopyFrom(request)
     for name in ("add_user", "set_password"):
         if shown.HasField(name):
             getattr(shown, name).password_hash = ""
+    if shown.HasField("add_token"):
+        shown.add_token.token_hash = ""
     return shown
 
 

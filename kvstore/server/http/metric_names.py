@@ -87,6 +87,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "bookie_refused_plain_total",
         "Requests refused since they came without TLS, where the node has it.",
     ),
+    "bookie_refused_user": (
+        "bookie_refused_user_total",
+        "Connections refused since they showed the certificate of a user of the cluster.",
+    ),
     "bookie_refused_digest": (
         "bookie_refused_digest_total",
         "Adds and explicit last-add-confirmed refused since their digest was wrong: damaged in memory or on the wire.",
@@ -207,7 +211,11 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_resp_connections_refused_total": ("server_resp_connections_refused_total", "Connections above the limit."),
     "server_resp_silent_closed_total": (
         "server_resp_silent_closed_total",
-        "Connections closed for others, at the limit: they had never sent a command.",
+        "Connections closed for others, at the limit: they had never sent a command, or not logged in.",
+    ),
+    "server_resp_connections_unknown": (
+        "server_resp_connections_unknown",
+        "Connections that have sent no command yet, or where clients are asked, have not logged in.",
     ),
     "server_resp_slow_readers_closed_total": (
         "server_resp_slow_readers_closed_total",
@@ -230,6 +238,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "1 where nobody is served: other machines reach this node, and access control is off.",
     ),
     "server_access_users": ("server_access_users", "Users in the table that this server goes by."),
+    "server_access_tokens": ("server_access_tokens", "Tokens in that table, expired ones included."),
     "server_access_denied_total": (
         "server_access_denied_total",
         "Operations, calls and requests refused: nobody had said who asks, or he lacked the right.",

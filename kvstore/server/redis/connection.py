@@ -83,7 +83,7 @@ class RespConnection:
             return
         commands = self._parser.parse(data)
         self._server.commands += len(commands)
-        if commands and not self.replies.issued:
+        if commands and not self.replies.issued and not self.is_unknown():
             self._server.heard(self)
         pipeline.take(commands)
         waiting = pipeline.waiting
@@ -172,6 +172,14 @@ class RespConnection:
         """The user whom its certificate names, if it had to show one."""
         return self._server.access.of_certificate(common_names(self._stream.get_extra_info("peercert")))
 
+    def is_unknown(self) -> bool:
+        """Whether it is a client's that has to say who he is, and has not yet."""
+        return self._server.access.is_on and self.session.identity is None and not self.pipeline.is_handed_over
+
+    def entered(self) -> None:
+        """Its user has logged in."""
+        self._server.heard(self)
+
     def access_changed(self) -> None:
         """There is another table of users. Who is no user any more is sent away."""
         identity = self.session.identity
@@ -188,6 +196,7 @@ class RespConnection:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         peer = self._server.accept_peer(words, self._stream, self._leave)
         pipeline.is_handed_over = True
+        self._server.heard(self)  # whoever has it now asks who it is, and waits for no longer than it takes
         self._stream.set_protocol(peer)
 
     def _leave(self) -> None:

@@ -37,7 +37,13 @@ CLOSE_S = 1.0
 """How long a stop waits for what is under way; what is not done then is answered to nobody."""
 CLOSE_LOOKS = 50
 SILENT_S = 10.0
-"""A connection that has sent no command for so long since it began gives way to one more than there may be."""
+"""A connection that has sent no command, or where the cluster asks, has not logged in, for so long since it began gives
+way to one more than there may be."""
+UNKNOWN_SHARE = 2
+"""Where the cluster asks, half of the connections there may be are of those who have not logged in; the oldest gives
+way to one more, so that a crowd of strangers takes no place of a user."""
+UNKNOWN_SURE_S = 0.5
+"""What it has for its login however many come after it."""
 
 BROWSERS_S = 60.0
 """Between two lines in the log about those that speak HTTP."""
@@ -88,7 +94,8 @@ class RespServer:
         self._nursery = env.nursery.child("resp")
         self._connections: dict[RespConnection, None] = {}
         self._silent: dict[RespConnection, float] = {}
-        """Those that have sent no command yet, and since when; the oldest is the first."""
+        """Those that have sent no command yet, or where the cluster asks, have not logged in, and since when; the
+        oldest is the first."""
         self._tried: dict[RespConnection, None] = {}
         """Those above the limit that have not proven yet that they are servers; the oldest is the first."""
         self._input: dict[RespConnection, int] = {}
@@ -128,6 +135,7 @@ class RespServer:
             "resp_commands_total": self.commands,
             "resp_connections_refused_total": self.connections_refused,
             "resp_silent_closed_total": self.silent_closed,
+            "resp_connections_unknown": len(self._silent),
             "resp_slow_readers_closed_total": self.room.closed,
             "resp_replies_put_off_total": self.room.put_off,
             "resp_replies_refused_total": self.room.refused,
@@ -147,7 +155,10 @@ class RespServer:
 
     def admit(self, connection: RespConnection) -> Admission:
         """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
-        is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent()
+        if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNKNOWN_SHARE):
+            is_above = not self._close_silent(UNKNOWN_SURE_S)
+        else:
+            is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent(SILENT_S)
         if is_above and len(self._tried) >= SERVERS_MAX and not self._give_way():
             return Admission.NO
         self._connections[connection] = None
@@ -159,13 +170,13 @@ class RespServer:
         return Admission.YES
 
     def heard(self, connection: RespConnection) -> None:
-        """It has sent a command."""
+        """It has sent a command, and said who it is if it has to."""
         self._silent.pop(connection, None)
 
-    def _close_silent(self) -> bool:
-        """Close the connection that has been silent for the longest time, if that is long enough."""
+    def _close_silent(self, least_s: float) -> bool:
+        """Close the connection that has been silent for the longest time, if that is `least_s` or more."""
         silent, since = next(iter(self._silent.items()), (None, 0.0))
-        if silent is None or self.now() - since < SILENT_S:
+        if silent is None or self.now() - since < least_s:
             return False
         self.forget(silent)
         silent.replies.abort()
@@ -186,6 +197,10 @@ class RespServer:
     def _access_changed(self) -> None:
         for connection in list(self._connections):
             connection.access_changed()
+            if connection.is_unknown() and connection not in self._tried:
+                self._silent.setdefault(connection, self.now())
+            elif connection.replies.issued:
+                self.heard(connection)
 
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)

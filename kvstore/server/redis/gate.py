@@ -60,7 +60,7 @@ class Gate:
                 raise self._refused(OPERATION_NAMES[op[0]], refusal)
 
     def _refused(self, call: str, error: StoreError) -> CommandError:
-        self._access.refused(self.identity.name, self._address, call, error)
+        self._access.refused(self.identity.who, self._address, call, error)
         if isinstance(error, AccessUnfounded):
             return CommandError(f"NOAUTH {error}")
         return CommandError(NOAUTH if isinstance(error, NotAuthenticated) else f"NOPERM {error}")

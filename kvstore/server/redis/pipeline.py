@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from kvstore.env import Stream
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import NOT_NOW, Code, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.partition.state.rows import VALUE_AT
 from kvstore.server.access.guard import Guard
@@ -76,7 +76,9 @@ class Pipeline:
         """No more commands are begun."""
         self.is_handed_over = False
         """The connection is another server's: nothing is meant to come after the command that said so."""
-        self._backend = server.backend
+        self._backend = self._unguarded = server.backend
+        self._readable: tuple[bytes, ...] | None = None
+        """Prefixes of the keys that the user may read; None: all of them."""
         self.gate: Gate | None = None
         """None where nobody is asked who he is."""
         self._accounted = 0
@@ -97,13 +99,13 @@ class Pipeline:
 
     def guard(self, identity: Identity | None) -> None:
         """Let this user do what he may from now on; None: whoever has not said who he is."""
-        access, backend = self.server.access, self.server.backend
-        self.session.identity = identity
-        if not access.is_on:
-            self.gate, self._backend = None, backend
-        else:
+        access, self.session.identity = self.server.access, identity
+        self.gate, self._backend, self._readable = None, self._unguarded, None
+        if access.is_on:
             who, address = identity or access.nobody, self.client.address
-            self.gate, self._backend = Gate(access, who, address), Guard(access, who, backend, address)
+            self.gate = Gate(access, who, address)
+            if not who.may_do_every_operation():  # what may be done is asked anew after each change of the table
+                self._backend, self._readable = Guard(access, who, self._unguarded, address), who.read
         self.replies.backend = self._backend
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,7 +170,8 @@ class Pipeline:
             self._window.begin(1, size)
             self._backend.submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
             return True
-        row = self._backend.read_now(key)
+        readable = self._readable
+        row = self._unguarded.read_now(key) if readable is None or key.startswith(readable) else NOT_NOW
         if row.__class__ is bytes:
             value = row[VALUE_AT[row[0]] :]
             reply = b"$%d\r\n%b\r\n" % (len(value), value)
@@ -213,7 +216,7 @@ class Pipeline:
         return count
 
     def _begin_all(self, waiting: Iterator[Command]) -> None:
-        submit, sink = self._backend.submit, self.replies
+        submit, read, readable, sink = self._backend.submit, self._unguarded.submit, self._readable, self.replies
         writes, reads, session = self._key_hazards.writes, self._key_hazards.reads, self.session
         again = sink.again.reads
         for words in waiting:
@@ -226,7 +229,8 @@ class Pipeline:
                 sink.issued = number + 1
                 reads[key] = number
                 again[number] = key
-                submit((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
+                begin = read if readable is None or key.startswith(readable) else submit
+                begin((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
             elif (
                 count == 3
                 and name == b"SET"

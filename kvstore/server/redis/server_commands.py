@@ -81,6 +81,10 @@ class Client(Protocol):
         """The user whom its certificate names."""
         ...
 
+    def entered(self) -> None:
+        """Its user has logged in."""
+        ...
+
     def become_peer(self, words: Words) -> None:
         """Give the connection to another server's link. Raises CommandError."""
         ...
@@ -178,12 +182,11 @@ async def _log_in(pipeline: Performer, credentials: tuple[str, bytes], hello: Wo
     except NotAuthenticated as error:
         word = "NOAUTH" if isinstance(error, AccessUnfounded) else "WRONGPASS"
         raise CommandError(f"{word} {error}") from None
-    if hello is None:
-        pipeline.guard(identity)
-        return replies.OK
-    reply = pipeline.session.hello(hello, is_checked=True)
+    reply = replies.OK if hello is None else pipeline.session.hello(hello, is_checked=True)
     pipeline.guard(identity)
-    pipeline.replies.use_protocol(pipeline.session.protocol)
+    pipeline.client.entered()
+    if hello is not None:
+        pipeline.replies.use_protocol(pipeline.session.protocol)
     return reply
 
 

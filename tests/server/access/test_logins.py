@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import AsyncIterator
 
 import orjson
 import pytest
 
-from kvstore.access import Right, SetPassword, Switch
+from kvstore.access import Password, Right, SetPassword, Switch
 from kvstore.env.nursery import TaskNursery
-from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError
+from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
 from kvstore.server.access import logins as module
 from kvstore.server.access.audit import LINES_MAX, AuditLog, caller_of
 from kvstore.server.access.certificates import common_names
@@ -122,6 +124,67 @@ async def test_logins_that_wait_are_bounded(logins: Logins, monkeypatch: pytest.
     )
     assert sum("wait to be checked" in str(each) for each in found) == 4
     assert logins.hashes == 2
+
+
+def stand_still(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The thread has a login until the event is set; what comes meanwhile waits."""
+    go_on, right = threading.Event(), Password.is_right
+
+    def is_right(hashed: Password, password: bytes) -> bool:
+        go_on.wait()
+        return password != b"guess" and right(hashed, password)
+
+    monkeypatch.setattr(Password, "is_right", is_right)
+    return go_on
+
+
+async def test_an_address_that_has_failed_waits_behind_those_that_have_not(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    async def attempt(password: bytes, address: str) -> None:
+        try:
+            await logins.login("tenant", password, address)
+        except NotAuthenticated:
+            pass
+        finally:
+            ended.append(address)
+
+    go_on = stand_still(logins, monkeypatch)
+    attempts = [asyncio.ensure_future(attempt(b"guess%d" % number, "bad")) for number in range(5)]
+    attempts += [asyncio.ensure_future(attempt(b"other%d" % number, "worse")) for number in range(6)]
+    attempts.append(asyncio.ensure_future(attempt(PASSWORD, "good")))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*attempts)
+    assert ended[:2] == ["bad", "good"], "the first was with the thread"
+    assert ended[2:] == ["bad"] * 4 + ["worse"] * 6
+
+
+async def test_where_too_many_wait_the_address_that_has_failed_most_gives_way(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 4)
+    go_on = stand_still(logins, monkeypatch)
+    guesses = [asyncio.ensure_future(logins.login("root", b"%d" % number, "bad")) for number in range(4)]
+    await asyncio.sleep(0)
+    good = asyncio.ensure_future(logins.login("tenant", PASSWORD, "good"))
+    await asyncio.sleep(0)
+    assert logins.statistics()["logins_pending"] == 4
+    go_on.set()
+    assert (await good).name == "tenant"
+    found = await asyncio.gather(*guesses, return_exceptions=True)
+    assert [type(each) for each in found] == [NotAuthenticated] * 3 + [Overloaded], "the last that came"
+    assert logins._failures["bad"].times == 3
+    assert (logins._waiting, logins._under_way) == ([], {})
+
+
+async def test_the_thread_comes_after_what_the_machine_does_else(logins: Logins) -> None:
+    await logins.login("tenant", PASSWORD, "a")
+    assert logins._thread is not None
+    nice = logins._thread.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
+    assert nice == module.NICENESS
 
 
 async def test_a_user_without_a_password_comes_by_certificate_alone(logins: Logins, access: Access) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.access import Right
 from kvstore.env.beat import Beat
 from kvstore.errors import NotAuthenticated, PermissionDenied
 from kvstore.partition.state.commands import Code
@@ -42,6 +43,10 @@ def test_each_http_route_has_a_row_and_no_row_is_of_none() -> None:
 def test_each_operation_has_a_row() -> None:
     assert NEEDS.keys() == {int(code) for code in Code}
     assert all(needs or code == Code.BATCH for code, needs in NEEDS.items())
+
+
+def test_each_operation_needs_to_read_or_to_write_so_who_may_do_both_everywhere_has_no_guard() -> None:
+    assert {right for needs in NEEDS.values() for right in needs} == {Right.READ, Right.WRITE}
 
 
 def identity_of(name: str) -> Identity:

@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 from redis import exceptions
 
-from kvstore.access import RemoveUser, RevokeRole, SetPassword, Switch
+from kvstore.access import GrantRight, RemoveUser, RevokeRight, RevokeRole, Right, SetPassword, Switch
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
 from kvstore.server.redis import server_commands
@@ -206,6 +206,47 @@ async def test_a_right_that_is_taken_away_holds_for_the_next_command(door: Door,
         assert (await line_of(raw, b"GET", b"t/a")).startswith(b"-NOPERM ")
         access.take(table())
         assert await line_of(raw, b"GET", b"t/a") == b"$1\r\n"
+
+
+EVERYTHING = GrantRight("owns", Right.READ), GrantRight("owns", Right.WRITE)
+
+
+@pytest.mark.parametrize(
+    ("right", "stays", "goes"),
+    [
+        (Right.READ, ("SET x 3",), ("GET x", "GETDEL x", "GETSET x 4", "DBSIZE")),
+        (Right.WRITE, ("GET x", "DBSIZE"), ("SET x 3", "GETDEL x", "DEL x", "MSET x 1 y 2")),
+    ],
+)
+async def test_who_may_do_everything_is_not_looked_at_and_is_from_the_next_command_on_that_he_may_not(
+    door: Door, access: Access, right: Right, stays: tuple[str, ...], goes: tuple[str, ...]
+) -> None:
+    access.take(table(*EVERYTHING))
+    async with client_of(door, "tenant") as client:
+        for words in ("SET x 1", *stays, *goes, "SET x 2"):
+            await client.execute_command(*words.split())
+        access.take(table(*EVERYTHING, RevokeRight("owns", right)))
+        for words in stays:
+            await client.execute_command(*words.split())
+        for words in goes:
+            with pytest.raises(exceptions.NoPermissionError):
+                await client.execute_command(*words.split())
+        async with client.pipeline(transaction=False) as pipeline:
+            for words in goes[:1] * 20:
+                pipeline.execute_command(*words.split())
+            for found in await pipeline.execute(raise_on_error=False):
+                assert isinstance(found, exceptions.NoPermissionError)
+
+
+async def test_of_many_reads_at_once_only_those_beyond_the_prefix_are_refused(door: Door) -> None:
+    async with client_of(door, "tenant") as client:
+        await client.set("t/a", "1")
+        async with client.pipeline(transaction=False) as pipeline:
+            for number in range(40):
+                pipeline.get("t/a" if number % 2 else "x")
+            found = await pipeline.execute(raise_on_error=False)
+        assert found[1::2] == [b"1"] * 20
+        assert {type(each) for each in found[::2]} == {exceptions.NoPermissionError}
 
 
 async def test_switching_on_and_off_reaches_open_connections(door: Door, access: Access) -> None:

@@ -1,0 +1,297 @@
+"""What it costs to ask clients who they are, and to encrypt: SET and GET with both, with the first, and with neither.
+
+    python -m loadtest.bench.guarded [--rounds 5] [--out FILE]
+
+Two clusters of three nodes run side by side, one with TLS and access control, the other without TLS. That one is loaded
+three times in each round: with access control off, and on, by a user who may read and write everything (`asked`) and by
+one who may do so below a prefix (`prefix`); it is switched while it runs. So all four are measured in turns, on the
+same machine in the same state, and only ratios between them say something. A line is the median of all rounds:
+operations a second by 50 connections to the leader, and processor time of all three nodes per operation. Clients log in
+once for each connection, as they do, by a password that the node has verified before.
+
+`calls` are those of the leader's event loop per operation, of Python and of C, which do not depend on how busy the
+machine is: what authorization itself takes is the difference between on and off, in which the logins of the connections
+are. `check` is the time that one look at a prefix takes, as a share of the processor time of a GET. Exit code 1 if a
+GET's calls become more by over 2 % for who may read everything, or the check is over 2 % of its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import hiredis
+import psutil
+import trustme
+import uvloop
+
+from kvstore.access import AddRole, AddUser, Found, GrantRight, GrantRole, Right, Switch, encoded
+from kvstore.access.changes import Change
+from kvstore.cli.output import as_table
+from kvstore.client import AsyncClient, ClientConfig
+from kvstore.devcluster.layout import ClusterFile, NodePlace
+from kvstore.env.tls import Tls
+from kvstore.meta.access import AccessStore
+from kvstore.meta.connect import connect as connect_to_metadata
+from loadtest.bench import peers
+from loadtest.budget import Counted, Load, Streams, run_load, scheduled
+from loadtest.generator.options import path_word
+
+OFFSETS = range(48_000, 52_000, 100)
+ALL, TENANT, PASSWORD = "everything", "tenant", b"of this benchmark"
+TAG = "guarded"
+LOADS = (
+    Load("SET, 50 connections", "SET", 50, 1, 5_000),
+    Load("GET, 50 connections", "GET", 50, 1, 20_000),
+    Load("GET, 50 connections, pipeline 16", "GET", 50, 16, 64_000),
+)
+PATIENCE_S = 60.0
+SHARE_MAX = 0.02
+"""Of a GET: what authorization may take."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """By one load, once."""
+
+    per_s: float
+    cpu_us: float
+
+
+class Side:
+    """One of the two clusters, and how its clients connect."""
+
+    def __init__(self, cluster: Counted, file: ClusterFile, tls: Tls | None) -> None:
+        self._cluster, self.file = cluster, file
+        self._context = None if tls is None else tls.client_context()
+        self._tls = tls
+        self.user = ""
+        """As whom its clients log in; empty: they do not."""
+        self.lead: NodePlace
+
+    async def connect(self, address: str) -> Streams:
+        """Raises RuntimeError if the login is refused."""
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=self._context)
+        if self.user:
+            writer.write(hiredis.pack_command((b"AUTH", self.user, PASSWORD)))
+            answer = await reader.readline()
+            if answer != b"+OK\r\n":
+                raise RuntimeError(f"the login at {address}: {answer.decode().strip()}")
+        return reader, writer
+
+    def run(self, load: Load) -> Spent:
+        before, began = self._cpu_s(), time.monotonic()
+        uvloop.run(run_load(load, self.lead.resp, TAG, self.connect))
+        took_s = time.monotonic() - began
+        return Spent(load.operations / took_s, (self._cpu_s() - before) / load.operations * 1e6)
+
+    def calls(self, load: Load) -> float:
+        """Of the leader's event loop per operation, without what it does in as much time without a load."""
+        began = time.monotonic()
+        asked = self._counted(lambda: self.run(load))
+        took_s = time.monotonic() - began
+        return (asked.total() - self._counted(lambda: time.sleep(took_s)).total()) / load.operations
+
+    def _counted(self, work: Callable[[], object]) -> Counter[str]:
+        self._cluster.begin()
+        work()
+        return {node.id: self._cluster.end(node) for node in self.file.nodes}[self.lead.id]
+
+    def change(self, *changes: Change) -> None:
+        async def work() -> None:
+            store = await connect_to_metadata(self.file.zookeeper)
+            try:
+                for each in changes:
+                    await AccessStore(store).change(each)
+            finally:
+                await store.close()
+
+        asyncio.run(work())
+
+    def found(self) -> None:
+        """Add the two users, who may read and write, and have everybody asked."""
+        hashed = encoded(PASSWORD, bytes(16))
+        self.change(Found(ALL, hashed), AddUser(TENANT, hashed))
+        for user, prefix in ((ALL, b""), (TENANT, b"{guarded}")):
+            rights = (GrantRight(user, each, prefix) for each in (Right.READ, Right.WRITE))
+            self.change(AddRole(user), *rights, GrantRole(user, user))
+        for user in (TENANT, ALL):
+            self.ask(user)
+
+    def ask(self, user: str) -> None:
+        """Have clients log in as this user, or not where it is empty, and wait until every node goes by that."""
+        self.change(Switch(bool(user)))
+        self.user = user
+        for node in self.file.nodes:
+            _wait(lambda node=node: self._first_words(node.resp) == bool(user), f"{node.id} goes by the table")
+        if user:
+            for node in self.file.nodes:
+                _wait(lambda node=node: self._is_let_in(node.resp), f"{node.id} knows the user")
+
+    def find_lead(self) -> None:
+        key = b"{%b}" % TAG.encode()
+        endpoints = tuple(node.grpc for node in self.file.nodes)
+
+        async def leader() -> str:
+            config = ClientConfig(endpoints=endpoints, tls=self._tls, timeout_s=PATIENCE_S)
+            async with AsyncClient(config) as client:
+                await client.put(key, b"1")
+                return str(client.cluster.leader_of(client.cluster.partition_of(key)))
+
+        where = asyncio.run(leader())
+        self.lead = next(node for node in self.file.nodes if node.grpc == where)
+
+    def _first_words(self, address: str) -> bool:
+        """Whether somebody who says nothing of himself is refused."""
+
+        async def ask() -> bytes:
+            host, _, port = address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=self._context)
+            writer.write(b"GET {guarded}\r\n")
+            answer = await reader.readline()
+            writer.close()
+            return answer
+
+        return asyncio.run(ask()).startswith(b"-NOAUTH")
+
+    def _is_let_in(self, address: str) -> bool:
+        async def ask() -> bytes:
+            reader, writer = await self.connect(address)
+            writer.write(b"SET {guarded} 1\r\n")
+            answer = await reader.readline()
+            writer.close()
+            return answer
+
+        try:
+            return asyncio.run(ask()) == b"+OK\r\n"
+        except (OSError, RuntimeError):
+            return False
+
+    def _cpu_s(self) -> float:
+        return sum(scheduled(node)[0] for node in self.file.nodes)
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError(f"not within {PATIENCE_S:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+def issue(folder: Path) -> Tls:
+    """A CA, and a certificate for this machine."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    found = Tls(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem")
+    authority.cert_pem.write_to_path(str(found.ca))
+    issued.cert_chain_pems[0].write_to_path(str(found.cert))
+    issued.private_key_pem.write_to_path(str(found.key))
+    return found
+
+
+def secure(cluster: Counted, file: ClusterFile, tls: Tls) -> ClusterFile:
+    """Restart its nodes with TLS; what they say is waited for by who asks them."""
+    for node in file.nodes:
+        process = psutil.Process(node.pid)
+        process.terminate()
+        process.wait(PATIENCE_S)
+    for node in file.nodes:
+        with Path(node.config).open("a") as config:
+            config.write(f'\n[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n')
+        cluster.start_node(node.id)
+    return cluster.load()
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    """The rows of the table."""
+    with ExitStack() as stack:
+        sides = []
+        for _ in range(2):
+            folder = stack.enter_context(peers.scratch())
+            cluster = Counted(folder / "data")
+            stack.callback(cluster.down)
+            file = peers.up_on_free_ports(cluster, OFFSETS)
+            tls = issue(folder) if sides else None
+            sides.append(Side(cluster, file if tls is None else secure(cluster, file, tls), tls))
+        plain, secured = sides
+        for side in sides:
+            side.find_lead()
+            side.found()
+        return [_row(load, plain, secured, rounds) for load in LOADS]
+
+
+def _row(load: Load, plain: Side, secured: Side, rounds: int) -> dict[str, Any]:
+    found: dict[str, list[Spent]] = {"neither": [], "asked": [], "prefix": [], "TLS, asked": []}
+    calls: dict[str, float] = {}
+    for number in range(rounds + 1):
+        for name, side, user in (
+            ("neither", plain, ""),
+            ("asked", plain, ALL),
+            ("prefix", plain, TENANT),
+            ("TLS, asked", secured, ALL),
+        ):
+            if side is plain:
+                side.ask(user)
+            if number:
+                found[name].append(side.run(load))
+            else:  # which also warms it up
+                side.run(load)
+                calls[name] = side.calls(load)
+    rates = {name: median(each.per_s for each in spent) for name, spent in found.items()}
+    cpu = {name: median(each.cpu_us for each in spent) for name, spent in found.items()}
+    row: dict[str, Any] = {"load": load.name}
+    for name in found:
+        row |= {f"{name}: ops/s": round(rates[name]), f"{name}: CPU us/op": round(cpu[name], 1)}
+        row |= {f"{name}: calls/op": round(calls[name], 2)}
+    row |= {"asked: calls more": round(calls["asked"] / calls["neither"] - 1, 4)}
+    row |= {"prefix: calls more": round(calls["prefix"] - calls["neither"], 2)}
+    if load.command == "GET":
+        row |= {"prefix: check": round(check_us() / cpu["neither"], 4)}
+    row |= {"TLS, asked: rate": round(rates["TLS, asked"] / rates["neither"], 2)}
+    return row | {"TLS, asked: CPU": round(cpu["TLS, asked"] / cpu["neither"], 2)}
+
+
+def check_us() -> float:
+    """Processor time of a look at a key, for a user with two prefixes, as the Redis door does it: the least of some
+    attempts, since others use the processor, too."""
+    key, readable, count = b"{guarded}1234567", (b"other/", b"{guarded}"), 20_000
+    attempts = []
+    for _ in range(20):
+        began = time.process_time_ns()
+        for _ in range(count):
+            if not (readable is None or key.startswith(readable)):
+                raise AssertionError("it has the prefix")
+        attempts.append(time.process_time_ns() - began)
+    return min(attempts) / count / 1e3
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=path_word, default=Path("reports/guarded.json"))
+    options = parser.parse_args(words)
+    rows = measure(options.rounds)
+    for row in rows:
+        print(as_table([{"of": name, "is": value} for name, value in row.items()]), end="\n\n")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(rows, indent=2))
+    gets = [row for row in rows if "prefix: check" in row]
+    too_much = [row["load"] for row in gets if max(row["asked: calls more"], row["prefix: check"]) > SHARE_MAX]
+    if too_much:
+        sys.exit(f"authorization takes more than {SHARE_MAX:.0%} of {' and of '.join(too_much)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Tokens in the access table: given out, listed without their secrets, and gone with whose they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvstore.access import AccessTable, AddToken, RemoveToken, RemoveUser, SetPassword, Token, applied, encoded
+from kvstore.access.changes import NotThere
+from kvstore.access.table import TOKENS_OF_USER_MAX
+from kvstore.access.tokens import TTL_MAX_MS, TTL_MIN_MS, hash_of, id_or_none, made
+from kvstore.errors import InvalidRequest
+from kvstore.meta import codec
+from kvstore.meta.access import decoded
+from tests.access.test_table import OTHER, TENANT, table_of
+
+WORD = made(b"\x01" * 6, b"\x02" * 32)
+ID = "010101010101"
+ADD = AddToken(ID, "anna", hash_of(WORD), 60_000, 1_000_000)
+
+
+def numbered(number: int, **changes: object) -> AddToken:
+    return replace(ADD, id=f"{number:012x}", **changes)  # type: ignore[arg-type]
+
+
+def test_a_token_is_known_by_its_form_and_kept_as_a_hash() -> None:
+    assert id_or_none(WORD) == ID
+    table = table_of(*TENANT, ADD)
+    assert table.tokens == (Token(ID, "anna", hash_of(WORD), 1_060_000),)
+    assert table.tokens[0].is_right(WORD)
+    assert not table.tokens[0].is_right(WORD[:-1] + b"3")
+    assert hash_of(WORD) not in repr(table) + repr(ADD)
+    assert WORD.decode()[-64:] not in codec.encode(table).decode()
+
+
+@pytest.mark.parametrize("word", [b"", b"secret", WORD + b"0", WORD[:-1], WORD.upper(), b"kvt_", WORD + b"\n"])
+def test_what_has_another_form_may_be_a_password(word: bytes) -> None:
+    assert id_or_none(word) is None
+
+
+def test_a_password_cannot_have_the_form_of_a_token() -> None:
+    with pytest.raises(ValueError, match="form of a token"):
+        encoded(WORD, bytes(16))
+
+
+def test_a_table_of_before_there_were_tokens_has_none_and_a_new_one_is_read_back() -> None:
+    table = table_of(*TENANT, ADD)
+    assert decoded(codec.encode(table)) == table
+    old = codec.encode(table_of(*TENANT)).decode()
+    assert decoded(old.replace(',"tokens":[]', "").encode()) == table_of(*TENANT)
+
+
+@pytest.mark.parametrize("change", [RemoveToken(ID), RemoveUser("anna"), SetPassword("anna", OTHER)])
+def test_a_token_goes_by_command_with_its_user_and_with_another_password(change: object) -> None:
+    others = table_of(*TENANT, AddToken("0" * 12, "root", hash_of(WORD), 60_000, ADD.now_ms), ADD)
+    assert [each.id for each in applied(others, change).tokens] == ["0" * 12]  # type: ignore[arg-type]
+
+
+def test_what_is_not_there_cannot_be_revoked() -> None:
+    with pytest.raises(NotThere, match="no token"):
+        applied(table_of(*TENANT), RemoveToken(ID))
+
+
+def test_expired_tokens_make_room_and_there_is_a_bound() -> None:
+    table: AccessTable = table_of(*TENANT)
+    for number in range(TOKENS_OF_USER_MAX):
+        table = applied(table, numbered(number))
+    with pytest.raises(InvalidRequest, match="revoke one first"):
+        applied(table, numbered(99))
+    later = applied(table, numbered(99, now_ms=ADD.now_ms + ADD.ttl_ms))
+    assert [each.id for each in later.tokens] == [f"{99:012x}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (replace(ADD, user="nobody"), "no user"),
+        (replace(ADD, ttl_ms=TTL_MIN_MS - 1), "a second to a year"),
+        (replace(ADD, ttl_ms=TTL_MAX_MS + 1), "a second to a year"),
+        (replace(ADD, id="x"), "12 hexadecimal digits"),
+        (replace(ADD, hash="secret"), "SHA-256"),
+        (RemoveToken(WORD.decode()), "12 hexadecimal digits"),
+    ],
+)
+def test_wrong_ones_are_refused_with_what_was_wanted(change: AddToken | RemoveToken, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why) as failed:
+        applied(table_of(*TENANT), change)
+    assert WORD.decode()[-64:] not in str(failed.value)
+
+
+def test_an_id_is_given_out_once() -> None:
+    with pytest.raises(InvalidRequest, match="there already"):
+        applied(table_of(*TENANT, ADD), replace(ADD, hash=hash_of(b"another")))

@@ -1,0 +1,218 @@
+"""The walk of docs/operations.md ("A walk through a week") on five nodes with TLS, users and roles: the commands are
+read from there, and each does what is said there. Real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import redis
+
+from kvstore.client import Client
+from kvstore.errors import NotAuthenticated, PermissionDenied
+from tests.cluster.harness import running_cluster
+from tests.cluster.test_safe_by_default import Load, redis_of, serial_of
+from tests.cluster.test_tls import Secured
+from tests.source import ROOT
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark]
+DOCS = ROOT / "docs" / "operations.md"
+EXPECTED = re.compile(r"(?P<command>.*?)(?:\s+# (?P<how>refused|says|meanwhile)(?:: |, )(?P<text>.*))?")
+PATIENCE_S = 240.0
+"""For one command; a snapshot starts Spark."""
+URGENT = "snapshot create", "snapshot create --nice 0"
+"""On a machine whose processors others use, too, what has the lowest priority would take minutes to start."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line: `how` says whether it is `refused` with the text, `says` it, or goes on `meanwhile`."""
+
+    command: str
+    how: str
+    text: str
+
+
+@dataclass
+class Part:
+    """A paragraph in bold and the commands below it."""
+
+    title: str
+    steps: list[Step] = field(default_factory=list)
+
+
+def parts_of_the_walk() -> list[Part]:
+    """The first has where everything is; the second the functions."""
+    _, _, section = DOCS.read_text().partition("### A walk through a week\n")
+    section = re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)[0]
+    parts = []
+    for match in re.finditer(r"(?P<before>[^\n]*)\n\n```sh\n(?P<lines>.*?)```", section, re.DOTALL):
+        title = re.match(r"\*\*(.*?)\*\*", match["before"])
+        part = Part(title[1].rstrip(".") if title else "")
+        for line in match["lines"].splitlines():
+            found = EXPECTED.fullmatch(line)
+            assert found, line
+            part.steps.append(Step(found["command"], found["how"] or "", found["text"] or ""))
+        parts.append(part)
+    return parts
+
+
+class Walk:
+    """The operator's machine: a folder, and a shell that knows where the cluster is."""
+
+    def __init__(self, secured: Secured, directory: Path, functions: Part) -> None:
+        self.secured, self.directory = secured, directory
+        cluster = secured.cluster
+        resp = "-h {} -p {}".format(*cluster.address("n1", "resp"))
+        self._where = {
+            "NODES": ",".join("{}:{}".format(*cluster.address(node, "grpc")) for node in cluster.ids),
+            "METADATA": cluster.file.zookeeper,
+            "HTTP": "{}:{}".format(*cluster.address("n1", "http")),
+            "REDIS": resp,
+            "KVSTORE_TLS_CA": str(secured.ca),
+            "KVSTORE_TLS_CERT": str(secured.of_client),
+            "KVSTORE_TLS_KEY": str(secured.of_client),
+        }
+        programs = directory / "bin"
+        programs.mkdir()
+        program = programs / "kvstore"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m kvstore "$@"\n')
+        program.chmod(0o700)
+        path = f"{programs}:{os.environ['PATH']}"
+        self._environ = {**os.environ, **self._where, "PATH": path, "PYTHONPATH": str(ROOT)}
+        self._functions = "\n".join(step.command for step in functions.steps)
+
+    def names(self) -> set[str]:
+        return set(self._where)
+
+    def start(self, step: Step, out: Path) -> subprocess.Popen[bytes]:
+        with out.open("wb") as file:
+            return subprocess.Popen(
+                ["bash", "-c", f"{self._functions}\n{step.command.replace(*URGENT)}"],
+                cwd=self.directory, env=self._environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def do(self, step: Step) -> None:
+        """Run it to its end. AssertionError unless it does what its line says."""
+        out = self.directory / "out"
+        process = self.start(step, out)
+        try:
+            status = process.wait(PATIENCE_S)
+        finally:
+            end(process)
+        said = out.read_text(errors="replace")
+        told = f"{step.command}\nwanted {step.how or 'success'} {step.text}, got status {status} and\n{said}"
+        assert (status != 0) == (step.how == "refused"), told
+        assert step.text in said, told
+
+    def password(self, user: str) -> str:
+        return (self.directory / f"{user}.password").read_text().strip()
+
+    def url(self, user: str) -> str:
+        own = f"ca={self.secured.ca}&cert={self.secured.of_client}&key={self.secured.of_client}"
+        return f"kvs://{user}:{self.password(user)}@{self._where['NODES']}?timeout=30s&{own}"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+    directory = tmp_path_factory.mktemp("walk")
+    with running_cluster(directory, nodes=5) as cluster:
+        for node in cluster.ids:
+            config = Path(cluster.file.node(node).config)
+            text = config.read_text().replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
+            assert "127.1:" in text
+            config.write_text(text)
+        secured = Secured(cluster, directory)
+        secured.secure(*cluster.ids)
+        machine = directory / "machine"
+        machine.mkdir()
+        yield Walk(secured, machine, parts_of_the_walk()[1])
+
+
+def a_new_certificate(walk: Walk, part: Part) -> None:
+    """What is in place of node.key and node.pem here is what the nodes have been given."""
+    secured, (replaced, *others) = walk.secured, part.steps
+    assert "node.key" in replaced.command
+    secured.write_another(walk.directory / "new.key", walk.directory / "new.pem")
+    step = Step(replaced.command.replace("node.key", str(secured.key)).replace("node.pem", str(secured.cert)), "", "")
+    cluster = secured.cluster
+    doors = [(node, door) for node in cluster.ids for door in ("resp", "grpc", "http")]
+    before = {each: serial_of(secured, *each) for each in doors}
+    with Load(secured, "acme", walk.password("acme"), b"acme/load-") as load:
+        cluster.wait_until(lambda: load.has_gone_on([0, 0]), "work begins")
+        walk.do(step)
+        for each in doors:
+            cluster.wait_until(
+                lambda each=each: serial_of(secured, *each) != before[each], f"{each} shows the new certificate"
+            )
+        rounds = list(load.rounds)
+        cluster.wait_until(lambda: load.has_gone_on(rounds), "work goes on")
+    assert load.failures == []
+    for each in others:
+        walk.do(each)
+
+
+def a_user_is_revoked(walk: Walk, part: Part) -> None:
+    """He has something open at each door that keeps connections."""
+    watch, removed, *others = part.steps
+    assert (watch.how, "user remove acme" in removed.command) == ("meanwhile", True)
+    cluster, out = walk.secured.cluster, walk.directory / "watch"
+    watching = walk.start(watch, out)
+    try:
+        with (
+            Client(walk.url("acme")) as client,
+            client.watch(prefix=b"acme/") as changes,
+            redis_of(walk.secured, "n2", username="acme", password=walk.password("acme"), socket_timeout=60) as store,
+        ):
+            connection = store.connection_pool.get_connection()
+            cluster.wait_until(
+                lambda: (client.put(b"acme/seen", b"yes"), "acme/seen" in out.read_text())[1], "his watch is there"
+            )
+            assert next(iter(changes)).key == b"acme/seen"
+            walk.do(removed)
+            with pytest.raises(redis.ConnectionError):
+                connection.read_response()
+            with pytest.raises((NotAuthenticated, PermissionDenied)):
+                for _ in changes:  # what he had written before may come yet
+                    pass
+            with pytest.raises((NotAuthenticated, PermissionDenied)):
+                client.get(b"acme/1")
+            cluster.wait_until(lambda: watching.poll() is not None, "his watch has ended")
+        assert watching.returncode != 0
+        assert watch.text.partition(": ")[2] in out.read_text().splitlines()[-1], out.read_text()
+    finally:
+        end(watching)
+    for each in others:
+        walk.do(each)
+
+
+def test_the_walk_does_what_operations_say(walk: Walk) -> None:
+    where, _, *parts = parts_of_the_walk()
+    assert set(re.findall(r"(\w+)=", "\n".join(step.command for step in where.steps))) == walk.names()
+    doing = {"A new certificate": a_new_certificate, "A user is revoked": a_user_is_revoked}
+    titles = [part.title for part in parts]
+    assert set(doing) < set(titles)
+    assert titles[0] == "Founding"
+    assert len(titles) >= 7, titles
+    for part in parts:
+        if part.title in doing:
+            doing[part.title](walk, part)
+        else:
+            for step in part.steps:
+                walk.do(step)

@@ -1,0 +1,228 @@
+"""Tokens at a server: whom they let in, at which door, and for how long."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from kvstore.access import AddToken, Change, RemoveToken, RemoveUser, RevokeRole, Right, SetPassword
+from kvstore.access.tokens import hash_of, made
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import NotAuthenticated
+from kvstore.meta.access import AccessStore
+from kvstore.meta.memory import MemoryStore
+from kvstore.partition.state import commands
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.login import Login
+from kvstore.rpc.status import from_rpc_error
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.follow import Follower
+from kvstore.server.access.guard import Guard
+from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import FAILURES_MAX, Logins
+from tests.client.serving import env_of
+from tests.server.access.tables import CHANGES, OTHER_HASH, PASSWORD, table
+from tests.server.access.test_call_gate import World, world
+from tests.server.access.test_mutants import Backend
+from tests.server.redis.door import redis_door
+from tests.server.redis.test_access import line_of
+from tests.waiting import wait_until
+
+__all__ = ["world"]
+
+WORD, FALSE = made(b"\x01" * 6, b"\x02" * 32), made(b"\x01" * 6, b"\x03" * 32)
+ID, NOW_MS, TTL_MS = "01" * 6, 1_000_000, 60_000
+
+
+def add(now_ms: int = NOW_MS, ttl_ms: int = TTL_MS) -> AddToken:
+    return AddToken(ID, "tenant", hash_of(WORD), ttl_ms, now_ms)
+
+
+@dataclass
+class Dated:
+    """A clock that stands."""
+
+    ms: int = NOW_MS
+
+    def now(self) -> float:
+        return self.ms / 1000
+
+    def date_ms(self) -> int:
+        return self.ms
+
+
+@dataclass
+class Server:
+    """Its users and their logins."""
+
+    access: Access
+    logins: Logins
+    clock: Dated = field(default_factory=Dated)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    nursery, clock = TaskNursery("test"), Dated()
+    audit = AuditLog(clock.now, clock.date_ms)
+    access = Access(table(add()), audit)
+    env: Any = env_of(nursery)
+    logins = Logins(env, access, audit)
+    logins._clock = clock  # type: ignore[assignment]
+    yield Server(access, logins, clock)
+    logins.close()
+    await nursery.close()
+
+
+@pytest.mark.parametrize("user", ["tenant", "", "default"])
+async def test_its_bearer_is_its_user_by_his_name_or_by_none_without_a_slow_hash(server: Server, user: str) -> None:
+    identity = await server.logins.login(user, WORD, "a")
+    assert (identity.name, identity.who) == ("tenant", f"tenant#{ID}")
+    identity.check(Right.READ, b"t/", b"t0", "a test")
+    assert server.logins.hashes == 0
+    assert (await server.logins.login("tenant", PASSWORD, "a")).who == "tenant"
+
+
+@pytest.mark.parametrize(("user", "word"), [("", FALSE), ("tenant", FALSE), ("root", WORD), ("nobody", WORD)])
+async def test_a_wrong_secret_and_another_name_let_nobody_in_and_are_written_down_without_it(
+    server: Server, user: str, word: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), pytest.raises(NotAuthenticated) as failed:
+        await server.logins.login(user, word, "a")
+    (line,) = (orjson.loads(record.getMessage()) for record in caplog.records)
+    assert (line["who"], line["outcome"]) == (f"'#{ID}'", "NOT_AUTHENTICATED")
+    assert word.decode()[-64:] not in caplog.text + str(failed.value)
+
+
+async def test_who_comes_with_a_token_is_let_in_whatever_others_of_his_address_have_done(server: Server) -> None:
+    for number in range(FAILURES_MAX + 1):
+        with pytest.raises(NotAuthenticated):
+            await server.logins.login("tenant", b"%d" % number, "a")
+    with pytest.raises(NotAuthenticated, match="too many"):
+        await server.logins.login("tenant", b"one more", "a")
+    assert (await server.logins.login("", WORD, "a")).name == "tenant"
+
+
+async def test_it_ends_with_its_time_and_so_does_what_came_with_it(server: Server) -> None:
+    identity, told = await server.logins.login("", WORD, "a"), list[bool]()
+    server.access.on_change(lambda: told.append(identity.is_gone))
+    assert server.access.next_expiry_ms() == NOW_MS + TTL_MS
+    server.clock.ms = NOW_MS + TTL_MS - 1
+    server.access.expire(server.clock.ms)
+    assert (identity.is_gone, told) == (False, [])
+    server.clock.ms += 1
+    with pytest.raises(NotAuthenticated, match="has expired"):  # also before anybody has looked
+        await server.logins.login("", WORD, "a")
+    server.access.expire(server.clock.ms)
+    assert (identity.is_gone, told) == (True, [True])
+    assert server.access.next_expiry_ms() is None
+    with pytest.raises(NotAuthenticated, match="revoked, or has expired"):
+        identity.check_known()
+    server.access.take(table(add()))
+    with pytest.raises(NotAuthenticated):
+        await server.logins.login("", WORD, "a")
+    assert identity.is_gone, "for good"
+
+
+@pytest.mark.parametrize("change", [RemoveToken(ID), RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
+async def test_what_came_with_it_ends_when_it_is_revoked_and_with_its_user(server: Server, change: Change) -> None:
+    identity = await server.logins.login("", WORD, "a")
+    server.access.take(table(add(), change))
+    assert identity.is_gone
+    with pytest.raises(NotAuthenticated):
+        await server.logins.login("", WORD, "a")
+
+
+async def test_it_stays_while_other_things_change_and_follows_its_users_rights(server: Server) -> None:
+    identity, own = await server.logins.login("", WORD, "a"), await server.logins.login("tenant", PASSWORD, "a")
+    server.access.take(table(add(), RevokeRole("tenant", "owns")))
+    assert not identity.is_gone
+    assert not identity.permissions.may(Right.READ, b"t/a")
+    server.access.take(table(add()))
+    assert identity.permissions.may(Right.READ, b"t/a")
+    server.access.take(table())
+    assert (identity.is_gone, own.is_gone) == (True, False), "only what came with the token"
+
+
+async def test_a_refusal_names_the_token_in_the_audit_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    class Sink:
+        def complete(self, token: int, result: object) -> None: ...
+        def flush(self) -> None: ...
+
+    backend: Any = Backend()
+    guard = Guard(server.access, await server.logins.login("", WORD, "a"), backend, "10.0.0.7:1")
+    with caplog.at_level(logging.INFO, "kvstore.audit"):
+        guard.submit(commands.get(b"x"), Sink(), 1)
+    assert orjson.loads(caplog.records[-1].getMessage())["who"] == f"tenant#{ID}"
+
+
+async def test_an_http_request_carries_it_as_bearer(server: Server) -> None:
+    doorman = HttpDoorman(server.access, server.logins)
+    for header, status in ((Login("", WORD).header, 200), (Login("", FALSE).header, 401), ("Bearer x", 401)):
+        answer = await doorman.refusal_or_none(make_mocked_request("GET", "/metrics", {"Authorization": header}))
+        assert (200 if answer is None else answer.status) == status, header
+    assert Login("", WORD).header == f"Bearer {WORD.decode()}"
+    assert WORD.decode() not in repr(Login("", WORD))
+
+
+async def test_a_call_carries_it_as_bearer_and_one_that_lasts_ends_with_it(world: World) -> None:
+    world.access.take(table(add(now_ms=world.logins._clock.date_ms())))
+    async with world.channel("", FALSE) as channel:
+        with pytest.raises(Exception, match="token is not one") as failed:
+            await kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0")).read()
+        assert isinstance(from_rpc_error(failed.value), NotAuthenticated)  # type: ignore[arg-type]
+    async with world.channel("", WORD) as channel:
+        watch = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0"))
+        assert await watch.read() == kv_pb2.WatchResponse()
+        world.access.take(table(add(), RemoveToken(ID)))
+        with pytest.raises(Exception, match="was revoked"):
+            await watch.read()
+        await world.services.ended.wait()
+
+
+@pytest.mark.parametrize("words", [(b"tenant", WORD), (b"default", WORD), (WORD,)])
+async def test_a_redis_client_gives_it_as_a_password(tmp_path: Path, words: tuple[bytes, ...]) -> None:
+    access = Access()
+    async with redis_door(tmp_path, access=access) as door:
+        access.take(table(add(now_ms=door.server.now_ms())))
+        async with door.raw() as raw:
+            assert await line_of(raw, b"AUTH", *words) == b"+OK\r\n"
+            assert await raw.ask(b"ACL WHOAMI\r\n", b"$6\r\ntenant\r\n") == b"$6\r\ntenant\r\n"
+            assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
+            assert (await line_of(raw, b"SET", b"x", b"1")).startswith(b"-NOPERM ")
+            access.take(table())
+            assert (await raw.read_to_end()).startswith(b"-NOAUTH ")
+
+
+async def test_a_server_notices_by_itself_that_one_has_expired() -> None:
+    """Also while nothing changes in the metadata store."""
+    nursery, store, clock = TaskNursery("test"), MemoryStore(), Dated(NOW_MS + TTL_MS - 1)
+    env: Any = replace(env_of(nursery), clock=clock)  # type: ignore[arg-type]
+    for change in (*CHANGES, add()):
+        await AccessStore(store).change(change)
+    access = Access()
+    follower = Follower(env, store, access)
+    await follower.open()
+    identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms)).login("", WORD, "a")
+
+    assert not identity.is_gone
+    clock.ms += 1
+    await wait_until(async_of(lambda: identity.is_gone), what="it has expired")
+    await AccessStore(store).change(RemoveToken(ID))
+    await wait_until(async_of(lambda: access.statistics()["access_tokens"] == 0), what="changes are followed as before")
+    await follower.close()
+    await nursery.close()
+
+
+def async_of(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def ask() -> bool:
+        return condition()
+
+    return ask

@@ -1,0 +1,74 @@
+"""Connections whose clients have to say who they are and have not: they take no place of a user's."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from kvstore.server.access.identities import Access
+from kvstore.server.config import Limits
+from kvstore.server.redis import door as resp_door
+from tests.server.access.tables import table
+from tests.server.redis.door import Door, Raw, redis_door
+from tests.server.redis.test_access import OFF, line_of
+
+
+async def known(stack: AsyncExitStack, door: Door) -> Raw:
+    raw = await stack.enter_async_context(door.raw())
+    assert await line_of(raw, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
+    return raw
+
+
+async def unknown(stack: AsyncExitStack, door: Door) -> Raw:
+    """One that says much, and not who it is."""
+    raw = await stack.enter_async_context(door.raw())
+    assert (await line_of(raw, b"GET", b"t/a")).startswith(b"-NOAUTH ")
+    return raw
+
+
+async def test_strangers_have_half_of_the_places_and_the_oldest_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp_door, "UNKNOWN_SURE_S", 0.0)
+    limits = Limits(connections_max=8)
+    async with redis_door(tmp_path, access=Access(table()), limits=limits) as door, AsyncExitStack() as stack:
+        users = [await known(stack, door) for _ in range(3)]
+        strangers = [await unknown(stack, door) for _ in range(40)]
+        users.append(await known(stack, door))
+        for raw in users:
+            assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
+        for raw in strangers[:36]:
+            assert await raw.read_to_end() == b""
+        found = door.server.statistics()
+        assert found["resp_connections_unknown"] <= 4
+        assert found["resp_connections"] <= 8
+        assert found["resp_silent_closed_total"] == 37
+
+
+async def test_who_has_just_come_has_time_for_his_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_door, "UNKNOWN_SURE_S", 1000.0)
+    monkeypatch.setattr(resp_door, "SERVERS_MAX", 0)
+    limits = Limits(connections_max=4)
+    async with redis_door(tmp_path, access=Access(table()), limits=limits) as door, AsyncExitStack() as stack:
+        first, _ = await unknown(stack, door), await unknown(stack, door)
+        late = await stack.enter_async_context(door.raw())
+        assert (await late.read_to_end()).startswith(b"-ERR max number of clients")
+        assert await line_of(first, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
+        assert await known(stack, door), "it has made room"
+
+
+async def test_who_was_there_when_access_control_was_switched_on_is_a_stranger_until_he_logs_in(tmp_path: Path) -> None:
+    access = Access(table(*OFF))
+    async with redis_door(tmp_path, access=access) as door, AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(door.raw()) for _ in range(3)]
+        for raw in raws:
+            assert await line_of(raw, b"PING") == b"+PONG\r\n"
+        assert door.server.statistics()["resp_connections_unknown"] == 0
+        access.take(table())
+        assert door.server.statistics()["resp_connections_unknown"] == 3
+        assert await line_of(raws[0], b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
+        assert door.server.statistics()["resp_connections_unknown"] == 2
+        access.take(table(*OFF))
+        assert door.server.statistics()["resp_connections_unknown"] == 0
