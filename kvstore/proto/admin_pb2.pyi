@@ -1458,6 +1458,7 @@ class NodeReport(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     LOOP_STARVED_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     version: _builtins.str
     zone: _builtins.str
@@ -1507,6 +1508,10 @@ class NodeReport(_message.Message):
     def snapshot(self) -> Global___SnapshotReport:
         """The last snapshot of the cluster that was finished; absent while none is known."""
 
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyReport]:
+        """How long clients' operations took here of late; none of a kind that nobody asked for."""
+
     def __init__(
         self,
         *,
@@ -1534,14 +1539,49 @@ class NodeReport(_message.Message):
         snapshot: Global___SnapshotReport | None = ...,
         resident_bytes: _builtins.int = ...,
         loop_starved: _builtins.float = ...,
+        latencies: _abc.Iterable[Global___LatencyReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
+
+@_typing.final
+class LatencyReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    P50_S_FIELD_NUMBER: _builtins.int
+    P99_S_FIELD_NUMBER: _builtins.int
+    TIMED_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """get or put."""
+    p50_s: _builtins.float
+    """Upper bounds of what half, and all but one of a hundred, took: powers of two of a microsecond."""
+    p99_s: _builtins.float
+    timed: _builtins.int
+    """Operations that were timed, and within how many seconds. Of Redis one round in sixteen is."""
+    within_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        p50_s: _builtins.float = ...,
+        p99_s: _builtins.float = ...,
+        timed: _builtins.int = ...,
+        within_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "p50_s", b"p50_s", "p99_s", b"p99_s", "timed", b"timed", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyReport: _TypeAlias = LatencyReport  # noqa: Y015
 
 @_typing.final
 class MetadataReport(_message.Message):
@@ -1644,6 +1684,7 @@ class BookieReport(_message.Message):
     DAMAGED_RECORDS_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     NO_ANSWER_FIELD_NUMBER: _builtins.int
+    LACKING_LEDGERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     zone: _builtins.str
@@ -1658,6 +1699,10 @@ class BookieReport(_message.Message):
     """The node whose bookie it is; empty: it does not say."""
     no_answer: _builtins.str
     """In a ClusterReport: why the bookie, or its node, gave no answer; empty: it did."""
+    lacking_ledgers: _builtins.int
+    """In a ClusterReport: ledgers of which it lacks copies, as the leaders found that last whose logs they are. Ledgers
+    that are no partition's are not among them.
+    """
     @_builtins.property
     def disk(self) -> Global___DiskReport:
         """Absent if it did not say."""
@@ -1678,10 +1723,11 @@ class BookieReport(_message.Message):
         damaged_records: _builtins.int = ...,
         node: _builtins.str = ...,
         no_answer: _builtins.str = ...,
+        lacking_ledgers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "damaged_records", b"damaged_records", "directories", b"directories", "disk", b"disk", "id", b"id", "ledgers", b"ledgers", "limbo_ledgers", b"limbo_ledgers", "no_answer", b"no_answer", "node", b"node", "state", b"state", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "damaged_records", b"damaged_records", "directories", b"directories", "disk", b"disk", "id", b"id", "lacking_ledgers", b"lacking_ledgers", "ledgers", b"ledgers", "limbo_ledgers", b"limbo_ledgers", "no_answer", b"no_answer", "node", b"node", "state", b"state", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1799,6 +1845,7 @@ class LeadReport(_message.Message):
     WRITES_PER_S_FIELD_NUMBER: _builtins.int
     WRITTEN_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     HOT_KEYS_FIELD_NUMBER: _builtins.int
+    LACKING_AT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     queued: _builtins.int
     ledgers: _builtins.int
@@ -1810,6 +1857,10 @@ class LeadReport(_message.Message):
     written_bytes_per_s: _builtins.float
     @_builtins.property
     def hot_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotKey]: ...
+    @_builtins.property
+    def lacking_at(self) -> _containers.RepeatedCompositeFieldContainer[Global___LackingCopies]:
+        """Of the ledgers that lack copies: where."""
+
     def __init__(
         self,
         *,
@@ -1823,14 +1874,37 @@ class LeadReport(_message.Message):
         writes_per_s: _builtins.float = ...,
         written_bytes_per_s: _builtins.float = ...,
         hot_keys: _abc.Iterable[Global___HotKey] | None = ...,
+        lacking_at: _abc.Iterable[Global___LackingCopies] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hot_keys", b"hot_keys", "ledgers", b"ledgers", "ledgers_lacking_copies", b"ledgers_lacking_copies", "ledgers_undecodable", b"ledgers_undecodable", "ops_per_s", b"ops_per_s", "queued", b"queued", "trimmed_sequence", b"trimmed_sequence", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hot_keys", b"hot_keys", "lacking_at", b"lacking_at", "ledgers", b"ledgers", "ledgers_lacking_copies", b"ledgers_lacking_copies", "ledgers_undecodable", b"ledgers_undecodable", "ops_per_s", b"ops_per_s", "queued", b"queued", "trimmed_sequence", b"trimmed_sequence", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeadReport: _TypeAlias = LeadReport  # noqa: Y015
+
+@_typing.final
+class LackingCopies(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKIE_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    bookie: _builtins.str
+    ledgers: _builtins.int
+    def __init__(
+        self,
+        *,
+        bookie: _builtins.str = ...,
+        ledgers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "ledgers", b"ledgers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LackingCopies: _TypeAlias = LackingCopies  # noqa: Y015
 
 @_typing.final
 class MoveCopied(_message.Message):
@@ -1838,20 +1912,33 @@ class MoveCopied(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FAILING_S_FIELD_NUMBER: _builtins.int
+    ETA_S_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     part: _builtins.float
     """From 0 to 1."""
+    failure: _builtins.str
+    """Why its last step failed, and for how long none has gone well since; empty and 0: it did not fail."""
+    failing_s: _builtins.float
+    eta_s: _builtins.float
+    """Until all of it is copied, at the pace so far; absent while that cannot be told."""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         part: _builtins.float = ...,
+        failure: _builtins.str = ...,
+        failing_s: _builtins.float = ...,
+        eta_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "failing_s", b"failing_s", "failure", b"failure", "id", b"id", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
+    _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_s) -> _WhichOneofReturnType__eta_s | None: ...
 
 Global___MoveCopied: _TypeAlias = MoveCopied  # noqa: Y015
 
@@ -2224,6 +2311,8 @@ class MoveView(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     COPIED_FIELD_NUMBER: _builtins.int
+    STUCK_FIELD_NUMBER: _builtins.int
+    ETA_S_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     source: _builtins.str
     target: _builtins.str
@@ -2233,6 +2322,10 @@ class MoveView(_message.Message):
     attempt: _builtins.int
     copied: _builtins.float
     """From 0 to 1; absent if its target's leader did not answer."""
+    stuck: _builtins.str
+    """Why it does not go on by itself; empty: it does, or waits for its turn."""
+    eta_s: _builtins.float
+    """Until all of it is copied, at the pace so far; absent while that cannot be told."""
     def __init__(
         self,
         *,
@@ -2244,13 +2337,20 @@ class MoveView(_message.Message):
         state: _builtins.str = ...,
         attempt: _builtins.int = ...,
         copied: _builtins.float | None = ...,
+        stuck: _builtins.str = ...,
+        eta_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "copied", b"copied"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "_eta_s", b"_eta_s", "copied", b"copied", "eta_s", b"eta_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "attempt", b"attempt", "copied", b"copied", "first", b"first", "id", b"id", "last", b"last", "source", b"source", "state", b"state", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "_eta_s", b"_eta_s", "attempt", b"attempt", "copied", b"copied", "eta_s", b"eta_s", "first", b"first", "id", b"id", "last", b"last", "source", b"source", "state", b"state", "stuck", b"stuck", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__copied: _TypeAlias = _typing.Literal["copied"]  # noqa: Y015
     _WhichOneofArgType__copied: _TypeAlias = _typing.Literal["_copied", b"_copied"]  # noqa: Y015
+    _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
+    _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__copied) -> _WhichOneofReturnType__copied | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_s) -> _WhichOneofReturnType__eta_s | None: ...
 
 Global___MoveView: _TypeAlias = MoveView  # noqa: Y015

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
@@ -235,12 +235,14 @@ class OpenLog:
             listener(error)
         self._wake.set()
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, Any]:
         """Numbers for operators."""
+        lacking_at = Counter(bookie for bookies in self.copier.lacking.values() for bookie in bookies)
         return {
             "ledgers": len(self.listed.ledgers),
             "list_bytes": self._lists.size_of(self.partition),
             "ledgers_lacking_copies": len(self.copier.lacking),
+            "ledgers_lacking_at": sorted(lacking_at.items()),
             "ledgers_undecodable": len(self.trimmer.undecodable),
             "ledgers_sharing_zones": len(self.copier.crowded),
             "copies_made": self.copier.copied,
