@@ -39,8 +39,8 @@ class RecentLatencies:
         self._kept: deque[tuple[float, Counts]] = deque(maxlen=int(WITHIN_S / KEEP_S) + 1)
 
     def take(self, histograms: Mapping[str, Any], now: float) -> list[Latency]:
-        """What was counted since WITHIN_S before `now`, or since this was last asked if that is longer ago; nothing of
-        operations that did not come. `histograms`: those of the server part, by table and name."""
+        """Tell what was counted since WITHIN_S before `now`, or since this was last asked if that is longer ago:
+        nothing of operations that did not come. `histograms`: those of the server part, by table and name."""
         counts = {operation: _sum(histograms, sources) for operation, sources in SOURCES.items()}
         while len(self._kept) > 1 and now - self._kept[1][0] >= WITHIN_S:
             self._kept.popleft()

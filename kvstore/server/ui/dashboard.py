@@ -53,9 +53,11 @@ class Dashboard:
         self._history = History()
         files = resources.files(__package__) / "files"
         self._files = {name: (files / name).read_text("utf-8") for name in ("ui.css", "ui.js")}
-        html = (files / "page.html").read_text("utf-8")
-        strict = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        self._template = strict.from_string(html)
+        pages = {name: (files / name).read_text("utf-8") for name in ("page.html", "parts.html")}
+        strict = jinja2.Environment(
+            autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.DictLoader(pages), trim_blocks=True
+        )
+        self._template = strict.get_template("page.html")
 
     def start(self) -> None:
         self._nursery.spawn(self._sample(), name="sample")

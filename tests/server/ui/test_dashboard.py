@@ -97,7 +97,29 @@ async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
     ids = {each["id"] for _, each in elements.found if "id" in each}
     assert {str(each["href"])[1:] for each in elements.of("a") if str(each["href"]).startswith("#")} <= ids
     assert all(each.get("aria-label") or each.get("aria-hidden") for each in elements.of("svg"))
+    spoken = [
+        each["id"] for _, each in elements.found if "aria-live" in each or each.get("role") in ("status", "alert")
+    ]
+    assert spoken == ["link", "health"], "numbers that change every 2 s are not read out"
     assert next(each for _, each in elements.found if each.get("id") == "health")["aria-live"] == "polite"
+    assert len(elements.of("caption")) == len(elements.of("table")) >= 3
+    names = [name for name, _ in elements.found]
+    assert all(names[place + 1] == "caption" for place, name in enumerate(names) if name == "table")
+    wide = [each for each in elements.of("section") if each["aria-labelledby"] != "ring"]
+    assert all(each.get("tabindex") == "0" for each in wide), "what scrolls is scrolled by keys, too"
+    focused = [each for name, each in elements.found if name == "a" or "tabindex" in each]
+    assert focused[0]["href"] == "#main", "the first stop skips the others"
+    assert all(each.get("tabindex", "0") == "0" for each in focused), "the order is that of the page"
+
+
+async def test_what_is_to_be_typed_is_shown_as_code(opened: Opened) -> None:
+    report = opened.made.report
+    report.ring.paused = True
+    report.ring.moves.add(id=7, source="p1", target="p2", state="planned")
+    judged(report)
+    _, page = await fetch(f"{opened.url}/ui")
+    assert "`" not in page
+    assert page.count("<code>kvstore ring resume</code>") == 3, "in the line, its finding, and beside the moves"
 
 
 async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> None:
@@ -117,7 +139,7 @@ async def test_an_open_page_is_told_of_changes(opened: Opened, monkeypatch: pyte
         opened.made.report.partitions[0].lead.ops_per_s = 900
         while (last := await event_of(stream)) == first:
             pass
-    assert (first["partitions"]["p1"], last["partitions"]["p1"]) == ("300/s", "900/s")
+    assert (first["cells"]["load p1"], last["cells"]["load p1"]) == ("300/s", "900/s")
 
 
 async def event_of(stream: aiohttp.ClientResponse) -> dict[str, dict[str, str]]:
