@@ -36,10 +36,10 @@ from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, SEQ_AT
 from kvstore.ring import Rings
-from kvstore.types import PartitionId, Seq, ServerId
+from kvstore.types import LedgerMetadata, PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import Logs
+from kvstore.wal.ports import ListedLedger, Logs
 
 LOOK_S = 1.0
 """Between two looks for other replicas, by one that has just started."""
@@ -242,6 +242,11 @@ class Partition:
             return None
         counted = self._replica.leader.statistics()
         return counted["answers"], counted["mutations"]
+
+    def known_ledgers(self) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:
+        """The ledgers of the log that this replica leads, and the metadata of the open one; None if it leads none."""
+        led = self._replica.leading_log
+        return led.known_ledgers() if led is not None else None
 
     def statistics(self) -> dict[str, Any]:
         """Return this replica's numbers for an operator."""

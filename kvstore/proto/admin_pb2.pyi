@@ -1109,16 +1109,26 @@ class LedgersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITION_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     """Empty: all partitions."""
+    all: _builtins.bool
+    """All ledgers of the metadata store by their ids, those that are in no partition's log too; `partition` says nothing
+    then. They come in pages.
+    """
+    first: _builtins.int
+    """With `all`: from this id on."""
     def __init__(
         self,
         *,
         partition: _builtins.str = ...,
+        all: _builtins.bool = ...,
+        first: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "first", b"first", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1129,18 +1139,36 @@ class LedgersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEDGERS_FIELD_NUMBER: _builtins.int
+    FROM_LEADERS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    from_leaders: _builtins.bool
+    """The metadata store is away: this is what the leaders know of their own logs now. Of ledgers that are not written to
+    any more they know the ids, and where each begins.
+    """
+    next: _builtins.int
+    """The `first` of the next page; absent: this was the last one."""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerStatus]: ...
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Partitions whose leaders did not tell."""
+
     def __init__(
         self,
         *,
         ledgers: _abc.Iterable[Global___LedgerStatus] | None = ...,
+        from_leaders: _builtins.bool = ...,
+        unknown: _abc.Iterable[_builtins.str] | None = ...,
+        next: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next", b"_next", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledgers", b"ledgers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next", b"_next", "from_leaders", b"from_leaders", "ledgers", b"ledgers", "next", b"next", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next: _TypeAlias = _typing.Literal["next"]  # noqa: Y015
+    _WhichOneofArgType__next: _TypeAlias = _typing.Literal["_next", b"_next"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next) -> _WhichOneofReturnType__next | None: ...
 
 Global___LedgersResponse: _TypeAlias = LedgersResponse  # noqa: Y015
 
@@ -1168,16 +1196,20 @@ class LedgerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEDGER_FIELD_NUMBER: _builtins.int
+    FROM_LEADERS_FIELD_NUMBER: _builtins.int
+    from_leaders: _builtins.bool
+    """As in LedgersResponse."""
     @_builtins.property
     def ledger(self) -> Global___LedgerStatus: ...
     def __init__(
         self,
         *,
         ledger: Global___LedgerStatus | None = ...,
+        from_leaders: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_leaders", b"from_leaders", "ledger", b"ledger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1221,10 +1253,11 @@ class LedgerStatus(_message.Message):
     FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     partition: _builtins.str
     state: _builtins.str
-    """OPEN, IN_RECOVERY or CLOSED."""
+    """OPEN, IN_RECOVERY or CLOSED; `unreadable: …`; empty: not known, the metadata store is away."""
     ensemble_size: _builtins.int
     write_quorum: _builtins.int
     ack_quorum: _builtins.int
@@ -1236,6 +1269,8 @@ class LedgerStatus(_message.Message):
     first_sequence: _builtins.int
     """The sequence of the ledger's first mutation, if it is in its partition's list."""
     epoch: _builtins.int
+    version: _builtins.int
+    """Of the metadata; how often it was written."""
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerFragment]: ...
     @_builtins.property
@@ -1257,10 +1292,11 @@ class LedgerStatus(_message.Message):
         first_sequence: _builtins.int | None = ...,
         epoch: _builtins.int = ...,
         custom: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence", "_last_entry", b"_last_entry", "first_sequence", b"first_sequence", "last_entry", b"last_entry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence", "_last_entry", b"_last_entry", "ack_quorum", b"ack_quorum", "created_ms", b"created_ms", "custom", b"custom", "digest", b"digest", "ensemble_size", b"ensemble_size", "epoch", b"epoch", "first_sequence", b"first_sequence", "fragments", b"fragments", "id", b"id", "last_entry", b"last_entry", "length", b"length", "partition", b"partition", "state", b"state", "write_quorum", b"write_quorum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence", "_last_entry", b"_last_entry", "ack_quorum", b"ack_quorum", "created_ms", b"created_ms", "custom", b"custom", "digest", b"digest", "ensemble_size", b"ensemble_size", "epoch", b"epoch", "first_sequence", b"first_sequence", "fragments", b"fragments", "id", b"id", "last_entry", b"last_entry", "length", b"length", "partition", b"partition", "state", b"state", "version", b"version", "write_quorum", b"write_quorum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_sequence: _TypeAlias = _typing.Literal["first_sequence"]  # noqa: Y015
     _WhichOneofArgType__first_sequence: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence"]  # noqa: Y015

@@ -15,13 +15,14 @@ from kvstore.proto.admin_pb2 import (
     ClusterReport,
     DiskReport,
     Grade,
+    MoveView,
     NodeView,
     PartitionView,
 )
 from kvstore.server.control.health import BEHIND_MAX, is_scarce
 from kvstore.server.ui.history import SAMPLES, History
 from kvstore.server.ui.picture import line_of, ring_of
-from kvstore.server.ui.words import count, key, parts, rate, size, span, took
+from kvstore.server.ui.words import count, key, rate, size, span, took
 
 HOT_KEYS_MAX = 10
 CHARTS = (("operations", "Operations", rate), ("writes", "Writes", rate), ("written_bytes", "Bytes written", size))
@@ -45,7 +46,6 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
         "grade": grade,
         "grade_word": grade.capitalize(),
         "health": report.health.text,
-        "health_parts": parts(report.health.text),
         "shape": shape_of(report),
         "server": report.server,
         "date": f"{datetime.fromtimestamp(report.date_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC",
@@ -53,8 +53,7 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
             {
                 "subject": each.subject,
                 "reason": each.reason,
-                "next_step": each.next_step,
-                "next_parts": parts(each.next_step or "wait"),
+                "next_step": each.next_step or "wait",
                 "tone": "bad" if each.grade == DOWN else "warn",
             }
             for each in report.findings
@@ -64,9 +63,9 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
         "charts": [_chart(history.of(name), label, words) for name, label, words in CHARTS],
         "hot": _hot(report.partitions),
         "moves": _moves(report),
-        "nodes": _table("nodes", "Nodes", NODE_COLUMNS, map(_node, report.nodes)),
-        "partitions": _table("partitions", "Partitions", PARTITION_COLUMNS, map(_partition, report.partitions)),
-        "bookies": _table("bookies", "Bookies", BOOKIE_COLUMNS, map(_bookie, report.bookies), _copies(report)),
+        "nodes": table("nodes", "Nodes", NODE_COLUMNS, map(_node, report.nodes)),
+        "partitions": table("partitions", "Partitions", PARTITION_COLUMNS, map(_partition, report.partitions)),
+        "bookies": table("bookies", "Bookies", BOOKIE_COLUMNS, map(_bookie, report.bookies), _copies(report)),
         "facts": _facts(report),
     }
 
@@ -127,8 +126,9 @@ def _hot(partitions: Iterable[PartitionView]) -> list[dict[str, str]]:
     ]
 
 
-def _table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
-    return {"id": name, "title": title, "columns": columns, "rows": list(rows), "note": note, "note_parts": parts(note)}
+def table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
+    """Make a table for the template."""
+    return {"id": name, "title": title, "columns": columns, "rows": list(rows), "note": note}
 
 
 LATENCIES = {"get": "get: p50, p99", "put": "put: p50, p99", "session": "clients' batches: p50, p99"}
@@ -141,9 +141,8 @@ NODE_COLUMNS = (
 def _node(node: NodeView) -> list[Cell]:
     if node.no_answer:
         leads = Cell(f"{len(node.leads)} last known", "bad" if node.leads else "")
-        state = Cell(f"no answer: {node.no_answer}", "bad")
-        unknown = Cell("?")
-        return [Cell(node.id), state, *[unknown] * 3, leads, *[unknown] * (len(LATENCIES) + 3)]
+        silent, unknown = Cell(f"no answer: {node.no_answer}", "bad"), Cell("?")
+        return [Cell(node.id), silent, *[unknown] * 3, leads, *[unknown] * (len(LATENCIES) + 3)]
     report = node.report
     state = "draining" if report.draining else "; ".join(report.not_ready) or "ready"
     store = report.metadata
@@ -265,14 +264,21 @@ def _moves(report: ClusterReport) -> dict[str, Any]:
             Cell(f"{move.copied:.0%}", part=move.copied) if move.HasField("copied") else Cell("?"),
             Cell(span(move.eta_s) if move.HasField("eta_s") else "not known"),
             Cell(f"{move.attempt}", "n"),
-            Cell(move.stuck or ("the ring is paused" if ring.paused else "it goes on")),
+            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused)),
         ]
         for move in ring.moves
     ]
-    left = f", some {span(ring.eta_s)} to go" if ring.HasField("eta_s") else ""
+    is_known = ring.HasField("eta_s") and not any(move.stuck for move in ring.moves)
+    left = f", some {span(ring.eta_s)} to go" if is_known else ""
     paused = "; paused: `kvstore ring resume`" if ring.paused else ""
     note = f"{ring.moves_done} of {ring.moves_planned} moves done, {ring.progress:.0%}{left}{paused}"
-    return _table("moves", "Moves", MOVE_COLUMNS, rows, note)
+    return table("moves", "Moves", MOVE_COLUMNS, rows, note)
+
+
+def _why_not_stuck(move: MoveView, *, is_paused: bool) -> str:
+    if is_paused:
+        return "the ring is paused"
+    return "waits for its turn" if move.state == "planned" else "it goes on"
 
 
 def _facts(report: ClusterReport) -> str:

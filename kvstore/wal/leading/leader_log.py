@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.env.events import wait_within
@@ -41,7 +41,7 @@ from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.ledger_list import NEVER, LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import AppendDone
+from kvstore.wal.ports import AppendDone, ListedLedger
 from kvstore.wal.takeover import TakenOver
 
 log = logging.getLogger(__name__)
@@ -234,6 +234,9 @@ class OpenLog:
         for listener in listeners:
             listener(error)
         self._wake.set()
+
+    def known_ledgers(self) -> tuple[Sequence[ListedLedger], LedgerMetadata]:
+        return self.listed.infos, self._handle.writer.metadata
 
     def statistics(self) -> dict[str, Any]:
         """Numbers for operators."""

@@ -68,11 +68,17 @@ def test_a_stuck_move_is_shown_with_its_progress() -> None:
     report = loaded()
     why = "no step of it has gone well for 31 s: partition p1: no answer"
     report.ring.moves.add(id=7, source="p1", target="p2", state="copying", attempt=3, copied=0.4, stuck=why)
+    report.ring.eta_s = 600
     report.ring.moves.add(id=8, source="p1", target="p3", state="copying", attempt=1, copied=0.5, eta_s=150)
+    report.ring.moves.add(id=9, source="p1", target="p3", state="planned")
     assert cells(report, "moves") == {
         "7": f"p1 → p2 | copying, stuck | 40% | not known | 3 | {why}",
         "8": "p1 → p3 | copying | 50% | 2 min | 1 | it goes on",
+        "9": "p1 → p3 | planned | ? | not known | 0 | waits for its turn",
     }
+    assert "to go" not in page_of(report, History())["moves"]["note"]
+    report.ring.moves[0].stuck = ""
+    assert ", some 10 min to go" in page_of(report, History())["moves"]["note"]
 
 
 def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
