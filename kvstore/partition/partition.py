@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvstore.env import Env
@@ -94,9 +95,12 @@ class Partition:
         )
         self._turn_away, self._on_leader, self._rings = turn_away, on_leader, rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
-        self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
-        pins = Pins(store, LedgerLists(store))
+        self._source, pins = (
+            Source(env, partition, self.state, self._leading, FREEZE_S),
+            Pins(store, LedgerLists(store)),
+        )
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
+        self.known_ledgers = partial(_known_ledgers, self._replica)
         self.mover: Mover | None = None
         if rings is not None:
             means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
@@ -243,11 +247,6 @@ class Partition:
         counted = self._replica.leader.statistics()
         return counted["answers"], counted["mutations"]
 
-    def known_ledgers(self) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:
-        """The ledgers of the log that this replica leads, and the metadata of the open one; None if it leads none."""
-        led = self._replica.leading_log
-        return led.known_ledgers() if led is not None else None
-
     def statistics(self) -> dict[str, Any]:
         """Return this replica's numbers for an operator."""
         replica, state = self._replica, self.state
@@ -382,3 +381,9 @@ def _level_of(op: Op) -> int:
     at = LEVEL_AT.get(op[0])
     level: int = Level.LINEARIZABLE if at is None else op[at]
     return level
+
+
+def _known_ledgers(replica: Replica) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:
+    """The ledgers of the log that the replica leads, and the metadata of the open one; None if it leads none."""
+    led = replica.leading_log
+    return led.known_ledgers() if led is not None else None

@@ -1,4 +1,4 @@
-"""What ledgers there are: read from the metadata store, and while that is away, as the leaders know their own logs."""
+"""Tells which ledgers there are: as the metadata store has them or, while that is away, as leaders know their logs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from kvstore.env.ports import Nursery
 from kvstore.errors import (
     Corrupted,
     InvalidRequest,
@@ -64,8 +65,12 @@ class Surveyed(Protocol):
 class LedgerSurvey:
     """One server's."""
 
-    def __init__(self, node: Surveyed, links: Calls, hosting: Leading) -> None:
+    def __init__(self, nursery: Nursery, node: Surveyed, links: Calls, hosting: Leading) -> None:
         self._node, self._links, self._hosting = node, links, hosting
+        self._nursery = nursery.child("ledgers")
+
+    async def close(self) -> None:
+        await self._nursery.close()
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
         """The ledgers of a partition's log, or of all partitions', in the order of their logs; `newest`: of each log at
@@ -166,12 +171,12 @@ class LedgerSurvey:
         return response
 
     async def _ask(self, partitions: list[PartitionId], newest: int) -> LedgersResponse:
-        """What the leaders of these partitions know of their logs. Raises MetadataUnavailable if none answers."""
+        """Ask what the leaders of these partitions know of their logs. Raises MetadataUnavailable if none answers."""
         response = LedgersResponse(from_leaders=True)
         rows: dict[str, list[LedgerStatus]] = {}
         others = [each for each in servers_of(self._node.topology) if each != self._node.id]
-        told = await asyncio.gather(*map(self._call, others))
-        for answer in (self._own(), *told):
+        asked = [self._nursery.spawn(self._call(each), name=f"ledgers of {each}") for each in others]
+        for answer in (self._own(), *[await each for each in asked]):
             logs: dict[str, list[LedgerStatus]] = {}
             for each in answer.ledgers:
                 logs.setdefault(each.partition, []).append(each)
@@ -188,7 +193,7 @@ class LedgerSurvey:
         return response
 
     async def _call(self, server: ServerId) -> LedgersResponse:
-        """What it leads; nothing if it does not answer. Raises nothing."""
+        """Ask for what it leads; nothing if it does not answer. Raises nothing."""
         try:
             async with asyncio.timeout(CALL_S):
                 return LedgersResponse.FromString(await self._links.call(server, LEDGERS, METHOD, b"", CALL_S))

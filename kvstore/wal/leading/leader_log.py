@@ -82,6 +82,7 @@ class OpenLog:
         self.partition = partition
         self.listed = opened.listed
         self.version = opened.version
+        self.waited = opened.waited
         self.lost: StoreError | None = None
         """Why no more can be appended."""
         self._opened = opened
@@ -120,10 +121,6 @@ class OpenLog:
     @property
     def recovered_end(self) -> Position:
         return self._opened.recovered_end
-
-    @property
-    def waited(self) -> bool:
-        return self._opened.waited
 
     @property
     def handle(self) -> LedgerHandle:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, MetadataUnavailable, NoSuchLedger, Unavailable
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import SessionState
@@ -43,9 +44,9 @@ class World:
         links: Any = SimpleNamespace(call=self.call)
         hosting: Any = SimpleNamespace(leading=lambda: leading)
         self.leading = leading
-        self.survey = LedgerSurvey(node, links, hosting)
+        self.survey = LedgerSurvey(TaskNursery("test"), node, links, hosting)
         other: Any = SimpleNamespace(leading=lambda: {P2: SimpleNamespace(known_ledgers=lambda: log_of(7, epoch=6))})
-        self.other = LedgerSurvey(node, links, other)
+        self.other = LedgerSurvey(TaskNursery("test"), node, links, other)
 
     def __getattr__(self, name: str) -> Any:
         if self.state is not SessionState.CONNECTED:

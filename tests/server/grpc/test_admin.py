@@ -60,7 +60,7 @@ class Source:
         self.store, self.topology = store, topology
         self.held = asyncio.Event()
         nobody: Any = SimpleNamespace(leading=dict, call=self.silent)
-        self.ledger_survey = LedgerSurvey(self, nobody, nobody)
+        self.ledger_survey = LedgerSurvey(TaskNursery("test"), self, nobody, nobody)
         self.access = Access()
 
     async def silent(self, *_: Any) -> bytes:

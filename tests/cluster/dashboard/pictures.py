@@ -1,4 +1,4 @@
-"""Takes the pictures of the dashboard in docs/img, of a real cluster: `python -m tests.cluster.dashboard_pictures`."""
+"""Takes the pictures of the dashboard in docs/img, of a real cluster: `python -m tests.cluster.dashboard.pictures`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.browser import tab_of
-from tests.cluster.dashboard_scenes import SCENES, Shown, fill
+from tests.cluster.dashboard.scenes import SCENES, Shown, fill
 from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
 
 DARK = {"node-dead", "move-stuck"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import CHROMIUM, MISSING, tab_of
-from tests.cluster.dashboard_scenes import SCENES, Shown, fill
+from tests.cluster.dashboard.scenes import SCENES, Shown, fill
 from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
 
 pytestmark = [
