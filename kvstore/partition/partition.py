@@ -95,10 +95,8 @@ class Partition:
         )
         self._turn_away, self._on_leader, self._rings = turn_away, on_leader, rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
-        self._source, pins = (
-            Source(env, partition, self.state, self._leading, FREEZE_S),
-            Pins(store, LedgerLists(store)),
-        )
+        self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
+        pins = Pins(store, LedgerLists(store))
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self.known_ledgers = partial(_known_ledgers, self._replica)
         self.mover: Mover | None = None
@@ -108,8 +106,7 @@ class Partition:
         self._exports = snapshots.Exports(self.state, env.clock)
         absences = Absences(store, partition)
         self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns, absences)
-        self._complete_soon = Soon().give
-        self._is_taken_back = False
+        self._complete_soon, self._is_taken_back = Soon().give, False
         self._is_behind_start = True
         """Until it has applied what the others had when it started it knows nothing of what was there before."""
 
