@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from struct import pack
 
-COLOURS_MAX = 96
+COLOURS_MAX = 240
 """The most frequent ones; each other becomes the nearest of them."""
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 OF_A_PALETTE = 3

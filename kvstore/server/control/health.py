@@ -248,7 +248,7 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
             "`kvstore fsck`, and bring back the bookies that had them",
         )
     if repair.marked and report.HasField("repair"):
-        lacking = f"{_count(repair.marked, 'ledger')} lack copies"
+        lacking = f"{_count(repair.marked, 'ledger')} lack{'s' if repair.marked == 1 else ''} copies"
         if repair.enabled:
             step = "" if repair.mending else "`kvstore autorecovery list` says what each waits for"
             yield _finding(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
@@ -107,7 +108,7 @@ def full_disk(cluster: Cluster) -> Iterator[Shown]:
     config = Path(cluster.file.node("n3").config)
     before = config.read_text()
     cluster.terminate("n3")
-    config.write_text(f"{before}\n[storage]\nreserve_bytes = {1 << 60}\n")
+    config.write_text(f"{before}\n[storage]\nreserve_bytes = {disk_usage(config.parent).total}\n")
     cluster.start_node("n3")
     cluster.wait_ready()
     try:

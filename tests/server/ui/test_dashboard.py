@@ -140,11 +140,12 @@ async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
 async def test_what_is_to_be_typed_is_shown_as_code(opened: Opened) -> None:
     report = opened.made.report
     report.ring.paused = True
-    report.ring.moves.add(id=7, source="p1", target="p2", state="planned")
+    report.ring.moves.add(id=7, source="p1", target="p2", state="planned", stuck="do `x 7`")
     judged(report)
     _, page = await fetch(f"{opened.url}/ui")
     assert "`" not in page
-    assert page.count("<code>kvstore ring resume</code>") == 3, "in the line, its finding, and beside the moves"
+    assert page.count("<code>x 7</code>") == 3, "in the line, its finding, and beside the moves"
+    assert page.count("<code>kvstore ring resume</code>") == 2
 
 
 async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> None:
