@@ -325,6 +325,10 @@ Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
 @_typing.final
 class NodeStatus(_message.Message):
+    """Older than NodeView, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -654,6 +658,8 @@ Global___PartitionBalance: _TypeAlias = PartitionBalance  # noqa: Y015
 
 @_typing.final
 class MoveStatus(_message.Message):
+    """With the counts of keys and bytes that a server has to ask for; MoveView has what servers know at once."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -1015,6 +1021,10 @@ Global___PartitionsResponse: _TypeAlias = PartitionsResponse  # noqa: Y015
 
 @_typing.final
 class PartitionStatus(_message.Message):
+    """Older than PartitionView, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -1051,6 +1061,10 @@ Global___PartitionStatus: _TypeAlias = PartitionStatus  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):
+    """Older than ReplicaView, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -1369,6 +1383,10 @@ Global___BookiesResponse: _TypeAlias = BookiesResponse  # noqa: Y015
 
 @_typing.final
 class BookieStatus(_message.Message):
+    """Older than BookieReport, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int

@@ -20,6 +20,11 @@ UNTIL_LIVE = """new Promise(live => {
   };
   look();
 })"""
+FOCUSED = """(() => {
+  const at = document.activeElement;
+  if (at.tagName === "BODY") return "BODY";
+  return at.tagName === "SECTION" ? "section " + at.getAttribute("aria-labelledby") : at.textContent.trim();
+})()"""
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 
 
@@ -30,3 +35,20 @@ async def test_in_a_browser_the_page_is_kept_fresh_and_its_policy_refuses_nothin
         await tab.call("Runtime.evaluate", expression=UNTIL_LIVE, awaitPromise=True)
         assert "all is served" in await tab.text_of("health")
         assert tab.complaints == []
+
+
+async def test_by_keyboard_the_first_stop_skips_to_the_content_and_wide_tables_are_stops(
+    opened: Opened, tmp_path: Path
+) -> None:
+    async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
+        await tab.open_until(f"{opened.url}/ui", ["all is served"])
+        stops = []
+        while not stops or stops[-1] not in ("BODY", "this node"):
+            for kind in ("rawKeyDown", "keyUp"):
+                await tab.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+            stops.append(await tab.evaluate(FOCUSED))
+        assert stops[:2] == ["Skip to the content", "Load"]
+        sections = [each for each in stops if each.startswith("section ")]
+        assert sections == ["section load", "section nodes", "section partitions", "section bookies"]
+        assert stops.index("0") == stops.index("section partitions") + 1, "a partition's ledgers"
+        assert stops[-1] == "this node", "nothing holds the focus"
