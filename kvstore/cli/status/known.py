@@ -69,7 +69,7 @@ def by_servers_or_store(where: Where, ask: Callable[[Any, float], T], work: Call
         return with_tools(data_dir, metadata, work)  # by its address, which only it can be asked at
     try:
         return ask_admin(*where, ask, LEDGERS_S)
-    except Unavailable as error:
+    except (Unavailable, MetadataError) as error:
         if server is not None:
             raise  # nobody else says where the metadata store is
         print(f"kvstore: no server tells ({error}): the metadata store is read", file=sys.stderr)
