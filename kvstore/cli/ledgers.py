@@ -1,4 +1,4 @@
-"""`kvstore ledger`: the log's ledgers, read from metadata and bookies."""
+"""`kvstore ledger`: the log's ledgers. What there are servers tell, the rest is read from metadata and bookies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.status.known import by_servers_or_store
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledgers import LedgerStore
@@ -19,6 +20,7 @@ from kvstore.wal.repair import bookies_of
 
 if TYPE_CHECKING:
     from kvstore.autorecovery.giving_up import Loss
+    from kvstore.proto.admin_pb2 import LedgerStatus
 
 ENTRIES_MAX = 1000
 Ledger = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
@@ -39,7 +41,11 @@ def register(app: typer.Typer) -> None:
 def list_ledgers(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all ledgers: whose log they belong to, their state, every bookie that has entries of them."""
+    """List all ledgers: whose log they belong to, their state, every bookie that has entries of them.
+
+    A server reads them from the metadata store. While that is away the partitions' leaders tell what they know of their
+    logs, which is said on standard error.
+    """
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         ledgers = LedgerStore(tools.store)
@@ -55,8 +61,23 @@ def list_ledgers(
             rows.append(_summary(metadata))
         return rows
 
-    rows = with_tools(data_dir, zookeeper, work, server)
+    rows = by_servers_or_store((data_dir, zookeeper, server), _ask_all, work)
     print(as_json(rows) if json else as_table(rows, list(_SUMMARY)))
+
+
+def _ask_all(stub: Any, timeout_s: float) -> list[dict[str, Any]]:
+    from kvstore.proto.admin_pb2 import LedgersRequest
+
+    rows: list[dict[str, Any]] = []
+    first: int | None = 0
+    while first is not None:
+        page = stub.Ledgers(LedgersRequest(all=True, first=first), timeout=timeout_s)
+        rows += map(_told_summary, page.ledgers)
+        first = page.next if page.HasField("next") else None
+    if page.from_leaders:
+        lacking = f"; the leaders of {', '.join(page.unknown)} do not answer" if page.unknown else ""
+        _say_from_leaders(f"the partitions' leaders know of their logs{lacking}")
+    return rows
 
 
 def show(
@@ -79,8 +100,27 @@ def show(
         }
         return _summary(metadata) | details
 
-    found = with_tools(data_dir, zookeeper, work, server)
+    def ask(stub: Any, timeout_s: float) -> dict[str, Any]:
+        from kvstore.proto.admin_pb2 import LedgerRequest
+
+        answer = stub.Ledger(LedgerRequest(ledger=ledger), timeout=timeout_s)
+        if answer.from_leaders:
+            _say_from_leaders("the leader of its log knows of it")
+        told = answer.ledger
+        details: dict[str, Any] = {
+            "version": None if answer.from_leaders else told.version,
+            "length": told.length if told.state else None,
+            "digest": told.digest or None,
+            "fragments": [{"first": f.first_entry, "bookies": list(f.bookies)} for f in told.fragments],
+        }
+        return _told_summary(told) | details
+
+    found = by_servers_or_store((data_dir, zookeeper, server), ask, work)
     print(as_json(found) if json else as_table([{"what": name, "value": value} for name, value in found.items()]))
+
+
+def _say_from_leaders(what: str) -> None:
+    typer.echo(f"kvstore: servers cannot reach the metadata store: shown is what {what}", err=True)
 
 
 def read(
@@ -245,6 +285,19 @@ def _summary(metadata: LedgerMetadata) -> dict[str, Any]:
         "last_entry": metadata.last_entry if metadata.state is LedgerState.CLOSED else None,
         "quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}",
         "bookies": bookies_of(metadata),
+    }
+
+
+def _told_summary(told: LedgerStatus) -> dict[str, Any]:
+    """The same, as a server tells it; what leaders do not know is None."""
+    is_known = bool(told.fragments)
+    return {
+        "id": told.id,
+        "partition": told.partition or None,
+        "state": told.state or None,
+        "last_entry": told.last_entry if told.HasField("last_entry") else None,
+        "quorum": f"{told.ensemble_size}/{told.write_quorum}/{told.ack_quorum}" if is_known else None,
+        "bookies": sorted({each for fragment in told.fragments for each in fragment.bookies}) if is_known else None,
     }
 
 

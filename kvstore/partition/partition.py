@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvstore.env import Env
@@ -36,10 +37,10 @@ from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, SEQ_AT
 from kvstore.ring import Rings
-from kvstore.types import PartitionId, Seq, ServerId
+from kvstore.types import LedgerMetadata, PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import Logs
+from kvstore.wal.ports import ListedLedger, Logs
 
 LOOK_S = 1.0
 """Between two looks for other replicas, by one that has just started."""
@@ -97,6 +98,7 @@ class Partition:
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
+        self.known_ledgers = partial(_known_ledgers, self._replica)
         self.mover: Mover | None = None
         if rings is not None:
             means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
@@ -104,8 +106,7 @@ class Partition:
         self._exports = snapshots.Exports(self.state, env.clock)
         absences = Absences(store, partition)
         self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns, absences)
-        self._complete_soon = Soon().give
-        self._is_taken_back = False
+        self._complete_soon, self._is_taken_back = Soon().give, False
         self._is_behind_start = True
         """Until it has applied what the others had when it started it knows nothing of what was there before."""
 
@@ -377,3 +378,9 @@ def _level_of(op: Op) -> int:
     at = LEVEL_AT.get(op[0])
     level: int = Level.LINEARIZABLE if at is None else op[at]
     return level
+
+
+def _known_ledgers(replica: Replica) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:
+    """The ledgers of the log that the replica leads, and the metadata of the open one; None if it leads none."""
+    led = replica.leading_log
+    return led.known_ledgers() if led is not None else None

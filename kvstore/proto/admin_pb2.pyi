@@ -371,6 +371,10 @@ Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
 @_typing.final
 class NodeStatus(_message.Message):
+    """Older than NodeView, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -700,6 +704,8 @@ Global___PartitionBalance: _TypeAlias = PartitionBalance  # noqa: Y015
 
 @_typing.final
 class MoveStatus(_message.Message):
+    """With the counts of keys and bytes that a server has to ask for; MoveView has what servers know at once."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -1061,6 +1067,10 @@ Global___PartitionsResponse: _TypeAlias = PartitionsResponse  # noqa: Y015
 
 @_typing.final
 class PartitionStatus(_message.Message):
+    """Older than PartitionView, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -1097,6 +1107,10 @@ Global___PartitionStatus: _TypeAlias = PartitionStatus  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):
+    """Older than ReplicaView, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -1155,16 +1169,26 @@ class LedgersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITION_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     """Empty: all partitions."""
+    all: _builtins.bool
+    """All ledgers of the metadata store by their ids, those that are in no partition's log too; `partition` says nothing
+    then. They come in pages.
+    """
+    first: _builtins.int
+    """With `all`: from this id on."""
     def __init__(
         self,
         *,
         partition: _builtins.str = ...,
+        all: _builtins.bool = ...,
+        first: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "first", b"first", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1175,18 +1199,36 @@ class LedgersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEDGERS_FIELD_NUMBER: _builtins.int
+    FROM_LEADERS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    from_leaders: _builtins.bool
+    """The metadata store is away: this is what the leaders know of their own logs now. Of ledgers that are not written to
+    any more they know the ids, and where each begins.
+    """
+    next: _builtins.int
+    """The `first` of the next page; absent: this was the last one."""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerStatus]: ...
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Partitions whose leaders did not tell."""
+
     def __init__(
         self,
         *,
         ledgers: _abc.Iterable[Global___LedgerStatus] | None = ...,
+        from_leaders: _builtins.bool = ...,
+        unknown: _abc.Iterable[_builtins.str] | None = ...,
+        next: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next", b"_next", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledgers", b"ledgers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next", b"_next", "from_leaders", b"from_leaders", "ledgers", b"ledgers", "next", b"next", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next: _TypeAlias = _typing.Literal["next"]  # noqa: Y015
+    _WhichOneofArgType__next: _TypeAlias = _typing.Literal["_next", b"_next"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next) -> _WhichOneofReturnType__next | None: ...
 
 Global___LedgersResponse: _TypeAlias = LedgersResponse  # noqa: Y015
 
@@ -1214,16 +1256,20 @@ class LedgerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEDGER_FIELD_NUMBER: _builtins.int
+    FROM_LEADERS_FIELD_NUMBER: _builtins.int
+    from_leaders: _builtins.bool
+    """As in LedgersResponse."""
     @_builtins.property
     def ledger(self) -> Global___LedgerStatus: ...
     def __init__(
         self,
         *,
         ledger: Global___LedgerStatus | None = ...,
+        from_leaders: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_leaders", b"from_leaders", "ledger", b"ledger"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1267,10 +1313,11 @@ class LedgerStatus(_message.Message):
     FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     partition: _builtins.str
     state: _builtins.str
-    """OPEN, IN_RECOVERY or CLOSED."""
+    """OPEN, IN_RECOVERY or CLOSED; `unreadable: …`; empty: not known, the metadata store is away."""
     ensemble_size: _builtins.int
     write_quorum: _builtins.int
     ack_quorum: _builtins.int
@@ -1282,6 +1329,8 @@ class LedgerStatus(_message.Message):
     first_sequence: _builtins.int
     """The sequence of the ledger's first mutation, if it is in its partition's list."""
     epoch: _builtins.int
+    version: _builtins.int
+    """Of the metadata; how often it was written."""
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerFragment]: ...
     @_builtins.property
@@ -1303,10 +1352,11 @@ class LedgerStatus(_message.Message):
         first_sequence: _builtins.int | None = ...,
         epoch: _builtins.int = ...,
         custom: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence", "_last_entry", b"_last_entry", "first_sequence", b"first_sequence", "last_entry", b"last_entry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence", "_last_entry", b"_last_entry", "ack_quorum", b"ack_quorum", "created_ms", b"created_ms", "custom", b"custom", "digest", b"digest", "ensemble_size", b"ensemble_size", "epoch", b"epoch", "first_sequence", b"first_sequence", "fragments", b"fragments", "id", b"id", "last_entry", b"last_entry", "length", b"length", "partition", b"partition", "state", b"state", "write_quorum", b"write_quorum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence", "_last_entry", b"_last_entry", "ack_quorum", b"ack_quorum", "created_ms", b"created_ms", "custom", b"custom", "digest", b"digest", "ensemble_size", b"ensemble_size", "epoch", b"epoch", "first_sequence", b"first_sequence", "fragments", b"fragments", "id", b"id", "last_entry", b"last_entry", "length", b"length", "partition", b"partition", "state", b"state", "version", b"version", "write_quorum", b"write_quorum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_sequence: _TypeAlias = _typing.Literal["first_sequence"]  # noqa: Y015
     _WhichOneofArgType__first_sequence: _TypeAlias = _typing.Literal["_first_sequence", b"_first_sequence"]  # noqa: Y015
@@ -1379,6 +1429,10 @@ Global___BookiesResponse: _TypeAlias = BookiesResponse  # noqa: Y015
 
 @_typing.final
 class BookieStatus(_message.Message):
+    """Older than BookieReport, which says the same and more under other field numbers: it stays as it is for clients that
+    know it, and says nothing new.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -1505,6 +1559,7 @@ class NodeReport(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     LOOP_STARVED_FIELD_NUMBER: _builtins.int
     TLS_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     version: _builtins.str
     zone: _builtins.str
@@ -1558,6 +1613,10 @@ class NodeReport(_message.Message):
     def tls(self) -> Global___TlsReport:
         """Absent on a node without TLS."""
 
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyReport]:
+        """How long clients' operations took here of late; none of a kind that nobody asked for."""
+
     def __init__(
         self,
         *,
@@ -1586,10 +1645,11 @@ class NodeReport(_message.Message):
         resident_bytes: _builtins.int = ...,
         loop_starved: _builtins.float = ...,
         tls: Global___TlsReport | None = ...,
+        latencies: _abc.Iterable[Global___LatencyReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1626,6 +1686,40 @@ class TlsReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TlsReport: _TypeAlias = TlsReport  # noqa: Y015
+
+@_typing.final
+class LatencyReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    P50_S_FIELD_NUMBER: _builtins.int
+    P99_S_FIELD_NUMBER: _builtins.int
+    TIMED_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """get or put."""
+    p50_s: _builtins.float
+    """Upper bounds of what half, and all but one of a hundred, took: powers of two of a microsecond."""
+    p99_s: _builtins.float
+    timed: _builtins.int
+    """Operations that were timed, and within how many seconds. Of Redis one round in sixteen is."""
+    within_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        p50_s: _builtins.float = ...,
+        p99_s: _builtins.float = ...,
+        timed: _builtins.int = ...,
+        within_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "p50_s", b"p50_s", "p99_s", b"p99_s", "timed", b"timed", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyReport: _TypeAlias = LatencyReport  # noqa: Y015
 
 @_typing.final
 class MetadataReport(_message.Message):
@@ -1728,6 +1822,7 @@ class BookieReport(_message.Message):
     DAMAGED_RECORDS_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     NO_ANSWER_FIELD_NUMBER: _builtins.int
+    LACKING_LEDGERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     zone: _builtins.str
@@ -1742,6 +1837,10 @@ class BookieReport(_message.Message):
     """The node whose bookie it is; empty: it does not say."""
     no_answer: _builtins.str
     """In a ClusterReport: why the bookie, or its node, gave no answer; empty: it did."""
+    lacking_ledgers: _builtins.int
+    """In a ClusterReport: ledgers of which it lacks copies, as the leaders found that last whose logs they are. Ledgers
+    that are no partition's are not among them.
+    """
     @_builtins.property
     def disk(self) -> Global___DiskReport:
         """Absent if it did not say."""
@@ -1762,10 +1861,11 @@ class BookieReport(_message.Message):
         damaged_records: _builtins.int = ...,
         node: _builtins.str = ...,
         no_answer: _builtins.str = ...,
+        lacking_ledgers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "damaged_records", b"damaged_records", "directories", b"directories", "disk", b"disk", "id", b"id", "ledgers", b"ledgers", "limbo_ledgers", b"limbo_ledgers", "no_answer", b"no_answer", "node", b"node", "state", b"state", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "damaged_records", b"damaged_records", "directories", b"directories", "disk", b"disk", "id", b"id", "lacking_ledgers", b"lacking_ledgers", "ledgers", b"ledgers", "limbo_ledgers", b"limbo_ledgers", "no_answer", b"no_answer", "node", b"node", "state", b"state", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1883,6 +1983,7 @@ class LeadReport(_message.Message):
     WRITES_PER_S_FIELD_NUMBER: _builtins.int
     WRITTEN_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     HOT_KEYS_FIELD_NUMBER: _builtins.int
+    LACKING_AT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     queued: _builtins.int
     ledgers: _builtins.int
@@ -1894,6 +1995,10 @@ class LeadReport(_message.Message):
     written_bytes_per_s: _builtins.float
     @_builtins.property
     def hot_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotKey]: ...
+    @_builtins.property
+    def lacking_at(self) -> _containers.RepeatedCompositeFieldContainer[Global___LackingCopies]:
+        """Of the ledgers that lack copies: where."""
+
     def __init__(
         self,
         *,
@@ -1907,14 +2012,37 @@ class LeadReport(_message.Message):
         writes_per_s: _builtins.float = ...,
         written_bytes_per_s: _builtins.float = ...,
         hot_keys: _abc.Iterable[Global___HotKey] | None = ...,
+        lacking_at: _abc.Iterable[Global___LackingCopies] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hot_keys", b"hot_keys", "ledgers", b"ledgers", "ledgers_lacking_copies", b"ledgers_lacking_copies", "ledgers_undecodable", b"ledgers_undecodable", "ops_per_s", b"ops_per_s", "queued", b"queued", "trimmed_sequence", b"trimmed_sequence", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hot_keys", b"hot_keys", "lacking_at", b"lacking_at", "ledgers", b"ledgers", "ledgers_lacking_copies", b"ledgers_lacking_copies", "ledgers_undecodable", b"ledgers_undecodable", "ops_per_s", b"ops_per_s", "queued", b"queued", "trimmed_sequence", b"trimmed_sequence", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeadReport: _TypeAlias = LeadReport  # noqa: Y015
+
+@_typing.final
+class LackingCopies(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKIE_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    bookie: _builtins.str
+    ledgers: _builtins.int
+    def __init__(
+        self,
+        *,
+        bookie: _builtins.str = ...,
+        ledgers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "ledgers", b"ledgers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LackingCopies: _TypeAlias = LackingCopies  # noqa: Y015
 
 @_typing.final
 class MoveCopied(_message.Message):
@@ -1922,20 +2050,33 @@ class MoveCopied(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FAILING_S_FIELD_NUMBER: _builtins.int
+    ETA_S_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     part: _builtins.float
     """From 0 to 1."""
+    failure: _builtins.str
+    """Why its last step failed, and for how long none has gone well since; empty and 0: it did not fail."""
+    failing_s: _builtins.float
+    eta_s: _builtins.float
+    """Until all of it is copied, at the pace so far; absent while that cannot be told."""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         part: _builtins.float = ...,
+        failure: _builtins.str = ...,
+        failing_s: _builtins.float = ...,
+        eta_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s", "failing_s", b"failing_s", "failure", b"failure", "id", b"id", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
+    _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_s) -> _WhichOneofReturnType__eta_s | None: ...
 
 Global___MoveCopied: _TypeAlias = MoveCopied  # noqa: Y015
 
@@ -2308,6 +2449,8 @@ class MoveView(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     COPIED_FIELD_NUMBER: _builtins.int
+    STUCK_FIELD_NUMBER: _builtins.int
+    ETA_S_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     source: _builtins.str
     target: _builtins.str
@@ -2317,6 +2460,10 @@ class MoveView(_message.Message):
     attempt: _builtins.int
     copied: _builtins.float
     """From 0 to 1; absent if its target's leader did not answer."""
+    stuck: _builtins.str
+    """Why it does not go on by itself; empty: it does, or waits for its turn."""
+    eta_s: _builtins.float
+    """Until all of it is copied, at the pace so far; absent while that cannot be told."""
     def __init__(
         self,
         *,
@@ -2328,13 +2475,20 @@ class MoveView(_message.Message):
         state: _builtins.str = ...,
         attempt: _builtins.int = ...,
         copied: _builtins.float | None = ...,
+        stuck: _builtins.str = ...,
+        eta_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "copied", b"copied"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "_eta_s", b"_eta_s", "copied", b"copied", "eta_s", b"eta_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "attempt", b"attempt", "copied", b"copied", "first", b"first", "id", b"id", "last", b"last", "source", b"source", "state", b"state", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_copied", b"_copied", "_eta_s", b"_eta_s", "attempt", b"attempt", "copied", b"copied", "eta_s", b"eta_s", "first", b"first", "id", b"id", "last", b"last", "source", b"source", "state", b"state", "stuck", b"stuck", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__copied: _TypeAlias = _typing.Literal["copied"]  # noqa: Y015
     _WhichOneofArgType__copied: _TypeAlias = _typing.Literal["_copied", b"_copied"]  # noqa: Y015
+    _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
+    _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__copied) -> _WhichOneofReturnType__copied | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_s) -> _WhichOneofReturnType__eta_s | None: ...
 
 Global___MoveView: _TypeAlias = MoveView  # noqa: Y015

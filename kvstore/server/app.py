@@ -36,6 +36,7 @@ from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
+from kvstore.server.control.ledger_survey import LEDGERS, LedgerSurvey
 from kvstore.server.control.load import Load
 from kvstore.server.control.load_sampler import LOADS, LoadSampler, loads_of_cluster
 from kvstore.server.control.node_report import TlsTold
@@ -89,6 +90,7 @@ class Node:
         self.feeds: Feeds
         self.dating: Dating
         self.surveyor: Surveyor
+        self.ledger_survey: LedgerSurvey
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms)
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
@@ -477,6 +479,9 @@ async def _host(
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.load_sampler.start()
     node.peers.serve(LOADS, node.load_sampler.answer)
+    node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
+    stack.push_async_callback(node.ledger_survey.close)
+    node.peers.serve(LEDGERS, node.ledger_survey.answer)
     node.progress = Progress(node.hosting.leading)
     node.peers.serve(MOVES, node.progress.answer)
     stack.push_async_callback(node.load_sampler.close)

@@ -214,7 +214,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             snapshots.start()
             if Role.SERVER in config.plays:
                 node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
-                process.http.dashboard = dashboard = Dashboard(node.env.nursery, node.surveyor)
+                process.http.dashboard = dashboard = Dashboard(node.env.nursery, node.surveyor, node.ledger_survey)
                 dashboard.start()
             await stop.wait()
             loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")

@@ -9,7 +9,7 @@ from kvstore.errors import BookieError, StoreError
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
-from kvstore.types import BookieId, EntryId, LedgerId, PartitionId, Position, Seq
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 
 
 class ReadAnswer(NamedTuple):
@@ -234,8 +234,12 @@ class LeaderLog(Protocol):
         OutcomeUnknown."""
         ...
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, Any]:
         """Numbers for operators."""
+        ...
+
+    def known_ledgers(self) -> tuple[Sequence[ListedLedger], LedgerMetadata]:
+        """The ledgers of the log, the first one first, and the metadata of the open one, from memory."""
         ...
 
     async def seal(self) -> None:

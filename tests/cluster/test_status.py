@@ -141,11 +141,30 @@ def test_while_the_metadata_store_is_away_servers_tell_what_they_know_and_its_ag
         partitions = json.loads(call("partition", "list", "--json", *at(cluster)).stdout)
         assert all(each["leader"] in cluster.ids and each["ledger_count"] for each in partitions)
         assert call("partition", "show", "p1", *at(cluster)).returncode == 0
+        listed = call("ledger", "list", "--json", *at(cluster))
+        assert listed.returncode == 0, listed.stderr
+        assert "shown is what the partitions' leaders know of their logs" in listed.stderr
+        ledgers = {each["id"]: each for each in json.loads(listed.stdout)}
+        assert {each["partition"] for each in ledgers.values() if each["state"] == "OPEN"} == {"p1", "p2", "p3"}
+        last = max(ledgers)
+        shown = call("ledger", "show", str(last), "--json", *at(cluster))
+        assert (json.loads(shown.stdout)["bookies"], shown.returncode) == (ledgers[last]["bookies"], 0)
+        assert len(ledgers[last]["bookies"]) == 3
         unknown = call("partition", "show", "p9", *at(cluster))
         assert (unknown.returncode, unknown.stdout) == (1, "")
     finally:
         cluster.resume_zookeeper()
     wait_whole(cluster)
+    ledgers_now = call("ledger", "list", "--json", *at(cluster))
+    assert ledgers_now.stderr == ""
+    assert set(ledgers) <= {each["id"] for each in json.loads(ledgers_now.stdout)}
+    by_store = call("ledger", "list", "--json", "--metadata", cluster.file.zookeeper)
+    assert json.loads(by_store.stdout) == json.loads(ledgers_now.stdout)
+    by_ids = [
+        call("ledger", "show", str(last), "--json", *where)
+        for where in (at(cluster), ("--metadata", cluster.file.zookeeper))
+    ]
+    assert by_ids[0].stdout == by_ids[1].stdout
     listed = call("partition", "list", "--json", *at(cluster))
     assert listed.stderr == ""
     assert all(each["ledgers"] for each in json.loads(listed.stdout))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import Tools, with_tools
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ASK_S = 4.0
 """For one server."""
+LEDGERS_S = 20.0
+"""For a page of ledgers, each of which the server reads."""
 STORE_S = 5.0
 """For the metadata store, where servers can stand in for it."""
 Where = tuple[Path, str | None, str | None]
@@ -56,6 +58,22 @@ def from_store_or_servers(where: Where, work: Callable[[Tools], Awaitable[T]], t
         file=sys.stderr,
     )
     return told(report)
+
+
+def by_servers_or_store(where: Where, ask: Callable[[Any, float], T], work: Callable[[Tools], Awaitable[T]]) -> T:
+    """Return what the first server that answers tells by its Admin service, so that neither the metadata store nor a
+    bookie need be reached from here; where none answers, or the metadata store is named, what `work` finds there.
+    Raises StoreError."""
+    data_dir, metadata, server = where
+    if metadata is not None:
+        return with_tools(data_dir, metadata, work)  # by its address, which only it can be asked at
+    try:
+        return ask_admin(*where, ask, LEDGERS_S)
+    except (Unavailable, MetadataError) as error:
+        if server is not None:
+            raise  # nobody else says where the metadata store is
+        print(f"kvstore: no server tells ({error}): the metadata store is read", file=sys.stderr)
+        return with_tools(data_dir, None, work)
 
 
 def _is_store_there(where: Where) -> bool:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NoReturn, assert_never
+from typing import Any, NamedTuple, NoReturn, assert_never
 
 import msgspec
 
@@ -66,6 +66,19 @@ class Means:
     pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
+class MoveStand(NamedTuple):
+    """How far a move is."""
+
+    part: float
+    """Of it that is here, from 0 to 1."""
+    failure: str = ""
+    """Why its last step failed; empty: it did not."""
+    failing_s: float = 0.0
+    """For how long no step has gone well since."""
+    eta_s: float | None = None
+    """Until all of it is here, at the pace so far. None: that cannot be told."""
+
+
 class Halted(Exception):
     """This replica leads no more, or the move is gone: whoever comes next goes on."""
 
@@ -88,10 +101,23 @@ class ImportDriver:
         self._waited_s = 0.0
         self._paged_to = BEGINNING
         """Where the source's replica stood that gave the last page."""
+        self._began_at = self._went_on_at = means.env.clock.now()
+        self._began_with = self._part()
 
     def statistics(self) -> dict[str, Any]:
         rows, size = self._rows + self._following.rows, self._bytes + self._following.bytes
         return {"step": self._step, "rows": rows, "bytes": size, "failure": self.failure}
+
+    def stand(self, part: float) -> MoveStand:
+        """How the move stands, of which `part` is here."""
+        passed_s, come = self._m.env.clock.now() - self._began_at, part - self._began_with
+        failing_s = self._m.env.clock.now() - self._went_on_at if self.failure else 0.0
+        is_on_its_way = come > 0 and not self.failure and not self._m.rings.ring.pace.paused
+        return MoveStand(part, self.failure, failing_s, passed_s * (1 - part) / come if is_on_its_way else None)
+
+    def _part(self) -> float:
+        move = self._m.rings.ring.moves.get(self.move)
+        return import_steps.copied_part(self._m.state.ownership, move) if move is not None else 0.0
 
     async def close(self) -> None:
         """Give back what is held."""
@@ -118,7 +144,7 @@ class ImportDriver:
         self._m.reached(f"before {step}", self.move)
         await self._perform(step, leader, move)
         self._m.reached(f"after {step}", self.move)
-        self.failure = ""
+        self.failure, self._went_on_at = "", self._m.env.clock.now()
         return False
 
     async def _perform(self, step: Step, leader: Leader, move: Move) -> None:

@@ -13,7 +13,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import import_steps
-from kvstore.partition.moves.import_driver import Halted, ImportDriver, Means
+from kvstore.partition.moves.import_driver import Halted, ImportDriver, Means, MoveStand
 from kvstore.ring.moves import Move, MoveId, MoveState
 
 log = logging.getLogger(__name__)
@@ -55,12 +55,15 @@ class Mover:
         """Of the moves that come here, by their number."""
         return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
 
-    def copied(self) -> dict[MoveId, float]:
-        """The moves that come here → which part of each is here."""
+    def stands(self) -> dict[MoveId, MoveStand]:
+        """The moves that come here → how far each is."""
         moves = self.means.rings.ring.moves.values()
         ownership = self.means.state.ownership
-        return {
+        parts = {
             move.id: import_steps.copied_part(ownership, move) for move in moves if move.target == self.means.partition
+        }
+        return {
+            id: self._carried[id].stand(part) if id in self._carried else MoveStand(part) for id, part in parts.items()
         }
 
     async def _run(self) -> None:

@@ -88,6 +88,7 @@ RPC_NEEDS: dict[str, Check] = {
 HTTP_NEEDS: dict[str, Check] = {
     "/": admin,
     "/ui": admin,
+    "/ui/ledgers": admin,
     "/ui/live": admin,
     "/ui/ui.css": admin,
     "/ui/ui.js": admin,

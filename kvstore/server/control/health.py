@@ -6,7 +6,7 @@ A finding is DOWN where reads or writes are not served, and DEGRADED where all i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health
@@ -251,7 +251,7 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
             "`kvstore fsck`, and bring back the bookies that had them",
         )
     if repair.marked and report.HasField("repair"):
-        lacking = f"{_count(repair.marked, 'ledger')} lack copies"
+        lacking = f"{_count(repair.marked, 'ledger')} lack{'s' if repair.marked == 1 else ''} copies"
         if repair.enabled:
             step = "" if repair.mending else "`kvstore autorecovery list` says what each waits for"
             yield _finding(
@@ -325,7 +325,15 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
         for replica in node.report.replicas
         if replica.moves_stuck
     }
+    served = {each.id for each in report.partitions if each.served}
+    for move in report.ring.moves:
+        if move.stuck:
+            subject = f"move {move.id}, {move.source} → {move.target}"
+            yield _finding(DEGRADED, "move_stuck", subject, move.stuck, _next_for_move(move, served))
+    told = {move.source for move in report.ring.moves if move.stuck}
     for (node, partition), count in stuck.items():
+        if partition in told:
+            continue
         yield _finding(
             DEGRADED,
             "move_stuck",
@@ -341,6 +349,12 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
             f"moves are paused, {_count(len(report.ring.moves), 'move')} to go",
             "`kvstore ring resume`",
         )
+
+
+def _next_for_move(move: admin_pb2.MoveView, served: Collection[str]) -> str:
+    if missing := sorted({move.source, move.target} - set(served)):
+        return f"see to {_named('partition', missing)}; then it goes on by itself"
+    return f"cancel it with `kvstore ring cancel {move.id}`, run `kvstore fsck`, look at its target's log"
 
 
 def _dates(report: ClusterReport) -> Iterator[Finding]:

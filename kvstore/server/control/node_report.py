@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.address import parse
 from kvstore.meta.store import MetadataStore
+from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
 from kvstore.server.control.dating import Told
+from kvstore.server.control.latencies import Latency
 from kvstore.server.control.load import Load
 from kvstore.types import BookieId, PartitionId, ServerId
 
@@ -97,7 +99,8 @@ def report_of(
     date: Told,
     ring_version: int,
     loads: Mapping[PartitionId, Load],
-    copied: Mapping[MoveId, float],
+    moves: Mapping[MoveId, MoveStand],
+    latencies: Iterable[Latency],
     snapshot: Table,
     disk: tuple[int, int],
     reserve_bytes: int,
@@ -137,8 +140,10 @@ def report_of(
     if node.is_open:
         for partition, table in node.replicas().items():
             report.replicas.append(replica_report(partition, table, loads.get(partition)))
-    for move, part in sorted(copied.items()):
-        report.copied.add(id=move, part=part)
+    for move, stand in sorted(moves.items()):
+        report.copied.add(id=move, **stand._asdict())
+    for latency in latencies:
+        report.latencies.add(**latency._asdict())
     if snapshot:
         report.snapshot.age_s = snapshot["snapshot_age_s"]
         report.snapshot.rows, report.snapshot.bytes = int(snapshot["snapshot_rows"]), int(snapshot["snapshot_bytes"])
@@ -208,6 +213,8 @@ def replica_report(partition: PartitionId, table: Table, load: Load | None) -> a
         report.lead.ledgers, report.lead.trimmed_sequence = log["ledgers"], log["trimmed_seq"]
         report.lead.ledgers_lacking_copies = log["ledgers_lacking_copies"]
         report.lead.ledgers_undecodable = log["ledgers_undecodable"]
+        for bookie, ledgers in log["ledgers_lacking_at"]:
+            report.lead.lacking_at.add(bookie=bookie, ledgers=ledgers)
     if load is not None:
         report.lead.ops_per_s, report.lead.writes_per_s = load.ops_per_s, load.writes_per_s
         report.lead.written_bytes_per_s = load.written_bytes_per_s

@@ -7,19 +7,22 @@ of two that say so the one with the later epoch does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvstore.meta.registration import Bookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, NodeReport, PartitionView, ReplicaReport
-from kvstore.ring import Member, MoveState, Ring
+from kvstore.ring import Member, Move, MoveState, Ring
 from kvstore.server.control import health, proposal
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import BookieId, Quorum, ServerId
 
 SERVING = "serving"
 """The role of a replica that leads and answers."""
+STUCK_S = 20.0
+"""A move that has failed for so long is stuck: a change of leader, at either end, is over by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +59,8 @@ def report_of_cluster(survey: Survey) -> ClusterReport:
         report.snapshot.MergeFrom(own.snapshot)
     report.partitions.extend(_partitions(survey))
     report.nodes.extend(_nodes(survey, report.partitions))
-    report.bookies.extend(_bookies(survey))
-    report.ring.MergeFrom(_ring_view(survey, own.metadata.read_age_s))
+    report.bookies.extend(_bookies(survey, _lacking_at(report.partitions)))
+    report.ring.MergeFrom(_ring_view(survey, own.metadata.read_age_s, report.partitions))
     repair = _repair(survey.reports.values())
     if repair is not None:
         report.repair.MergeFrom(repair)
@@ -159,20 +162,21 @@ def _tells_nothing(survey: Survey, server: ServerId) -> bool:
     return report is not None and not report.HasField("metadata")
 
 
-def _bookies(survey: Survey) -> list[BookieReport]:
+def _bookies(survey: Survey, lacking: Mapping[str, int]) -> list[BookieReport]:
     """Those that are registered, have a cookie, or are told of by their nodes."""
     told = {
         BookieId(report.bookie.id): report.bookie for report in survey.reports.values() if report.HasField("bookie")
     }
     registered = survey.bookies.all
     found = []
-    for bookie in sorted({*survey.known_bookies, *registered, *told}):
+    for bookie in sorted({*survey.known_bookies, *registered, *told, *map(BookieId, lacking)}):
         row = BookieReport(id=bookie, address=registered.get(bookie, ""))
         if bookie in told:
             row.CopyFrom(told[bookie])
         row.zone = row.zone or survey.bookies.zones.get(bookie, "")
         row.node = row.node or node_of(bookie, row.address, survey.topology)
         row.state = _state(bookie, survey.bookies, is_told=bookie in told, told=row.state)
+        row.lacking_ledgers = lacking.get(bookie, 0)
         space = survey.spaces.get(bookie)
         if isinstance(space, str):
             row.no_answer = space
@@ -193,9 +197,11 @@ def _state(bookie: BookieId, registered: Bookies, *, is_told: bool, told: str) -
     return "away"
 
 
-def _ring_view(survey: Survey, age_s: float) -> admin_pb2.RingView:
+def _ring_view(survey: Survey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
     ring: Ring = survey.topology.ring
-    copied = {each.id: each.part for report in survey.reports.values() for each in report.copied}
+    stands = {each.id: each for report in survey.reports.values() for each in report.copied}
+    copied = {id: each.part for id, each in stands.items()}
+    unserved = {each.id for each in partitions if not each.served}
     done, left_s = proposal.eta_s(ring, survey.date_ms, {move: copied.get(move, 0.0) for move in ring.moves})
     view = admin_pb2.RingView(
         version=ring.version,
@@ -208,6 +214,7 @@ def _ring_view(survey: Survey, age_s: float) -> admin_pb2.RingView:
         draining=ring.draining,
     )
     for move in ring.moves.values():
+        stand = stands.get(move.id)
         view.moves.add(
             id=move.id,
             source=move.source,
@@ -217,8 +224,29 @@ def _ring_view(survey: Survey, age_s: float) -> admin_pb2.RingView:
             state=move.state.value,
             attempt=move.attempt,
             copied=1.0 if move.state is MoveState.FLIPPED else copied.get(move.id),
+            stuck="" if ring.pace.paused else _why_stuck(move, stand, unserved),
+            eta_s=stand.eta_s if stand is not None and stand.HasField("eta_s") else None,
         )
     return view
+
+
+def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
+    """Why the move does not go on; empty: it does, or waits for others to be done."""
+    for role, partition in (("target", move.target), ("source", move.source)):
+        if partition in unserved:
+            return f"partition {partition}, its {role}, is not served"
+    if stand is not None and stand.failing_s >= STUCK_S:
+        return f"no step of it has gone well for {stand.failing_s:.0f} s: {stand.failure}"
+    return ""
+
+
+def _lacking_at(partitions: Iterable[PartitionView]) -> Mapping[str, int]:
+    """Bookies → ledgers of which copies lack there, as the logs' leaders say."""
+    found: Counter[str] = Counter()
+    for partition in partitions:
+        for each in partition.lead.lacking_at:
+            found[each.bookie] += each.ledgers
+    return found
 
 
 def _repair(reports: Iterable[NodeReport]) -> admin_pb2.RepairReport | None:

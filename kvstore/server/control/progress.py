@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from kvstore.errors import StoreError
+from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.partition import Partition
 from kvstore.ring import MoveId
 from kvstore.server.control.load_sampler import Calls
@@ -31,13 +32,17 @@ class Progress:
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
         self._leading = leading
 
-    def copied(self) -> Copied:
-        """Of the moves that come to partitions led here."""
-        found: Copied = {}
+    def stands(self) -> dict[MoveId, MoveStand]:
+        """How far the moves are that come to partitions led here."""
+        found: dict[MoveId, MoveStand] = {}
         for _, replica in sorted(self._leading().items()):
             if replica.mover is not None:
-                found |= replica.mover.copied()
+                found |= replica.mover.stands()
         return found
+
+    def copied(self) -> Copied:
+        """Of the moves that come to partitions led here."""
+        return {move: stand.part for move, stand in self.stands().items()}
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Answer another server with the progress of the moves to here."""

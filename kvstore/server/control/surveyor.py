@@ -20,6 +20,7 @@ from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.access.identities import Access
 from kvstore.server.config import NodeConfig
 from kvstore.server.control.dating import Dating
+from kvstore.server.control.latencies import RecentLatencies
 from kvstore.server.control.load_sampler import LoadSampler
 from kvstore.server.control.node_report import Reported, report_of
 from kvstore.server.control.overview import Survey, node_of, report_of_cluster, servers_of
@@ -59,6 +60,9 @@ class Surveyed(Reported, Protocol):
     def load_sampler(self) -> LoadSampler: ...
     @property
     def progress(self) -> Progress: ...
+    def histograms(self) -> Mapping[str, Mapping[str, Any]]:
+        """Distributions by part of the node."""
+        ...
 
 
 class Surveyor:
@@ -73,6 +77,7 @@ class Surveyor:
         self._until = -math.inf
         self._cookies: frozenset[BookieId] = frozenset()
         self._cookies_until = -math.inf
+        self._latencies = RecentLatencies()
         self.snapshot: Callable[[], Mapping[str, Any]] = dict
         """The last snapshot, as kvstore.server.http.last_snapshot tells it."""
         self.disk: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -96,7 +101,8 @@ class Surveyor:
             date=node.dating.told(),
             ring_version=node.membership.topology.ring.version,
             loads={load.partition: load for load in node.load_sampler.loads()} if is_open else {},
-            copied=node.progress.copied() if is_open else {},
+            moves=node.progress.stands() if is_open else {},
+            latencies=self._latencies.take(node.histograms().get("server", {}), now),
             snapshot=self.snapshot(),
             disk=self.disk(),
             reserve_bytes=node.config.storage.reserve_bytes,

@@ -9,22 +9,21 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, StoreError, Unavailable
+from kvstore.errors import Corrupted, NoSuchLedger, StoreError, Unavailable
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.paths import LEDGER_MAX
 from kvstore.meta.store import SessionState
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.rpc.status import abort
 from kvstore.server.access.identities import Access
+from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
-from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState, PartitionId
-from kvstore.wal.creator import owner_of
+from kvstore.types import BookieId, LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -72,6 +71,8 @@ class AdminSource(RingSource, Protocol):
 
     @property
     def surveyor(self) -> Surveys: ...
+    @property
+    def ledger_survey(self) -> LedgerSurvey: ...
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
@@ -157,10 +158,10 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await self._read(self._partitions, context)
 
     async def Ledgers(self, request: admin_pb2.LedgersRequest, context: Context) -> admin_pb2.LedgersResponse:
-        return await self._read(lambda: self._ledgers(request.partition), context)
+        return await self._read(lambda: self._ledgers(request), context)
 
     async def Ledger(self, request: admin_pb2.LedgerRequest, context: Context) -> admin_pb2.LedgerResponse:
-        return await _answer(self._ledger(LedgerId(request.ledger)), context)
+        return await _answer(self._source.ledger_survey.ledger(LedgerId(request.ledger)), context)
 
     async def Bookies(self, request: admin_pb2.BookiesRequest, context: Context) -> admin_pb2.BookiesResponse:
         return await self._read(self._bookies, context)
@@ -204,28 +205,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
                     replica.statistics.update(numbers({"": own}))
         return response
 
-    async def _ledgers(self, partition: str) -> admin_pb2.LedgersResponse:
-        store, ring = self._source.store, self._source.topology.ring
-        if partition and partition not in ring.partitions:
-            raise InvalidRequest(f"no partition {partition}; want one of {', '.join(sorted(ring.partitions))}")
-        response = admin_pb2.LedgersResponse()
-        for each in [PartitionId(partition)] if partition else sorted(ring.partitions):
-            listed, _ = await LedgerLists(store).read(each)
-            for entry in listed.ledgers:
-                try:
-                    metadata, _ = await LedgerStore(store).read(entry.id)
-                except NoSuchLedger:
-                    continue  # trimmed meanwhile
-                status = ledger_status(metadata)
-                status.partition, status.first_sequence, status.epoch = each, entry.first_seq, entry.epoch
-                response.ledgers.append(status)
-        return response
-
-    async def _ledger(self, ledger: LedgerId) -> admin_pb2.LedgerResponse:
-        if ledger > LEDGER_MAX:
-            raise InvalidRequest(f"want a ledger id up to {LEDGER_MAX}, got {ledger}")
-        metadata, _ = await LedgerStore(self._source.store).read(ledger)
-        return admin_pb2.LedgerResponse(ledger=ledger_status(metadata))
+    async def _ledgers(self, request: admin_pb2.LedgersRequest) -> admin_pb2.LedgersResponse:
+        survey = self._source.ledger_survey
+        return await (survey.page(LedgerId(request.first)) if request.all else survey.ledgers(request.partition))
 
     async def _bookies(self) -> admin_pb2.BookiesResponse:
         store = self._source.store
@@ -264,28 +246,6 @@ async def _answer(work: Awaitable[T], context: Context) -> T:
         return await work
     except StoreError as error:
         await abort(context, error)
-
-
-def ledger_status(metadata: LedgerMetadata) -> admin_pb2.LedgerStatus:
-    """A ledger's metadata as it travels. Decides only."""
-    quorum = metadata.quorum
-    status = admin_pb2.LedgerStatus(
-        id=metadata.ledger,
-        partition=owner_of(metadata) or "",
-        state=metadata.state.name,
-        ensemble_size=quorum.ensemble,
-        write_quorum=quorum.write,
-        ack_quorum=quorum.ack,
-        length=metadata.length,
-        created_ms=metadata.ctime_ms,
-        digest=metadata.digest.name,
-        custom=dict(metadata.custom),
-    )
-    if metadata.state is LedgerState.CLOSED:
-        status.last_entry = metadata.last_entry
-    for fragment in metadata.fragments:
-        status.fragments.add(first_entry=fragment.first, bookies=fragment.ensemble)
-    return status
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:

@@ -91,6 +91,7 @@ class HttpDoor:
         }
         self._parts_of_ui: dict[str, Callable[[Dashboard, web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             "/ui": self._ui,
+            "/ui/ledgers": self._ui_ledgers,
             "/ui/live": self._ui_live,
             "/ui/ui.css": self._ui_file,
             "/ui/ui.js": self._ui_file,
@@ -135,6 +136,12 @@ class HttpDoor:
 
     async def _ui(self, dashboard: Dashboard, _: web.BaseRequest) -> web.Response:
         return await dashboard.page()
+
+    async def _ui_ledgers(self, dashboard: Dashboard, request: web.BaseRequest) -> web.Response:
+        partition = request.query.get("partition", "")
+        if not partition:
+            return web.Response(text="400: want ?partition=ID, for example p1\n", status=400)
+        return await dashboard.ledgers(partition)
 
     async def _ui_file(self, dashboard: Dashboard, request: web.BaseRequest) -> web.Response:
         return dashboard.file(request.path.rpartition("/")[2])

@@ -1,4 +1,5 @@
-"""The dashboard at the HTTP door: the page, its two files, and the stream that keeps an open page fresh."""
+"""The dashboard at the HTTP door: the page, that of a partition's ledgers, the files of both, and the stream that
+keeps an open page fresh."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from aiohttp import web
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
-from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.server.ui.history import SAMPLE_S, History
+from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.view import live_of, page_of
+from kvstore.server.ui.words import parts
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -42,20 +46,30 @@ class Survey(Protocol):
     async def take(self) -> ClusterReport: ...
 
 
+class Ledgers(Protocol):
+    """kvstore.server.control.ledger_survey.LedgerSurvey."""
+
+    async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse: ...
+
+
 class Dashboard:
     """One node's, from `start` to `close`."""
 
-    def __init__(self, nursery: Nursery, survey: Survey) -> None:
-        self._survey = survey
+    def __init__(self, nursery: Nursery, survey: Survey, ledgers: Ledgers) -> None:
+        self._survey, self._ledgers = survey, ledgers
+        self._turn = asyncio.Lock()
         self._nursery = nursery.child("dashboard")
         self._closing = asyncio.Event()
         self._streams = 0
         self._history = History()
         files = resources.files(__package__) / "files"
         self._files = {name: (files / name).read_text("utf-8") for name in ("ui.css", "ui.js")}
-        html = (files / "page.html").read_text("utf-8")
-        strict = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        self._template = strict.from_string(html)
+        pages = {name: (files / name).read_text("utf-8") for name in ("page.html", "ledgers.html", "parts.html")}
+        strict = jinja2.Environment(
+            autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.DictLoader(pages), trim_blocks=True
+        )
+        strict.filters["parts"] = parts
+        self._page, self._page_of_ledgers = strict.get_template("page.html"), strict.get_template("ledgers.html")
 
     def start(self) -> None:
         self._nursery.spawn(self._sample(), name="sample")
@@ -67,7 +81,20 @@ class Dashboard:
     async def page(self) -> web.Response:
         """The cluster now. Takes as long as a survey: a second where somebody does not answer."""
         context = page_of(await self._survey.take(), self._history)
-        return web.Response(text=self._template.render(context), content_type="text/html", headers=HEADERS)
+        return web.Response(text=self._page.render(context), content_type="text/html", headers=HEADERS)
+
+    async def ledgers(self, partition: str) -> web.Response:
+        """The ledgers of a partition's log. One page is read at a time, however many ask: it costs a read of the
+        metadata store for each ledger."""
+        try:
+            async with self._turn:
+                found = await self._ledgers.ledgers(partition, newest=NEWEST)
+        except InvalidRequest as error:
+            return web.Response(text=f"404: {error}\n", status=404, headers=HEADERS)
+        except StoreError as error:
+            return web.Response(text=f"503: {error}\n", status=503, headers=HEADERS)
+        context = ledgers_page_of(found, partition, self._survey.own().id)
+        return web.Response(text=self._page_of_ledgers.render(context), content_type="text/html", headers=HEADERS)
 
     def file(self, name: str) -> web.Response:
         """Raises KeyError if there is no such file."""

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from kvstore.proto.admin_pb2 import (
     DOWN,
@@ -14,25 +15,28 @@ from kvstore.proto.admin_pb2 import (
     ClusterReport,
     DiskReport,
     Grade,
+    MoveView,
     NodeView,
     PartitionView,
 )
 from kvstore.server.control.health import BEHIND_MAX, is_scarce
 from kvstore.server.ui.history import SAMPLES, History
 from kvstore.server.ui.picture import line_of, ring_of
-from kvstore.server.ui.words import count, key, rate, size, span
+from kvstore.server.ui.words import count, key, rate, size, span, took
 
 HOT_KEYS_MAX = 10
 CHARTS = (("operations", "Operations", rate), ("writes", "Writes", rate), ("written_bytes", "Bytes written", size))
 
 
 class Cell(NamedTuple):
-    """One of a table. `tone` is its class; `part` a progress from 0 to 1; `load_of` the partition whose load it is."""
+    """One of a table. `tone` is its class; `part` a progress from 0 to 1; `live` the name under which it is kept fresh;
+    `link` another page about it."""
 
     text: str
     tone: str = ""
     part: float | None = None
-    load_of: str = ""
+    live: str = ""
+    link: str = ""
 
 
 def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
             {
                 "subject": each.subject,
                 "reason": each.reason,
-                "next_step": each.next_step,
+                "next_step": each.next_step or "wait",
                 "tone": "bad" if each.grade == DOWN else "warn",
             }
             for each in report.findings
@@ -59,9 +63,9 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
         "charts": [_chart(history.of(name), label, words) for name, label, words in CHARTS],
         "hot": _hot(report.partitions),
         "moves": _moves(report),
-        "nodes": _table("nodes", "Nodes", NODE_COLUMNS, map(_node, report.nodes)),
-        "partitions": _table("partitions", "Partitions", PARTITION_COLUMNS, map(_partition, report.partitions)),
-        "bookies": _table("bookies", "Bookies", BOOKIE_COLUMNS, map(_bookie, report.bookies), _copies(report)),
+        "nodes": table("nodes", "Nodes", NODE_COLUMNS, map(_node, report.nodes)),
+        "partitions": table("partitions", "Partitions", PARTITION_COLUMNS, map(_partition, report.partitions)),
+        "bookies": table("bookies", "Bookies", BOOKIE_COLUMNS, map(_bookie, report.bookies), _copies(report)),
         "facts": _facts(report),
     }
 
@@ -73,17 +77,20 @@ def live_of(report: ClusterReport) -> dict[str, Any]:
         "health": report.health.text,
         "changed": shape_of(report),
         "numbers": {name: text for name, _, text in _tiles(report)},
-        "partitions": {each.id: rate(each.lead.ops_per_s) for each in report.partitions},
+        "cells": {
+            **{f"load {each.id}": rate(each.lead.ops_per_s) for each in report.partitions},
+            **{f"{name} {node.id}": text for node in report.nodes for name, text in _latencies(node)},
+        },
     }
 
 
 def shape_of(report: ClusterReport) -> str:
     """Differs when something but numbers has changed, so that the page should be loaded again."""
-    parts = [f"{each.subject} {each.code}" for each in report.findings]
-    parts += [f"{each.id} {each.leader} {each.served}" for each in report.partitions]
-    parts += [f"{each.id} {each.state}" for each in report.ring.moves]
-    parts += [f"{each.id} {bool(each.no_answer)}" for each in report.nodes]
-    return f"{zlib.crc32('|'.join(parts).encode('utf-8', 'replace')):08x}"
+    shape = [f"{each.subject} {each.code}" for each in report.findings]
+    shape += [f"{each.id} {each.leader} {each.served}" for each in report.partitions]
+    shape += [f"{each.id} {each.state} {bool(each.stuck)}" for each in report.ring.moves]
+    shape += [f"{each.id} {bool(each.no_answer)}" for each in report.nodes]
+    return f"{zlib.crc32('|'.join(shape).encode('utf-8', 'replace')):08x}"
 
 
 def _tiles(report: ClusterReport) -> list[tuple[str, str, str]]:
@@ -97,7 +104,7 @@ def _tiles(report: ClusterReport) -> list[tuple[str, str, str]]:
         ("queued", "waiting at leaders", f"{sum(lead.queued for lead in leads):,}"),
         ("keys", "keys", f"{sum(each.keys for each in report.partitions):,}"),
         ("behind", "furthest replica behind", f"{behind:,}"),
-        ("lacking", "ledgers lacking copies", f"{report.repair.marked:,}"),
+        ("lacking", "ledgers lacking copies", f"{max(lacking_of(report), report.repair.marked):,}"),
         ("nodes", "nodes that answer", f"{answering} of {len(report.nodes)}"),
     ]
 
@@ -119,17 +126,23 @@ def _hot(partitions: Iterable[PartitionView]) -> list[dict[str, str]]:
     ]
 
 
-def _table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
+def table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
+    """Make a table for the template."""
     return {"id": name, "title": title, "columns": columns, "rows": list(rows), "note": note}
 
 
-NODE_COLUMNS = ("node", "state", "zone", "version", "up for", "leads", "disk free", "metadata store", "processor")
+LATENCIES = {"get": "get: p50, p99", "put": "put: p50, p99", "session": "clients' batches: p50, p99"}
+NODE_COLUMNS = (
+    *("node", "state", "zone", "version", "up for", "leads", *LATENCIES.values(), "disk free", "metadata store"),
+    "processor",
+)
 
 
 def _node(node: NodeView) -> list[Cell]:
     if node.no_answer:
         leads = Cell(f"{len(node.leads)} last known", "bad" if node.leads else "")
-        return [Cell(node.id), Cell(f"no answer: {node.no_answer}", "bad"), *[Cell("?")] * 3, leads, *[Cell("?")] * 3]
+        silent, unknown = Cell(f"no answer: {node.no_answer}", "bad"), Cell("?")
+        return [Cell(node.id), silent, *[unknown] * 3, leads, *[unknown] * (len(LATENCIES) + 3)]
     report = node.report
     state = "draining" if report.draining else "; ".join(report.not_ready) or "ready"
     store = report.metadata
@@ -140,10 +153,17 @@ def _node(node: NodeView) -> list[Cell]:
         Cell(report.version),
         Cell(span(report.uptime_s)),
         Cell(f"{len(node.leads)} of {len(node.holds)}"),
+        *(Cell(text, live=f"{name} {node.id}") for name, text in _latencies(node)),
         _disk(report.disk),
         Cell(f"{store.state}, read {span(store.read_age_s)} ago", "" if store.state == "connected" else "bad"),
         Cell(f"starved {report.loop_starved:.0%}", "warn" if report.loop_starved > 0.5 else ""),
     ]
+
+
+def _latencies(node: NodeView) -> list[tuple[str, str]]:
+    """(operation, what is shown of it), of all of LATENCIES."""
+    found = {each.operation: f"{took(each.p50_s)}, {took(each.p99_s)}" for each in node.report.latencies}
+    return [(name, found.get(name, "none" if not node.no_answer else "?")) for name in LATENCIES]
 
 
 PARTITION_COLUMNS = (
@@ -159,12 +179,12 @@ def _partition(partition: PartitionView) -> list[Cell]:
         Cell(partition.id),
         Cell(partition.state if partition.served else f"{partition.state}, not served", _tone(partition)),
         Cell(partition.leader or "nobody", "" if partition.leader else "bad"),
-        Cell(rate(lead.ops_per_s), "n", load_of=partition.id),
+        Cell(rate(lead.ops_per_s), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
         Cell(f"{partition.epoch:,}", "n"),
         Cell(f"{partition.sequence:,}", "n"),
-        Cell(f"{lead.ledgers:,}{lacking}", "warn" if lacking else ""),
+        Cell(f"{lead.ledgers:,}{lacking}", "warn" if lacking else "", link=ledgers_path(partition.id)),
         Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "whole"),
         _replicas(partition),
     ]
@@ -186,7 +206,7 @@ def _replicas(partition: PartitionView) -> Cell:
     return Cell(" · ".join(words), "warn" if is_amiss else "")
 
 
-BOOKIE_COLUMNS = ("bookie", "state", "zone", "disk free", "ledgers", "in limbo", "failed directories")
+BOOKIE_COLUMNS = ("bookie", "state", "zone", "disk free", "ledgers", "lacking copies", "in limbo", "failed directories")
 
 
 def _bookie(bookie: BookieReport) -> list[Cell]:
@@ -198,6 +218,7 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
         Cell(bookie.zone or "none"),
         _disk(bookie.disk),
         Cell(f"{bookie.ledgers:,}", "n"),
+        Cell(f"{bookie.lacking_ledgers:,}", "n warn" if bookie.lacking_ledgers else "n"),
         Cell(f"{bookie.limbo_ledgers:,}", "n warn" if bookie.limbo_ledgers else "n"),
         Cell("; ".join(failed) or "none", "bad" if failed else ""),
     ]
@@ -212,26 +233,52 @@ def _disk(disk: DiskReport) -> Cell:
 def _copies(report: ClusterReport) -> str:
     repair = report.repair
     switched = "" if repair.enabled else "; auto-recovery is switched off"
-    return f"{count(repair.marked, 'ledger')} lacking copies, {repair.mending} being repaired now{switched}"
+    lacking = lacking_of(report)
+    # A mark waits until its bookie has been away for the delay; of an open ledger the leader sees to copies itself.
+    return (
+        f"{count(lacking, 'ledger')} of partitions lacking copies, as their leaders see it; "
+        f"{repair.marked:,} of all marked for repair, {repair.mending} being repaired now{switched}"
+    )
+
+
+def lacking_of(report: ClusterReport) -> int:
+    """Ledgers of partitions that lack copies, as the leaders see it."""
+    return sum(each.lead.ledgers_lacking_copies for each in report.partitions)
+
+
+def ledgers_path(partition: str) -> str:
+    """The page about the ledgers of a partition."""
+    return f"/ui/ledgers?partition={quote(partition, safe='')}"
+
+
+MOVE_COLUMNS = ("move", "from → to", "state", "copied", "to go", "attempt", "why")
 
 
 def _moves(report: ClusterReport) -> dict[str, Any]:
     ring = report.ring
-    stuck = {replica.partition for node in report.nodes for replica in node.report.replicas if replica.moves_stuck}
     rows = [
         [
             Cell(str(move.id)),
             Cell(f"{move.source} → {move.target}"),
-            Cell(f"{move.state}, stuck" if move.source in stuck else move.state, "bad" if move.source in stuck else ""),
+            Cell(f"{move.state}, stuck" if move.stuck else move.state, "bad" if move.stuck else ""),
             Cell(f"{move.copied:.0%}", part=move.copied) if move.HasField("copied") else Cell("?"),
+            Cell(span(move.eta_s) if move.HasField("eta_s") else "not known"),
             Cell(f"{move.attempt}", "n"),
+            Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused)),
         ]
         for move in ring.moves
     ]
-    left = f", some {span(ring.eta_s)} to go" if ring.HasField("eta_s") else ""
+    is_known = ring.HasField("eta_s") and not any(move.stuck for move in ring.moves)
+    left = f", some {span(ring.eta_s)} to go" if is_known else ""
     paused = "; paused: `kvstore ring resume`" if ring.paused else ""
     note = f"{ring.moves_done} of {ring.moves_planned} moves done, {ring.progress:.0%}{left}{paused}"
-    return _table("moves", "Moves", ("move", "from → to", "state", "copied", "attempt"), rows, note)
+    return table("moves", "Moves", MOVE_COLUMNS, rows, note)
+
+
+def _why_not_stuck(move: MoveView, *, is_paused: bool) -> str:
+    if is_paused:
+        return "the ring is paused"
+    return "waits for its turn" if move.state == "planned" else "it goes on"
 
 
 def _facts(report: ClusterReport) -> str:

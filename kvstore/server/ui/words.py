@@ -29,6 +29,21 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def took(seconds: float) -> str:
+    """A latency."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
+
+
+def parts(text: str) -> list[tuple[str, bool]]:
+    """The pieces of a text, and which of them are code: what stands between backticks. One alone stays as it is."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:
+        pieces[-2:] = ["`".join(pieces[-2:])]
+    return [(piece, bool(place % 2)) for place, piece in enumerate(pieces) if piece]
+
+
 def key(raw: bytes) -> str:
     """A key on one line, without anything that is not printable."""
     text = raw.decode("utf-8", "backslashreplace")

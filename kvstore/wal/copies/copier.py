@@ -55,8 +55,9 @@ class Copier:
         self._wake = asyncio.Event()
         self._complete: set[LedgerId] = set()
         """Closed ledgers whose copies were all seen."""
-        self.lacking: set[LedgerId] = set()
-        """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at."""
+        self.lacking: dict[LedgerId, frozenset[BookieId]] = {}
+        """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at → these
+        bookies; none where that could not be found out."""
         self.crowded: set[LedgerId] = set()
         """Closed ledgers with copies of one entry in one zone, though a bookie of another can take one."""
 
@@ -99,10 +100,11 @@ class Copier:
                     is_done &= await self._look_at(ledger, last, complete)
                 except (LedgerError, MetadataError) as error:
                     log.info("ledger=%d not repaired now: %r", ledger, error)
-                    self.lacking.add(ledger)
+                    self.lacking.setdefault(ledger, frozenset())
                     is_done = False
         complete.intersection_update(ledger for ledger, _ in wanted)
-        self.lacking.intersection_update(ledger for ledger, _ in wanted)
+        ids = {ledger for ledger, _ in wanted}
+        self.lacking = {ledger: bookies for ledger, bookies in self.lacking.items() if ledger in ids}
         self.crowded.intersection_update(ledger for ledger, _ in wanted)
         return is_done
 
@@ -110,8 +112,8 @@ class Copier:
         """`complete` is replaced while bookies come and go: what was seen of them before says nothing then."""
         metadata, _ = await self._ports.ledgers.read(ledger)
         there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
-        if len(there) < len(bookies_of(metadata)):
-            self.lacking.add(ledger)
+        if away := frozenset(bookies_of(metadata)).difference(there):
+            self.lacking[ledger] = away
         if metadata.state is LedgerState.CLOSED:
             return await self._look_at_closed(metadata, there, complete)
         if last is None:
@@ -124,15 +126,18 @@ class Copier:
         # A read-only one keeps what room it has for fences (docs/protocol.md, B20).
         takers = self._ports.choice.writable
         without_room: set[BookieId] = set()
+        lacking = set(bookies_of(metadata)).difference(there)
 
         def noticed(missing: list[Missing]) -> None:
-            self.lacking.add(metadata.ledger)
-            without_room.update(each.bookie for each in missing if each.bookie not in takers)
+            found = {each.bookie for each in missing}
+            lacking.update(found)
+            self.lacking[metadata.ledger] = frozenset(lacking)
+            without_room.update(found - takers)
 
         copying = self._copying(metadata)
         self.copied += await copying.fill(metadata, last, await copying.held(there), takers, noticed)
         if len(there) == len(bookies_of(metadata)) and not without_room:
-            self.lacking.discard(metadata.ledger)
+            self.lacking.pop(metadata.ledger, None)
 
     async def _look_at_closed(self, metadata: LedgerMetadata, there: list[BookieId], complete: set[LedgerId]) -> bool:
         ledger = metadata.ledger
@@ -142,10 +147,11 @@ class Copier:
             self.crowded.add(ledger)
         else:
             self.crowded.discard(ledger)
-        if lacking:
-            self.lacking.add(ledger)
-        elif len(there) == len(bookies_of(metadata)):
-            self.lacking.discard(ledger)
+        away = frozenset(bookies_of(metadata)).difference(there)
+        if lacking or away:
+            self.lacking[ledger] = away | lacking
+        else:
+            self.lacking.pop(ledger, None)
             if not is_crowded:
                 complete.add(ledger)
         if lacking or is_crowded:

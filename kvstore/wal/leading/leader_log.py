@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
@@ -41,7 +41,7 @@ from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.ledger_list import NEVER, LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import AppendDone
+from kvstore.wal.ports import AppendDone, ListedLedger
 from kvstore.wal.takeover import TakenOver
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class OpenLog:
         self.partition = partition
         self.listed = opened.listed
         self.version = opened.version
+        self.waited = opened.waited
         self.lost: StoreError | None = None
         """Why no more can be appended."""
         self._opened = opened
@@ -120,10 +121,6 @@ class OpenLog:
     @property
     def recovered_end(self) -> Position:
         return self._opened.recovered_end
-
-    @property
-    def waited(self) -> bool:
-        return self._opened.waited
 
     @property
     def handle(self) -> LedgerHandle:
@@ -235,12 +232,17 @@ class OpenLog:
             listener(error)
         self._wake.set()
 
-    def statistics(self) -> dict[str, int]:
+    def known_ledgers(self) -> tuple[Sequence[ListedLedger], LedgerMetadata]:
+        return self.listed.infos, self._handle.writer.metadata
+
+    def statistics(self) -> dict[str, Any]:
         """Numbers for operators."""
+        lacking_at = Counter(bookie for bookies in self.copier.lacking.values() for bookie in bookies)
         return {
             "ledgers": len(self.listed.ledgers),
             "list_bytes": self._lists.size_of(self.partition),
             "ledgers_lacking_copies": len(self.copier.lacking),
+            "ledgers_lacking_at": sorted(lacking_at.items()),
             "ledgers_undecodable": len(self.trimmer.undecodable),
             "ledgers_sharing_zones": len(self.copier.crowded),
             "copies_made": self.copier.copied,

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
+from kvstore.errors import Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages
-from kvstore.partition.moves.import_driver import ImportDriver
+from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
+from kvstore.partition.moves.import_steps import Step
 from kvstore.partition.state.commands import RequestId, put
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.move_records import ImportRows
-from kvstore.partition.state.ownership import Import
+from kvstore.partition.state.ownership import Import, Ownership
 from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
-from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.partition.state.tokens import EVERYTHING, NOTHING, Span
 from kvstore.ring import Pace
 from kvstore.ring.hashing import TOKENS
 from kvstore.ring.moves import Move, MoveId
@@ -36,9 +38,11 @@ class Copying(ImportDriver):
         self.given, self.asked = list(given), list[tuple[Position, bytes]]()
         self.logged: list[ImportRows] = []
         self.cursor = pages.BEGINNING
-        rings = SimpleNamespace(ring=SimpleNamespace(pace=Pace(bytes_per_s=0)))
+        self.now, self.pace = 100.0, Pace(bytes_per_s=0)
+        rings = SimpleNamespace(ring=SimpleNamespace(pace=self.pace, moves={}))
         state = SimpleNamespace(engine=MemoryEngine())
         means: Any = SimpleNamespace(
+            env=SimpleNamespace(clock=SimpleNamespace(now=lambda: self.now)),
             leading=lambda: self,
             rings=rings,
             state=state,
@@ -99,3 +103,47 @@ def test_what_was_answered_is_said_only_where_its_client_asked_last() -> None:
     assert [decode_row(row)[1].first_unacked for row in after.values()] == [[6]]
     span = EVERYTHING.spans[0]
     assert pages.page_of(part.state, Span(*span), max(before)).requests
+
+
+class Stepping(Copying):
+    """One whose steps go well, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = ""
+        ring: Any = SimpleNamespace(pace=self.pace, moves={MOVE.id: MOVE})
+        means: Any = self._m
+        means.rings.ring, means.state.ownership = ring, Ownership(NOTHING, True)
+        means.reached = lambda *_: None
+
+    async def _perform(self, step: Step, leader: Any, move: Move) -> None:
+        if self.error:
+            raise Unavailable(self.error)
+
+    def step_after(self, passed_s: float, error: str = "") -> None:
+        """As the mover takes it."""
+        self.now, self.error = self.now + passed_s, error
+        try:
+            assert not asyncio.run(self.advance())
+        except Unavailable as failed:
+            self.failure = str(failed)
+
+
+def test_a_move_fails_from_its_last_good_step_until_another_one_goes_well() -> None:
+    move = Stepping()
+    move.step_after(5)
+    assert move.stand(0.0) == MoveStand(0.0)
+    move.step_after(1, "no leader")
+    move.step_after(8, "no answer")
+    assert move.stand(0.5) == MoveStand(0.5, "no answer", 9.0), "and how long it takes still cannot be told"
+    move.step_after(1)
+    assert move.stand(0.0) == MoveStand(0.0)
+
+
+def test_how_long_a_move_takes_goes_by_what_has_come_since_it_was_taken_up() -> None:
+    move = Stepping()
+    move._began_with = 0.25
+    move.step_after(10)
+    assert move.stand(0.5).eta_s == 20.0
+    move._m.rings.ring.pace = Pace(paused=True)  # type: ignore[misc]
+    assert move.stand(0.5).eta_s is None

@@ -142,6 +142,10 @@ def stuck(report: ClusterReport) -> None:
     report.nodes[0].report.replicas.add(partition="p1", moves_stuck=2)
 
 
+def move_of(report: ClusterReport, why: str) -> None:
+    report.ring.moves.add(id=7, source="p1", target="p2", state="copying", stuck=why)
+
+
 def paused(report: ClusterReport) -> None:
     report.ring.paused = True
     report.ring.moves.add(id=7)
@@ -269,6 +273,24 @@ def test_a_retired_partition_needs_no_leader() -> None:
     report = well()
     report.partitions.add(id="p0", state="retired")
     assert findings_of(report) == []
+
+
+def test_a_move_that_does_not_go_on_is_one_finding_with_its_reason_whoever_tells_of_it() -> None:
+    report = well()
+    stuck(report)
+    move_of(report, "no step of it has gone well for 31 s: the copy was wrong")
+    [finding] = findings_of(report)
+    assert (finding.code, finding.subject) == ("move_stuck", "move 7, p1 → p2")
+    assert finding.reason.endswith("the copy was wrong")
+    assert "`kvstore ring cancel 7`" in finding.next_step
+
+
+def test_a_move_whose_source_is_not_served_waits_for_that_and_needs_no_cancelling() -> None:
+    report = well()
+    not_yet(report)
+    move_of(report, "partition p1, its source, is not served")
+    assert [each.code for each in findings_of(report)] == ["leader_not_serving", "move_stuck"]
+    assert findings_of(report)[1].next_step == "see to partition p1; then it goes on by itself"
 
 
 def test_what_is_too_old_counts_as_away_whatever_the_session_says() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.store import SessionState
+from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.ring import MoveId
 from kvstore.server.control.dating import Told
+from kvstore.server.control.latencies import Latency
 from kvstore.server.control.load import HotKey, Load
 from kvstore.server.control.node_report import replica_report, report_of
 from kvstore.types import PartitionId
@@ -27,7 +29,13 @@ REPLICA: dict[str, Any] = {
     "moves_stuck": 1,
     "pins_held": 2,
     "leading": {"epoch": 3, "queued": 9},
-    "log": {"ledgers": 6, "trimmed_seq": 11, "ledgers_lacking_copies": 1, "ledgers_undecodable": 0},
+    "log": {
+        "ledgers": 6,
+        "trimmed_seq": 11,
+        "ledgers_lacking_copies": 1,
+        "ledgers_lacking_at": [("n2-ab", 1)],
+        "ledgers_undecodable": 0,
+    },
 }
 LOAD = Load(P1, 120.0, 20.0, 4_000.0, (HotKey(b"hot", 0.5),))
 
@@ -87,7 +95,8 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
         "date": Told(1, True, "no doubt any more"),
         "ring_version": 4,
         "loads": {P1: LOAD},
-        "copied": {MoveId(7): 0.5},
+        "moves": {MoveId(7): MoveStand(0.5, "p1 has no leader", 31.0), MoveId(8): MoveStand(0.5, eta_s=4.0)},
+        "latencies": [Latency("get", 0.001, 0.004, 7, 60.0)],
         "snapshot": {"snapshot_age_s": 60.0, "snapshot_rows": 5, "snapshot_bytes": 6},
         "disk": (100, 40),
         "reserve_bytes": 50,
@@ -108,6 +117,7 @@ def test_a_replica_that_leads_says_what_it_leads_with() -> None:
     lead = told.lead
     assert (lead.epoch, lead.queued, lead.ledgers, lead.trimmed_sequence) == (3, 9, 6, 11)
     assert (lead.ledgers_lacking_copies, lead.ledgers_undecodable) == (1, 0)
+    assert [(each.bookie, each.ledgers) for each in lead.lacking_at] == [("n2-ab", 1)]
     assert (lead.ops_per_s, lead.writes_per_s, lead.written_bytes_per_s) == (120.0, 20.0, 4_000.0)
     assert [(hot.key, hot.share) for hot in lead.hot_keys] == [(b"hot", 0.5)]
 
@@ -145,7 +155,13 @@ def test_every_part_is_told_of() -> None:
     ]
     assert (told.repair.enabled, told.repair.marked, told.repair.mending, told.repair.unreadable) == (True, 17, 4, 1)
     assert (told.is_auditor, told.bookies_lost) == (True, 2)
-    assert [(each.id, each.part) for each in told.copied] == [(7, 0.5)]
+    assert [(each.id, each.part, each.failure, each.failing_s) for each in told.copied] == [
+        (7, 0.5, "p1 has no leader", 31.0),
+        (8, 0.5, "", 0.0),
+    ]
+    assert [each.eta_s if each.HasField("eta_s") else None for each in told.copied] == [None, 4.0]
+    [latency] = told.latencies
+    assert (latency.operation, latency.p50_s, latency.p99_s, latency.timed) == ("get", 0.001, 0.004, 7)
     assert (told.snapshot.age_s, told.snapshot.rows, told.snapshot.bytes) == (60.0, 5, 6)
     assert [each.partition for each in told.replicas] == ["p1"]
 

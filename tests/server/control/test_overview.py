@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvstore.meta.registration import Bookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.ring import plan
 from kvstore.ring.builder import new_ring
-from kvstore.server.control.overview import Survey, node_of, report_of_cluster
+from kvstore.ring.moves import Pace
+from kvstore.server.control.overview import STUCK_S, Survey, node_of, report_of_cluster
 from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.types import BookieId, PartitionId, ServerId
 
@@ -148,3 +151,57 @@ def test_a_node_that_is_known_only_by_the_ring_is_shown_as_not_registered() -> N
     assert [(each.id, each.registered) for each in report.nodes] == [("n1", True), ("n2", True), ("n3", False)]
     assert list(report.nodes[0].leads) == ["p1"]
     assert list(report.nodes[2].holds) == ["p1", "p2"]
+
+
+def with_move(*, paused: bool = False) -> ClusterTopology:
+    """A move from p1, which n1 leads, to p2, which n2 leads, is planned."""
+    ring = replace(plan.shift(RING, P1, P2, 1 << 20), pace=Pace(paused=paused))
+    return ClusterTopology(ring, TOPOLOGY.leaders, SERVERS)
+
+
+def stuck(topology: ClusterTopology, failing_s: float = STUCK_S, **changes: Any) -> list[str]:
+    """Why the moves do not go on, where the target's leader says that their last steps failed."""
+    answers = reports()
+    for move in topology.ring.moves:
+        answers[N2].copied.add(id=move, part=0.25, failure="partition p1: the copy was wrong", failing_s=failing_s)
+    return [each.stuck for each in seen(reports=answers, topology=topology, **changes).ring.moves]
+
+
+def test_a_move_is_stuck_with_its_targets_reason_once_that_has_lasted() -> None:
+    [why] = stuck(with_move())
+    assert why == "no step of it has gone well for 20 s: partition p1: the copy was wrong"
+    assert stuck(with_move(), STUCK_S - 1) == [""], "a change of leader takes some seconds"
+
+
+def test_a_paused_move_is_not_stuck() -> None:
+    assert stuck(with_move(paused=True)) == [""]
+
+
+def test_a_move_to_or_from_a_partition_that_nobody_serves_is_stuck_for_that() -> None:
+    for server, why in (
+        (N1, "partition p1, its source, is not served"),
+        (N2, "partition p2, its target, is not served"),
+    ):
+        answers = reports()
+        for replica in answers[server].replicas:
+            replica.role = "standing"
+        report = seen(reports=answers, topology=with_move())
+        assert [each.stuck for each in report.ring.moves] == [why]
+
+
+def test_how_long_a_move_takes_still_is_told_if_its_target_says_so() -> None:
+    answers, topology = reports(), with_move()
+    [move] = topology.ring.moves
+    assert not seen(reports=answers, topology=topology).ring.moves[0].HasField("eta_s")
+    answers[N2].copied.add(id=move, part=0.25, eta_s=90)
+    [view] = seen(reports=answers, topology=topology).ring.moves
+    assert (view.copied, view.eta_s, view.stuck) == (0.25, 90, "")
+
+
+def test_missing_copies_are_added_up_at_their_bookies_those_that_are_gone_too() -> None:
+    answers = reports()
+    for server, partition, rows in ((N1, 0, [("n3-ab", 2), ("n9-ab", 1)]), (N2, 1, [("n3-ab", 5)])):
+        for bookie, ledgers in rows:
+            answers[server].replicas[partition].lead.lacking_at.add(bookie=bookie, ledgers=ledgers)
+    rows = {each.id: (each.lacking_ledgers, each.state) for each in seen(reports=answers).bookies}
+    assert rows == {"n1-ab": (0, "writable"), "n2-ab": (0, "writable"), "n3-ab": (7, "writable"), "n9-ab": (1, "away")}

@@ -50,7 +50,7 @@ class World:
         self.answers: dict[ServerId, Callable[[], Awaitable[bytes]]] = {}
         self.asked: list[ServerId] = []
         self.space: Callable[[], Awaitable[tuple[int, int]]] = self.roomy
-        nothing: Any = SimpleNamespace(statistics=dict, loads=list, copied=dict)
+        nothing: Any = SimpleNamespace(statistics=dict, loads=list, stands=dict)
         store = SimpleNamespace(state=SessionState.CONNECTED)
         self.store = store
         node: Any = SimpleNamespace(
@@ -78,6 +78,7 @@ class World:
             dating=SimpleNamespace(told=lambda: Told(1, True)),
             load_sampler=nothing,
             progress=nothing,
+            histograms=dict,
         )
         self.nursery = TaskNursery("survey")
         env: Any = SimpleNamespace(clock=self.clock, nursery=self.nursery, starved=lambda: 0.0)

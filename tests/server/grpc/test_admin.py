@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from kvstore.rpc.channels import channel_options
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access.identities import Access
+from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc.admin import Admin, numbers
 from kvstore.types import (
     BookieId,
@@ -57,7 +59,12 @@ class Source:
     def __init__(self, store: MemoryStore, topology: View) -> None:
         self.store, self.topology = store, topology
         self.held = asyncio.Event()
+        nobody: Any = SimpleNamespace(leading=dict, call=self.silent)
+        self.ledger_survey = LedgerSurvey(TaskNursery("test"), self, nobody, nobody)
         self.access = Access()
+
+    async def silent(self, *_: Any) -> bytes:
+        raise Unavailable("no answer")
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         return {P1: {"role": "serving", "seq": 70, "keys": 5, "leading": {"lease_s": 0.4}, "failure": None}}

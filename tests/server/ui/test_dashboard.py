@@ -14,13 +14,31 @@ from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
-from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.errors import InvalidRequest
+from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.ui import dashboard as module
 from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from tests.server.http.test_door import Shown
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S
+
+
+def log_of(ledgers: int, *, from_leaders: bool = False) -> LedgersResponse:
+    """As a log is read, or told of by its leader: the last of its ledgers is open."""
+    response = LedgersResponse(from_leaders=from_leaders)
+    for number in range(1, ledgers + 1):
+        ledger = response.ledgers.add(id=number, partition="p1", first_sequence=1000 * number, epoch=4)
+        is_open = number == ledgers
+        if is_open or not from_leaders:
+            ledger.state = "OPEN" if is_open else "CLOSED"
+            ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum = 3, 3, 2
+            ledger.fragments.add(first_entry=0, bookies=["n1-ab", "n2-ab", "n3-ab"])
+            ledger.fragments.add(first_entry=57, bookies=["n1-ab", "n2-ab", "<b>n4"])
+        if ledger.state == "CLOSED":
+            ledger.last_entry, ledger.length = 199, 3 << 20
+    return response
 
 
 class Made:
@@ -28,12 +46,19 @@ class Made:
 
     def __init__(self) -> None:
         self.report = judged(loaded())
+        self.logs = {"p1": log_of(3)}
 
     def own(self) -> NodeReport:
         return NodeReport()
 
     async def take(self) -> ClusterReport:
         return self.report
+
+    async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
+        assert newest == NEWEST
+        if partition not in self.logs:
+            raise InvalidRequest(f"no partition {partition}; want one of p1")
+        return self.logs[partition]
 
 
 class Turned:
@@ -57,7 +82,7 @@ async def opened() -> AsyncIterator[Opened]:
     address = f"127.0.0.1:{free_port()}"
     nursery = TaskNursery("test")
     door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made()
-    door.dashboard = Dashboard(nursery, made)
+    door.dashboard = Dashboard(nursery, made, made)
     door.dashboard.start()
     await door.open(address)
     yield Opened(door, made, f"http://{address}")
@@ -97,7 +122,30 @@ async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
     ids = {each["id"] for _, each in elements.found if "id" in each}
     assert {str(each["href"])[1:] for each in elements.of("a") if str(each["href"]).startswith("#")} <= ids
     assert all(each.get("aria-label") or each.get("aria-hidden") for each in elements.of("svg"))
+    spoken = [
+        each["id"] for _, each in elements.found if "aria-live" in each or each.get("role") in ("status", "alert")
+    ]
+    assert spoken == ["link", "health"], "numbers that change every 2 s are not read out"
     assert next(each for _, each in elements.found if each.get("id") == "health")["aria-live"] == "polite"
+    assert len(elements.of("caption")) == len(elements.of("table")) >= 3
+    names = [name for name, _ in elements.found]
+    assert all(names[place + 1] == "caption" for place, name in enumerate(names) if name == "table")
+    wide = [each for each in elements.of("section") if each["aria-labelledby"] != "ring"]
+    assert all(each.get("tabindex") == "0" for each in wide), "what scrolls is scrolled by keys, too"
+    focused = [each for name, each in elements.found if name == "a" or "tabindex" in each]
+    assert focused[0]["href"] == "#main", "the first stop skips the others"
+    assert all(each.get("tabindex", "0") == "0" for each in focused), "the order is that of the page"
+
+
+async def test_what_is_to_be_typed_is_shown_as_code(opened: Opened) -> None:
+    report = opened.made.report
+    report.ring.paused = True
+    report.ring.moves.add(id=7, source="p1", target="p2", state="planned", stuck="do `x 7`")
+    judged(report)
+    _, page = await fetch(f"{opened.url}/ui")
+    assert "`" not in page
+    assert page.count("<code>x 7</code>") == 3, "in the line, its finding, and beside the moves"
+    assert page.count("<code>kvstore ring resume</code>") == 2
 
 
 async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> None:
@@ -117,7 +165,7 @@ async def test_an_open_page_is_told_of_changes(opened: Opened, monkeypatch: pyte
         opened.made.report.partitions[0].lead.ops_per_s = 900
         while (last := await event_of(stream)) == first:
             pass
-    assert (first["partitions"]["p1"], last["partitions"]["p1"]) == ("300/s", "900/s")
+    assert (first["cells"]["load p1"], last["cells"]["load p1"]) == ("300/s", "900/s")
 
 
 async def event_of(stream: aiohttp.ClientResponse) -> dict[str, dict[str, str]]:
@@ -154,3 +202,47 @@ async def test_a_node_that_starts_says_that_it_has_no_dashboard_yet(opened: Open
         assert (answer.status, "starts" in text) == (503, True)
     finally:
         opened.door.dashboard = held
+
+
+def ledger_rows(response: LedgersResponse) -> dict[str, list[str]]:
+    rows = ledgers_page_of(response, "p1", "n1")["ledgers"]["rows"]
+    return {row[0].text: [cell.text for cell in row[1:]] for row in rows}
+
+
+async def test_the_ledgers_of_a_partition_have_a_page_the_newest_first(opened: Opened) -> None:
+    answer, page = await fetch(f"{opened.url}/ui/ledgers?partition=p1")
+    assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, module.POLICY)
+    rows = ledger_rows(opened.made.logs["p1"])
+    assert list(rows) == ["3", "2", "1"]
+    assert rows["2"][:6] == ["CLOSED", "2,000", "4", "199", "3.0 MiB", "3, 3, 2"]
+    assert rows["2"][6] == "0: n1-ab, n2-ab, n3-ab · 57: n1-ab, n2-ab, <b>n4"
+    assert rows["3"][:5] == ["OPEN", "3,000", "4", "not known while it is open", "?"]
+    assert "&lt;b&gt;n4" in page
+    assert "<b>n4" not in page
+    elements = Elements(page)
+    assert [len(elements.of(name)) for name in ("main", "header", "footer", "nav", "h1", "caption")] == [1] * 6
+    linked = [each["href"] for each in Elements((await fetch(f"{opened.url}/ui"))[1]).of("a")]
+    assert "/ui/ledgers?partition=p1" in linked
+
+
+async def test_while_the_metadata_store_is_away_the_page_says_what_the_leader_knows_and_that_it_is_from_it(
+    opened: Opened,
+) -> None:
+    opened.made.logs["p1"] = log_of(2, from_leaders=True)
+    _, page = await fetch(f"{opened.url}/ui/ledgers?partition=p1")
+    assert "The metadata store is away: this is what the leader knows of its log now. 2 ledgers" in page
+    rows = ledger_rows(opened.made.logs["p1"])
+    assert rows["1"] == ["no longer written to", "1,000", "4", *["?"] * 5]
+    assert rows["2"][0] == "OPEN"
+
+
+async def test_a_page_of_ledgers_wants_a_partition_that_there_is(opened: Opened) -> None:
+    found = [(await fetch(f"{opened.url}/ui/ledgers{query}")) for query in ("", "?partition=p9")]
+    assert [(answer.status, text) for answer, text in found] == [
+        (400, "400: want ?partition=ID, for example p1\n"),
+        (404, "404: no partition p9; want one of p1\n"),
+    ]
+
+
+def test_a_long_log_says_that_not_all_of_it_is_shown() -> None:
+    assert "only the last 500 are shown" in ledgers_page_of(log_of(NEWEST), "p1", "n1")["ledgers"]["note"]

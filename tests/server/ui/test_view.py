@@ -11,8 +11,8 @@ from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.control.health import findings_of, health_of
 from kvstore.server.ui.history import SAMPLES, History
 from kvstore.server.ui.picture import line_of, ring_of
-from kvstore.server.ui.view import live_of, page_of, shape_of
-from kvstore.server.ui.words import key, rate, size, span
+from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
+from kvstore.server.ui.words import key, parts, rate, size, span, took
 from tests.server.control.test_health import silent, well
 
 
@@ -66,9 +66,44 @@ def test_a_full_disk_and_a_failed_directory_are_shown_at_their_bookie() -> None:
 
 def test_a_stuck_move_is_shown_with_its_progress() -> None:
     report = loaded()
-    report.ring.moves.add(id=7, source="p1", target="p2", state="copying", attempt=3, copied=0.4)
-    report.nodes[0].report.replicas.add(partition="p1", moves_stuck=1)
-    assert cells(report, "moves") == {"7": "p1 → p2 | copying, stuck | 40% | 3"}
+    why = "no step of it has gone well for 31 s: partition p1: no answer"
+    report.ring.moves.add(id=7, source="p1", target="p2", state="copying", attempt=3, copied=0.4, stuck=why)
+    report.ring.eta_s = 600
+    report.ring.moves.add(id=8, source="p1", target="p3", state="copying", attempt=1, copied=0.5, eta_s=150)
+    report.ring.moves.add(id=9, source="p1", target="p3", state="planned")
+    assert cells(report, "moves") == {
+        "7": f"p1 → p2 | copying, stuck | 40% | not known | 3 | {why}",
+        "8": "p1 → p3 | copying | 50% | 2 min | 1 | it goes on",
+        "9": "p1 → p3 | planned | ? | not known | 0 | waits for its turn",
+    }
+    assert "to go" not in page_of(report, History())["moves"]["note"]
+    report.ring.moves[0].stuck = ""
+    assert ", some 10 min to go" in page_of(report, History())["moves"]["note"]
+
+
+def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
+    report = judged(loaded())
+    report.nodes[0].report.latencies.add(operation="get", p50_s=0.000256, p99_s=0.004096, timed=9, within_s=60)
+    silent(report, 3)
+    assert "256 µs, 4.1 ms | none | none" in cells(report, "nodes")["n1"]
+    assert "| ? | ? | ? |" in cells(report, "nodes")["n3"]
+    assert live_of(report)["cells"]["get n1"] == "256 µs, 4.1 ms"
+    rows = page_of(report, History())["nodes"]["rows"]
+    assert [cell.live for cell in rows[0] if cell.live] == ["get n1", "put n1", "session n1"]
+    assert all(len(row) == len(NODE_COLUMNS) for row in rows)
+
+
+def test_missing_copies_are_shown_at_their_bookie_and_in_sum_as_the_leaders_see_them() -> None:
+    report = judged(loaded())
+    report.partitions[0].lead.ledgers_lacking_copies = 2
+    report.bookies[2].lacking_ledgers = 2
+    page = page_of(report, History())
+    place = BOOKIE_COLUMNS.index("lacking copies")
+    assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
+    assert page["bookies"]["note"].startswith(
+        "2 ledgers of partitions lacking copies, as their leaders see it; 0 of all"
+    )
+    assert next(each["text"] for each in page["tiles"] if each["id"] == "lacking") == "2"
 
 
 def test_with_the_metadata_store_away_its_state_and_the_age_of_what_is_known_are_shown() -> None:
@@ -99,7 +134,9 @@ def test_the_numbers_that_are_kept_fresh_are_those_of_the_page() -> None:
     report = judged(loaded())
     live, page = live_of(report), page_of(report, History())
     assert live["numbers"] == {each["id"]: each["text"] for each in page["tiles"]}
-    assert live["partitions"] == {"p1": "300/s", "p2": "100/s"}
+    assert {"load p1": "300/s", "load p2": "100/s"}.items() <= live["cells"].items()
+    named = {cell.live for table in ("nodes", "partitions") for row in page[table]["rows"] for cell in row} - {""}
+    assert named == set(live["cells"])
     assert (live["health"], live["changed"]) == (page["health"], page["shape"])
 
 
@@ -129,8 +166,20 @@ def test_numbers_are_in_units_that_people_read() -> None:
     assert [size(each) for each in (5, 1536, 20 << 30, 5 << 40)] == ["5 B", "1.5 KiB", "20 GiB", "5.0 TiB"]
     assert [span(each) for each in (3, 119, 120, 7200, 200_000)] == ["3 s", "119 s", "2 min", "2 h", "2 d"]
     assert [rate(each) for each in (0, 0.5, 12_345)] == ["0/s", "0.5/s", "12,345/s"]
+    assert [took(each) for each in (0.000064, 0.004096, 0.131072)] == ["64 µs", "4.1 ms", "131 ms"]
     assert key(b"a\n\x1b[\xff") == "a\\n\\x1b[\\xff"
     assert len(key(b"k" * 1000)) == 60
+
+
+def test_commands_are_told_from_the_words_around_them() -> None:
+    assert parts("run `kvstore fsck`, then `b`") == [
+        ("run ", False),
+        ("kvstore fsck", True),
+        (", then ", False),
+        ("b", True),
+    ]
+    assert parts("a ` that nobody ends") == [("a ` that nobody ends", False)]
+    assert parts("") == []
 
 
 class Elements(HTMLParser):

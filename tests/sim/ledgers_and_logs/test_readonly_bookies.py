@@ -48,7 +48,7 @@ def test_a_bookie_gets_its_copies_once_it_is_writable_and_its_leader_says_that_c
         copier = copier_of(bench)
         await bench.pass_time(60)
         assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3
-        assert copier.lacking == {LEDGER}
+        assert copier.lacking == {LEDGER: frozenset({B3})}
         set_readonly(bench, B3, False)
         await bench.pass_time(60)
         assert bench.bookies.at[B3].entries == bench.bookies.at[B1].entries

@@ -1,0 +1,60 @@
+"""Whom commands ask that a server can answer as well as the metadata store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.cli.status import known
+from kvstore.errors import MetadataUnavailable, NoSuchLedger, PermissionDenied, StoreError, Unavailable
+
+HERE = Path("data")
+
+
+def result_of(monkeypatch: pytest.MonkeyPatch, where: known.Where, servers: str | StoreError) -> str:
+    """What comes of it where servers answer so, and the metadata store can be read."""
+
+    def ask_admin(*_: Any) -> str:
+        if isinstance(servers, StoreError):
+            raise servers
+        return servers
+
+    async def work(_: Any) -> str:
+        return ""
+
+    monkeypatch.setattr(known, "ask_admin", ask_admin)
+    monkeypatch.setattr(known, "with_tools", lambda *_: "from the store")
+    return known.by_servers_or_store(where, lambda *_: "", work)
+
+
+def test_a_server_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert result_of(monkeypatch, (HERE, None, None), "from a server") == "from a server"
+
+
+@pytest.mark.parametrize("error", [Unavailable("nobody listens"), MetadataUnavailable("it is away from the server")])
+def test_where_no_server_can_tell_the_store_is_read_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: StoreError
+) -> None:
+    assert result_of(monkeypatch, (HERE, None, None), error) == "from the store"
+    assert f"no server tells ({error}): the metadata store is read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionDenied("anna lacks the right admin"), NoSuchLedger("there is no ledger 9")]
+)
+def test_a_refusal_is_an_answer_and_the_store_is_not_asked_behind_its_back(
+    monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    with pytest.raises(type(error)):
+        result_of(monkeypatch, (HERE, None, None), error)
+
+
+def test_servers_that_are_named_and_do_not_answer_are_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unavailable):
+        result_of(monkeypatch, (HERE, None, "127.0.0.1:1"), Unavailable("nobody listens"))
+
+
+def test_a_metadata_store_that_is_named_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert result_of(monkeypatch, (HERE, "zk:2181", None), "from a server") == "from the store"

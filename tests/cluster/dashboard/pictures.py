@@ -1,0 +1,45 @@
+"""Takes the pictures of the dashboard in docs/img, of a real cluster: `python -m tests.cluster.dashboard.pictures`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.browser import tab_of
+from tests.cluster.dashboard.scenes import SCENES, Shown, fill
+from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
+
+DARK = {"node-dead", "move-stuck"}
+"""Both colour schemes are to be seen."""
+
+
+async def take(cluster: Cluster, shown: Shown, place: Path, profile: Path, *, is_dark: bool) -> None:
+    async with tab_of("about:blank", profile) as tab:
+        await tab.open_until(f"http://{cluster.file.node(shown.node).http}/ui", shown.texts, TIMEOUT_S)
+        await tab.picture(place, is_dark=is_dark)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("docs/img"))
+    parser.add_argument("--only", choices=SCENES)
+    wanted = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
+        running_cluster(Path(directory) / "cluster") as cluster,
+    ):
+        fill(cluster)
+        for name, scene in SCENES.items():
+            if wanted.only in (None, name):
+                with scene(cluster) as shown:
+                    place = wanted.directory / f"ui-{name}.png"
+                    profile = Path(directory) / f"profile-{name}"
+                    asyncio.run(take(cluster, shown, place, profile, is_dark=name in DARK))
+                    sys.stdout.write(f"{place}: {place.stat().st_size:,} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What can go wrong with a real cluster, and what its dashboard has to say of it: for the test, and for the pictures in
+docs/img."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state import rows
+from kvstore.partition.state.engine_rocks import RocksEngine
+from tests.cluster.harness import Cluster
+
+KEYS = 400
+ASKED = "n1"
+"""The node whose dashboard is looked at. It is never the one that is struck."""
+P1, P2 = "p1", "p2"
+DAMAGED_EVERY = 2
+"""One row in so many is taken from a replica behind the store's back."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All of it can be read on the page: how it is in one line, why, and what to do next."""
+
+    texts: tuple[str, ...]
+    node: str = ASKED
+    ledgers: tuple[str, ...] = ("Read from the metadata store just now.", "OPEN", "n1-")
+    """On the page of P1's ledgers."""
+
+
+Scene = Callable[[Cluster], AbstractContextManager[Shown]]
+
+
+def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of an operator; AssertionError with what it says if it fails."""
+    at = ("--server", cluster.file.node(ASKED).grpc)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvstore", *words, *at], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def fill(cluster: Cluster) -> None:
+    """Write some keys, and read them again, so that there is something to be seen."""
+    cluster.wait_led()
+    client = cluster.redis(ASKED, socket_timeout=30)
+    for number in range(KEYS):
+        client.set(f"k{number}", number)
+    for number in range(KEYS):
+        client.get(f"k{number}")
+
+
+@contextmanager
+def all_well(cluster: Cluster) -> Iterator[Shown]:
+    fill(cluster)
+    yield Shown(("healthy: 3 nodes, 3 partitions, all is served", "clients' batches: p50, p99"))
+
+
+@contextmanager
+def dead_node(cluster: Cluster) -> Iterator[Shown]:
+    cluster.kill("n3")
+    cluster.wait_led(by_other_than="n3")
+    try:
+        yield Shown(
+            (
+                "degraded, all is served: node n3: n3 refuses connections: ",
+                "; it has 3 replicas",
+                "Next: start n3, or look at its log",
+                "no answer: n3 refuses connections",
+                "n3: away",
+                "2 of 3 bookies can be written to, 3 copies are wanted of each entry",
+            )
+        )
+    finally:
+        cluster.start_node("n3")
+    cluster.wait_ready()
+
+
+@contextmanager
+def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
+    cluster.pause_zookeeper()
+    try:
+        yield Shown(
+            (
+                "degraded, all is served: ZooKeeper: no node reaches it; what they know is ",
+                "What is served goes on, but no leader, ledger or bookie can be replaced",
+                f"Next: start ZooKeeper at {cluster.file.zookeeper}",
+                "suspended, read ",
+            ),
+            ledgers=("The metadata store is away: this is what the leader knows of its log now.", "OPEN", "n1-"),
+        )
+    finally:
+        cluster.resume_zookeeper()
+    cluster.wait_ready()
+
+
+@contextmanager
+def full_disk(cluster: Cluster) -> Iterator[Shown]:
+    """As a disk is on which there is no more room than the bookie has to leave free."""
+    config = Path(cluster.file.node("n3").config)
+    before = config.read_text()
+    cluster.terminate("n3")
+    config.write_text(f"{before}\n[storage]\nreserve_bytes = {disk_usage(config.parent).total}\n")
+    cluster.start_node("n3")
+    cluster.wait_ready()
+    try:
+        yield Shown(("it is read-only, its disk is full: ", "make room on its disk, or add a bookie", "readonly"))
+    finally:
+        cluster.terminate("n3")
+        config.write_text(before)
+        cluster.start_node("n3")
+    cluster.wait_ready()
+
+
+@contextmanager
+def stuck_move(cluster: Cluster) -> Iterator[Shown]:
+    """As a disk whose damage no digest has caught: a replica that gives its source's pages lacks rows."""
+    fill(cluster)
+    leader = cluster.wait_led()[P1]
+    document = json.loads(command(cluster, "ring", "show", "--json").stdout)
+    [source] = [each for each in document["partitions"] if each["id"] == P1]
+    victim = next(node for node in source["replicas"] if node != leader)  # the first that the target asks for pages
+    cluster.wait_until(lambda: len({each["seq"] for each in stands(cluster, P1)}) == 1, "the replicas have it all")
+    cluster.terminate(victim)
+    (engine,) = (path for path in cluster.directory.glob(f"data/**/partitions/{P1}/engine") if victim in path.parts)
+    take_rows(engine)
+    cluster.start_node(victim)
+    cluster.wait_ready()
+    cluster.wait_until(lambda: cluster.leaders().get(P1) == leader, "the same leader")
+    command(cluster, "ring", "move", P2, "--source", P1, "--share", "0.1")
+    yield Shown(
+        (
+            ", p1 → p2: no step of it has gone well for ",
+            "were not what was counted twice",
+            ", run kvstore fsck, look at its target's log",
+            "copying, stuck",
+        ),
+        node=leader,
+    )
+    command(cluster, "ring", "cancel")
+
+
+def stands(cluster: Cluster, partition: str) -> list[dict[str, object]]:
+    """What each replica says of itself."""
+    return [cluster.status(node)["partitions"][partition] for node in cluster.ids]
+
+
+def take_rows(place: Path) -> None:
+    """Take rows from a state of a node that is down; its meta row still says that they are there."""
+    config = PartitionConfig()
+    engine = RocksEngine(
+        str(place), write_buffer_bytes=config.write_buffer_bytes, block_cache_bytes=config.block_cache_bytes
+    )
+    batch = engine.batch()
+    for number, (row_key, _) in enumerate(list(engine.iterate(*rows.ALL_DATA))):
+        if number % DAMAGED_EVERY == 0:
+            batch.delete(row_key)
+    engine.write(batch)
+    engine.close()
+
+
+SCENES: dict[str, Scene] = {
+    "healthy": all_well,
+    "node-dead": dead_node,
+    "metadata-store-away": metadata_store_away,
+    "disk-full": full_disk,
+    "move-stuck": stuck_move,
+}
+"""The last one leaves a damaged replica behind."""

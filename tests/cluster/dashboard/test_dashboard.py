@@ -1,0 +1,43 @@
+"""The dashboard of a real cluster in a real browser while something is wrong: it says what, why, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import CHROMIUM, MISSING, tab_of
+from tests.cluster.dashboard.scenes import SCENES, Shown, fill
+from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("dashboard")) as started:
+        fill(started)
+        yield started
+
+
+async def look(cluster: Cluster, shown: Shown, profile: Path) -> list[str]:
+    """Wait until the page has it all; what the browser complains of."""
+    async with tab_of("about:blank", profile) as tab:
+        page = f"http://{cluster.file.node(shown.node).http}/ui"
+        await tab.open_until(page, shown.texts, TIMEOUT_S)
+        await tab.open_until(f"{page}/ledgers?partition=p1", shown.ledgers, TIMEOUT_S)
+        return tab.complaints
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_dashboard_shows_what_is_wrong_with_its_reason_and_the_next_step(
+    cluster: Cluster, name: str, tmp_path: Path
+) -> None:
+    with SCENES[name](cluster) as shown:
+        assert asyncio.run(look(cluster, shown, tmp_path / "profile")) == []

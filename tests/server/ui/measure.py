@@ -1,0 +1,161 @@
+"""Measures what the dashboard costs and how soon it is there: `python -m tests.server.ui.measure --partitions 300`.
+
+One process serves the page over HTTP, from reports of three nodes that are made up, encoded as they come over a link,
+and put together anew for each look, as the surveyor does; Chromium, where there is one, opens it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import aiohttp
+
+from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.beat import Beat
+from kvstore.env.events import wait_within
+from kvstore.env.nursery import TaskNursery
+from kvstore.env.transport import TcpTransport
+from kvstore.meta.registration import Bookies
+from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
+from kvstore.ring.builder import new_ring
+from kvstore.server.control.overview import Survey, report_of_cluster
+from kvstore.server.http.door import HttpDoor
+from kvstore.server.routing.topology import ClusterTopology, Member
+from kvstore.server.ui.dashboard import Dashboard
+from kvstore.types import BookieId, PartitionId, ServerId
+from tests.browser import CHROMIUM, tab_of
+from tests.server.http.test_door import Shown
+
+SERVERS = tuple(ServerId(f"n{number}") for number in (1, 2, 3))
+LOADED_MS = "performance.getEntriesByType('navigation')[0].loadEventEnd"
+UNTIL_LOADED = f"""new Promise(loaded => {{
+  const look = () => {{ if ({LOADED_MS} > 0) loaded({LOADED_MS}); else setTimeout(look, 5); }};
+  look();
+}})"""
+
+
+def report_of(server: ServerId, partitions: int) -> NodeReport:
+    """A node that leads a third of the partitions, each with a hot key."""
+    report = NodeReport(id=server, version="0.1.0", zone="rack-1", uptime_s=90_000)
+    report.metadata.kind, report.metadata.state, report.metadata.address = "zookeeper", "connected", "zk:2181"
+    report.disk.total_bytes, report.disk.free_bytes = 1 << 40, 1 << 39
+    report.bookie.id, report.bookie.node, report.bookie.state = f"{server}-0123456789ab", server, "writable"
+    report.repair.enabled = True
+    for operation in ("get", "put", "session"):
+        report.latencies.add(operation=operation, p50_s=0.001, p99_s=0.004, timed=9, within_s=60)
+    for number in range(partitions):
+        leads = SERVERS[number % 3] == server
+        role = "serving" if leads else "following"
+        replica = report.replicas.add(partition=f"p{number + 1}", role=role, sequence=10**6, epoch=5, keys=40_000)
+        if leads:
+            replica.lead.epoch, replica.lead.ledgers, replica.lead.ops_per_s = 5, 12, 150.0
+            replica.lead.hot_keys.add(key=b"user:%d" % number, share=0.1)
+    return report
+
+
+class Made:
+    """A survey of nodes that are made up."""
+
+    def __init__(self, partitions: int) -> None:
+        ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
+        ring = new_ring(ids, dict.fromkeys(SERVERS, ""), 3)
+        leaders = {each: (SERVERS[number % 3], 5) for number, each in enumerate(ids)}
+        self._topology = ClusterTopology(ring, leaders, {each: Member(id=each, resp="h:1") for each in SERVERS})
+        self._told = [report_of(server, partitions).SerializeToString() for server in SERVERS]
+        self._bookies = Bookies({BookieId(f"{each}-0123456789ab"): f"{each}:3181" for each in SERVERS}, {})
+
+    def own(self) -> NodeReport:
+        return NodeReport.FromString(self._told[0])
+
+    async def take(self) -> ClusterReport:
+        reports = {server: NodeReport.FromString(told) for server, told in zip(SERVERS, self._told, strict=True)}
+        return report_of_cluster(
+            Survey(server=SERVERS[0], topology=self._topology, reports=reports, bookies=self._bookies)
+        )
+
+    async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
+        return LedgersResponse()
+
+
+async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
+    """Lines of figures."""
+    address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
+    door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made(partitions)
+    door.dashboard = Dashboard(nursery, made, made)
+    door.dashboard.start()
+    await door.open(address)
+    url = f"http://{address}/ui"
+    try:
+        return [
+            f"{partitions} partitions",
+            *await pages(url, loads),
+            *await live(url, open_s),
+            *await browsed(url, loads),
+        ]
+    finally:
+        await door.dashboard.close()
+        await door.close()
+        await nursery.close()
+
+
+async def pages(url: str, loads: int) -> list[str]:
+    took, size = [], 0
+    used = time.process_time()
+    async with aiohttp.ClientSession() as session:
+        for _ in range(loads):
+            began = time.perf_counter()
+            async with session.get(url) as answer:
+                size = len(await answer.read())
+            took.append(time.perf_counter() - began)
+    used = (time.process_time() - used) / loads
+    middle = sorted(took)[loads // 2]
+    return [
+        f"page: {size:,} bytes; {used * 1e3:.1f} ms of a processor, {middle * 1e3:.1f} ms until it is here (median)"
+    ]
+
+
+async def live(url: str, open_s: float) -> list[str]:
+    """With one open page, and the process's own doings without."""
+    idle = await processor_share(open_s)
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/live") as stream:
+        reading = asyncio.create_task(stream.content.read())
+        busy = await processor_share(open_s)
+        reading.cancel()
+    return [f"an open page: {busy - idle:.2%} of a processor, measured for {open_s:g} s (idle: {idle:.2%})"]
+
+
+async def processor_share(for_s: float) -> float:
+    began, used = time.perf_counter(), time.process_time()
+    await wait_within(asyncio.Event(), for_s)
+    return (time.process_time() - used) / (time.perf_counter() - began)
+
+
+async def browsed(url: str, loads: int) -> list[str]:
+    if CHROMIUM is None:
+        return ["no Chromium here"]
+    took = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        async with tab_of("about:blank", Path(profile)) as tab:
+            for _ in range(loads):
+                await tab.call("Page.navigate", url=url)
+                took.append(float(await tab.evaluate(UNTIL_LOADED)))
+    return [f"in Chromium: {sorted(took)[loads // 2]:.0f} ms until it is loaded (median), {max(took):.0f} ms at most"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--partitions", type=int, default=300)
+    parser.add_argument("--loads", type=int, default=20)
+    parser.add_argument("--open-s", type=float, default=20.0)
+    wanted = parser.parse_args()
+    lines = asyncio.run(serve(wanted.partitions, wanted.loads, wanted.open_s))
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The dashboard's colours, computed from its stylesheet: text and lines can be told from what is behind them."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+from kvstore.server.ui import dashboard
+
+TEXT_MIN, LINE_MIN = 4.5, 3.0
+"""WCAG 2.2, 1.4.3 and 1.4.11 (AA)."""
+PAGE = ("bg", "card")
+"""Backgrounds of whatever brings none of its own."""
+TRANSPARENT = {"line"}
+"""Rules between rows and round cards: nothing is to be learnt from them."""
+STYLE = (resources.files(dashboard.__package__) / "files" / "ui.css").read_text("utf-8")
+
+Themes = dict[str, dict[str, str]]
+
+
+def themes(style: str) -> Themes:
+    """Light and dark: the colours by their names. What the dark one does not say is as in the light one."""
+    light, dark = (
+        dict(re.findall(r"--([\w-]+):(#[0-9a-f]{3,6})", each)) for each in re.findall(r":root{(.*?)}", style, re.S)
+    )
+    return {"light": light, "dark": light | dark}
+
+
+def pairs(style: str) -> set[tuple[str, str, float]]:
+    """(colour, what is behind it, the least ratio) of every rule that colours a text or a line."""
+    found: set[tuple[str, str, float]] = set()
+    for declared in re.findall(r"{([^{}]*)}", style):
+        rules = dict(each.split(":", 1) for each in declared.split(";") if ":" in each)
+        own = re.findall(r"var\(--([\w-]+)\)", rules.get("background", ""))
+        for name, least in (("color", TEXT_MIN), ("fill", TEXT_MIN), ("stroke", LINE_MIN)):
+            for colour in re.findall(r"var\(--([\w-]+)\)", rules.get(name, "")):
+                if colour not in TRANSPARENT:
+                    found |= {(colour, behind, least) for behind in own or PAGE}
+    return found
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(each * 2 for each in colour[1:])
+    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def ratio(one: str, other: str) -> float:
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def too_weak(style: str, theme: str) -> list[str]:
+    colours = themes(style)[theme]
+    ratios = {(fore, back): ratio(colours[fore], colours[back]) for fore, back, _ in pairs(style)}
+    return sorted(
+        f"{fore} on {back}: {ratios[fore, back]:.2f}, want {least}"
+        for fore, back, least in pairs(style)
+        if ratios[fore, back] < least
+    )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_and_lines_can_be_told_from_what_is_behind_them(theme: str) -> None:
+    assert too_weak(STYLE, theme) == []
+
+
+def test_every_colour_is_looked_at() -> None:
+    seen = {fore for fore, _, _ in pairs(STYLE)} | {back for _, back, _ in pairs(STYLE)}
+    assert set(themes(STYLE)["light"]) == seen | TRANSPARENT
+    assert set(re.findall(r"#[0-9a-f]{3,6}", STYLE)) == {
+        colour for colours in themes(STYLE).values() for colour in colours.values()
+    }, "a colour without a name is not looked at"
+
+
+def test_the_ratio_is_that_of_the_standard_and_a_weak_colour_is_found() -> None:
+    assert (round(ratio("#fff", "#000000"), 2), round(ratio("#767676", "#ffffff"), 2)) == (21.0, 4.54)
+    assert too_weak(STYLE.replace("--soft:#566073", "--soft:#8a93a5"), "light")
