@@ -42,6 +42,72 @@ DOWN: Grade.ValueType  # 2
 Global___Grade: _TypeAlias = Grade  # noqa: Y015
 
 @_typing.final
+class LogLevelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGGER_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    logger: _builtins.str
+    """`kvstore`, or a package or module below it. Empty: nothing is set."""
+    level: _builtins.str
+    """DEBUG, INFO, WARNING, ERROR or CRITICAL. Empty: as it was at the start."""
+    def __init__(
+        self,
+        *,
+        logger: _builtins.str = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLevelRequest: _TypeAlias = LogLevelRequest  # noqa: Y015
+
+@_typing.final
+class LogLevelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LevelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LEVELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def levels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """By logger; what is below one goes by it."""
+
+    def __init__(
+        self,
+        *,
+        levels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["levels", b"levels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLevelResponse: _TypeAlias = LogLevelResponse  # noqa: Y015
+
+@_typing.final
 class AccessRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

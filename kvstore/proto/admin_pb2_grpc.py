@@ -109,6 +109,11 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
                 _registered_method=True)
+        self.LogLevel = channel.unary_unary(
+                '/kvstore.v1.Admin/LogLevel',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -215,6 +220,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LogLevel(self, request, context):
+        """The levels of this node's log; sets one of them until the node is started again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -292,6 +304,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ChangeAccess,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.SerializeToString,
+            ),
+            'LogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LogLevel,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -699,6 +716,33 @@ class Admin:
             '/kvstore.v1.Admin/ChangeAccess',
             kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/LogLevel',
+            kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,8 @@ class AdminStub:
     Access: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]
     """Users, roles and their rights. No hash of a password is ever told."""
     ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
+    LogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]
+    """The levels of this node's log; sets one of them until the node is started again."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -89,6 +91,8 @@ class AdminAsyncStub(AdminStub):
     Access: _aio.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
     """Users, roles and their rights. No hash of a password is ever told."""
     ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
+    LogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]  # type: ignore[assignment]
+    """The levels of this node's log; sets one of them until the node is started again."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -207,5 +211,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ChangeAccessRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AccessResponse, _abc.Awaitable[_admin_pb2.AccessResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def LogLevel(
+        self,
+        request: _admin_pb2.LogLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LogLevelResponse, _abc.Awaitable[_admin_pb2.LogLevelResponse]]:
+        """The levels of this node's log; sets one of them until the node is started again."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

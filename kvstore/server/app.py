@@ -20,6 +20,7 @@ from kvstore.autorecovery.worker import Worker
 from kvstore.bookie import Bookie, BookieConfig, refuse_to_strand
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
+from kvstore.env.log_output import Output
 from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
@@ -38,6 +39,7 @@ from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
 from kvstore.server.control.load import Load
 from kvstore.server.control.load_sampler import LOADS, LoadSampler, loads_of_cluster
+from kvstore.server.control.loss_watch import LossWatch
 from kvstore.server.control.progress import MOVES, Copied, Progress
 from kvstore.server.control.steward import Steward
 from kvstore.server.control.surveyor import STATUS, Surveyor
@@ -110,6 +112,8 @@ class Node:
         """Of the doors that whoever called `serve` has opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
         """Memory that the process has; who called `serve` knows."""
+        self.log_output = Output(config.log_output)
+        """That of the process, if who called `serve` has opened one."""
 
     def not_ready(self) -> list[str]:
         """Why clients should use another server; empty if this one answers for what it hosts and forwards the rest.
@@ -287,6 +291,9 @@ async def serve(
         logs, view, bookies = await _open_log(node, stack)
         if Role.SERVER in config.plays:
             await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
+            losses = LossWatch(node.env, node, view)
+            losses.start()
+            stack.push_async_callback(losses.close)
             if doors is not None:
                 await doors(node, stack)
             engines = (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import StorageConfig, is_address_id
+from kvstore.env.log_config import LogOutput
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
@@ -108,6 +109,8 @@ class NodeConfig:
     behind an address that is translated. Empty: the hosts above."""
     log_dir: Path | None = None
     """Where log files go and rotate; None: standard error."""
+    log_output: LogOutput = field(default_factory=LogOutput)
+    """As what they are written, and from which level on."""
     insecure: bool = False
     """Allow listeners beyond loopback without TLS, and serve whoever comes while access control is off."""
     tls: Tls = field(default_factory=Tls)

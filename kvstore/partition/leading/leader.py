@@ -39,6 +39,7 @@ from kvstore.partition.state.entry import Kind, Requests
 from kvstore.partition.state.move_records import Founded, MoveRecord, Release
 from kvstore.partition.state.state import State
 from kvstore.partition.state.traits import READS, WRITES
+from kvstore.ring.hashing import hash_of
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
 
@@ -332,7 +333,13 @@ class Leader:
                     self._answers.fail_all(each.items, NotLeader(self._state.partition))
         else:
             op, sink, token = taken.items[0]
-            log.error("partition=%s operation %r cannot be decided on", self._state.partition, op[:2], exc_info=error)
+            what = (self._state.partition, op[0], hash_of(op[1]) if isinstance(op[1], bytes) else "")
+            hidden = RuntimeError(type(error).__name__)  # its own text may have the key or the value
+            log.error(
+                "partition=%s operation=%d key=%s cannot be decided on",
+                *what,
+                exc_info=(RuntimeError, hidden, error.__traceback__),
+            )
             self._answers.give(sink, token, malformed(op, error))
 
     def _append(self, made: NextEntry, replies: list[Reply]) -> None:

@@ -49,6 +49,12 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_connections_refused_total",
         "Connections closed at once for want of descriptors: the last ones are for files.",
     ),
+    "process_log_warnings_total": ("process_log_warnings_total", "Warnings for the log, those left out among them."),
+    "process_log_errors_total": ("process_log_errors_total", "Errors for the log, those left out among them."),
+    "process_log_lines_left_out_total": (
+        "process_log_lines_left_out_total",
+        "Lines left out of the log since their message came too often.",
+    ),
     "process_snapshot_age_s": (
         "process_snapshot_age_seconds",
         "Age of the last snapshot of the cluster that was finished, wherever it is; absent while there is none.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from random import Random
 from typing import Any
@@ -11,6 +12,8 @@ import grpc
 import pytest
 
 from kvstore.env import Env
+from kvstore.env.log_config import LogOutput
+from kvstore.env.log_output import Output
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, StoreError, Unavailable
 from kvstore.meta import paths
@@ -58,6 +61,7 @@ class Source:
         self.store, self.topology = store, topology
         self.held = asyncio.Event()
         self.access = Access()
+        self.log_output = Output(LogOutput())
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         return {P1: {"role": "serving", "seq": 70, "keys": 5, "leading": {"lease_s": 0.4}, "failure": None}}
@@ -230,3 +234,27 @@ async def test_a_ledger_id_that_no_ledger_has_is_refused(stub: Any) -> None:
     for ledger in (2**63, 2**64 - 1):
         error = await failure_of(stub.Ledger(admin_pb2.LedgerRequest(ledger=ledger), timeout=PATIENCE_S))
         assert isinstance(error, InvalidRequest)
+
+
+async def test_a_level_of_the_log_is_set_shown_and_taken_back(stub: Any) -> None:
+    async def levels(logger: str, level: str) -> dict[str, str]:
+        request = admin_pb2.LogLevelRequest(logger=logger, level=level)
+        return dict((await stub.LogLevel(request, timeout=PATIENCE_S)).levels)
+
+    logger = logging.getLogger("kvstore.server.grpc")
+    assert await levels("", "") == {"kvstore": "INFO"}
+    assert await levels(logger.name, "DEBUG") == {"kvstore": "INFO", logger.name: "DEBUG"}
+    assert logger.level == logging.DEBUG
+    assert await levels(logger.name, "") == {"kvstore": "INFO"}
+    assert logger.level == logging.NOTSET
+
+
+@pytest.mark.parametrize(
+    ("logger", "level", "said"),
+    [("grpc", "DEBUG", "want the logger kvstore"), ("kvstore", "loud", "want one of DEBUG"), ("", "INFO", "a logger")],
+)
+async def test_a_level_that_cannot_be_is_refused(stub: Any, logger: str, level: str, said: str) -> None:
+    request = admin_pb2.LogLevelRequest(logger=logger, level=level)
+    failure = await failure_of(stub.LogLevel(request, timeout=PATIENCE_S))
+    assert isinstance(failure, InvalidRequest)
+    assert said in str(failure)

@@ -1,0 +1,78 @@
+"""What `kvstore node` asks of one node about itself: `log-level`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from kvstore.cli.admin import TIMEOUT_S, ask_admin
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.endpoints import Server
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError
+
+T = TypeVar("T")
+Node = Annotated[str, typer.Argument(help="The node's id, for example n1.")]
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+DEFAULT = "DEFAULT"
+
+
+def register(app: typer.Typer) -> None:
+    """Add to the commands about nodes."""
+    groups = {group.name: group.typer_instance for group in app.registered_groups}
+    node = groups["node"]
+    assert node is not None, "kvstore.cli.local registers it before"
+    node.command("log-level")(log_level)
+
+
+def log_level(
+    node: Node,
+    level: Annotated[
+        str,
+        typer.Argument(help="DEBUG, INFO, WARNING, ERROR, CRITICAL, or DEFAULT: as at its start. None: shows them."),
+    ] = "",
+    logger: Annotated[
+        str, typer.Option(help="A package or module, as kvstore.wal; all that is below goes by it.")
+    ] = "",
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show from which level on a node writes its log, or set it until the node is started again."""
+    from kvstore.proto.admin_pb2 import LogLevelRequest
+
+    wanted = level.upper()
+    if wanted and wanted not in (*LEVELS, DEFAULT):
+        raise typer.BadParameter(f"want one of {', '.join(LEVELS)} and {DEFAULT}, got {level!r}", param_hint="LEVEL")
+    if logger and not wanted:
+        raise typer.BadParameter("want a LEVEL for it", param_hint="--logger")
+    request = LogLevelRequest()
+    if wanted:
+        request.logger, request.level = logger or "kvstore", "" if wanted == DEFAULT else wanted
+    answer = ask_node(node, (data_dir, zookeeper, server), lambda stub, within: stub.LogLevel(request, timeout=within))
+    levels = dict(sorted(answer.levels.items()))
+    rows = [{"logger": name, "level": each} for name, each in levels.items()]
+    print(as_json({"node": node, "levels": levels}) if json else as_table(rows))
+
+
+def ask_node(
+    node: str,
+    place: tuple[Path, str | None, str | None],
+    work: Callable[[Any, float], T],
+    timeout_s: float = TIMEOUT_S,
+) -> T:
+    """Return the answer of one node. Raises StoreError; ConfigError names the nodes there are, if it is none of
+    them."""
+    from kvstore.proto.admin_pb2 import StatusRequest
+
+    status = ask_admin(*place, lambda stub, within: stub.Status(StatusRequest(), timeout=within))
+    grpc = {each.id: each.grpc for each in status.nodes}
+    if node not in grpc:
+        raise ConfigError(f"no server {node!r}: want one of {', '.join(sorted(grpc))}")
+    if not grpc[node]:
+        raise ConfigError(f"{node} is not up, as far as {status.server} knows: want a node that runs")
+    return ask_admin(place[0], None, grpc[node], work, timeout_s)

@@ -1,0 +1,131 @@
+"""What real nodes write to their logs, and what they tell of themselves by command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, running_cluster
+from tests.waiting import wait_until_blocking
+
+pytestmark = [pytest.mark.cluster]
+SECRET_KEY, SECRET_VALUE = b"customers/4711", b"who-they-are"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    settings = ["log_output.format=json"]
+    with running_cluster(tmp_path_factory.mktemp("logs"), settings=settings) as started:
+        started.wait_led()
+        yield started
+
+
+def call(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    server = cluster.file.node("n2").grpc
+    command = [sys.executable, "-m", "kvstore", *arguments, "--server", server]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def done(cluster: Cluster, *arguments: str) -> Any:
+    answer = call(cluster, *arguments, "--json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def text_of(cluster: Cluster, node: str) -> str:
+    return (cluster.local.data_dir / "logs" / f"{node}.log").read_text(encoding="utf-8")
+
+
+def lines(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text_of(cluster, node).splitlines()]
+
+
+def wait_for_line(cluster: Cluster, node: str, level: str, begin: str) -> dict[str, Any]:
+    def found() -> list[dict[str, Any]]:
+        return [each for each in lines(cluster, node) if each["level"] == level and each["event"].startswith(begin)]
+
+    wait_until_blocking(found, timeout_s=90, what=f"{level} {begin} of {node}")
+    (one,) = found()
+    return one
+
+
+def test_each_line_is_a_document_that_names_its_process_and_has_fields(cluster: Cluster) -> None:
+    for node in cluster.ids:
+        found = lines(cluster, node)
+        assert {each["process"] for each in found} == {node}
+        assert all({"time", "level", "logger", "event"} <= each.keys() for each in found)
+        assert any(each.get("partition") in {"p1", "p2", "p3"} for each in found)
+
+
+def test_a_level_is_set_while_the_node_runs_and_forgotten_when_it_is_started_again(cluster: Cluster) -> None:
+    assert done(cluster, "node", "log-level", "n1") == {"node": "n1", "levels": {"kvstore": "INFO"}}
+    levels = done(cluster, "node", "log-level", "n1", "debug", "--logger", "kvstore.server.http")["levels"]
+    assert levels == {"kvstore": "INFO", "kvstore.server.http": "DEBUG"}
+    assert done(cluster, "node", "log-level", "n2")["levels"] == {"kvstore": "INFO"}
+    refused = call(cluster, "node", "log-level", "n1", "DEBUG", "--logger", "kazoo")
+    assert (refused.returncode, "want the logger kvstore or one below it" in refused.stderr) == (1, True)
+    assert "no server 'n9': want one of n1, n2, n3" in call(cluster, "node", "log-level", "n9").stderr
+    audit = (cluster.local.data_dir / "logs" / "n1.audit.jsonl").read_text(encoding="utf-8")
+    assert 'logger: \\"kvstore.server.http\\" level: \\"DEBUG\\"' in audit
+    cluster.terminate("n1")
+    cluster.start_node("n1")
+    cluster.wait_led()
+
+    def is_forgotten() -> bool:
+        answer = call(cluster, "node", "log-level", "n1", "--json")
+        return answer.returncode == 0 and json.loads(answer.stdout)["levels"] == {"kvstore": "INFO"}
+
+    wait_until_blocking(is_forgotten, timeout_s=90, what="n1 with its own levels")
+
+
+def test_the_metadata_store_that_goes_and_comes_back_is_told_once(cluster: Cluster) -> None:
+    cluster.kill_zookeeper()
+    lost = wait_for_line(cluster, "n3", "WARNING", "metadata=")
+    assert lost["metadata"] in {"suspended", "lost"}
+    cluster.start_zookeeper()
+    back = wait_for_line(cluster, "n3", "INFO", "metadata=connected the metadata store is back")
+    assert back["metadata"] == "connected"
+
+
+def test_leaders_and_the_quorum_that_are_lost_are_told_with_the_reason(cluster: Cluster) -> None:
+    """Of three nodes two die: what they led has no leader, and one bookie is no ack quorum."""
+    cluster.wait_led()
+    for node in ("n1", "n2"):
+        cluster.kill(node)
+    quorum = wait_for_line(cluster, "n3", "WARNING", "writable=1 readonly=0 ack=2 the ack quorum is lost")
+    assert (quorum["writable"], quorum["ack"]) == (1, 2)
+    wait_until_blocking(
+        lambda: [each for each in lines(cluster, "n3") if "have no leader: server=" in each["event"]],
+        timeout_s=90,
+        what="the warning that partitions have no leader",
+    )
+    for node in ("n1", "n2"):
+        cluster.start_node(node)
+    wait_for_line(cluster, "n3", "INFO", "writable=3 readonly=0 ack=2 the ack quorum is back")
+    cluster.wait_led()
+    wait_until_blocking(
+        lambda: [each for each in lines(cluster, "n3") if "have a leader again" in each["event"]],
+        timeout_s=90,
+        what="the line that they have leaders again",
+    )
+
+
+def test_no_key_and_no_value_is_in_any_log(cluster: Cluster) -> None:
+    """Also at DEBUG, where everything is said."""
+    for node in cluster.ids:
+        done(cluster, "node", "log-level", node, "DEBUG")
+    with cluster.redis("n1") as client:
+        client.set(SECRET_KEY, SECRET_VALUE)
+        assert client.get(SECRET_KEY) == SECRET_VALUE
+        client.incr(SECRET_KEY + b"/count")
+        with pytest.raises(Exception, match=r"WRONGTYPE|not an integer"):
+            client.incr(SECRET_KEY)
+    for path in (cluster.local.data_dir / "logs").iterdir():
+        data = path.read_bytes()
+        assert SECRET_KEY not in data, path
+        assert SECRET_VALUE not in data, path
