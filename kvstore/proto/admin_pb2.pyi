@@ -108,6 +108,131 @@ class LogLevelResponse(_message.Message):
 Global___LogLevelResponse: _TypeAlias = LogLevelResponse  # noqa: Y015
 
 @_typing.final
+class SlowLogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """How many of the latest; 0: all that are kept."""
+    key: _builtins.str
+    """Only those of a key with this hash, as SlowOperation.key has it; empty: all."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowLogRequest: _TypeAlias = SlowLogRequest  # noqa: Y015
+
+@_typing.final
+class SlowLogResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOW_MS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    slow_ms: _builtins.int
+    """From how many milliseconds on an operation is slow; 0: none is."""
+    total: _builtins.int
+    """Since the start, those that are not kept any more among them."""
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowOperation]:
+        """The latest first."""
+
+    def __init__(
+        self,
+        *,
+        slow_ms: _builtins.int = ...,
+        total: _builtins.int = ...,
+        operations: _abc.Iterable[Global___SlowOperation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operations", b"operations", "slow_ms", b"slow_ms", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowLogResponse: _TypeAlias = SlowLogResponse  # noqa: Y015
+
+@_typing.final
+class SlowOperation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DATE_MS_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TOOK_MS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    STARVED_FIELD_NUMBER: _builtins.int
+    date_ms: _builtins.int
+    at: _builtins.str
+    """door, waiting, link or leader: who has measured it."""
+    operation: _builtins.str
+    """Of the operation, for example GET; an entry of the log is a `write`."""
+    key: _builtins.str
+    """The hash of its first key: 16 hexadecimal digits; empty: it has none, or there are too many."""
+    partition: _builtins.str
+    took_ms: _builtins.float
+    operations: _builtins.int
+    """Operations that shared it, this one among them."""
+    starved: _builtins.float
+    """Share of the recent time, from 0 to 1, in which the node's event loop was ready and got no processor."""
+    @_builtins.property
+    def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Parts of it in milliseconds, by name."""
+
+    def __init__(
+        self,
+        *,
+        date_ms: _builtins.int = ...,
+        at: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        key: _builtins.str = ...,
+        partition: _builtins.str = ...,
+        took_ms: _builtins.float = ...,
+        parts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        operations: _builtins.int = ...,
+        starved: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "date_ms", b"date_ms", "key", b"key", "operation", b"operation", "operations", b"operations", "partition", b"partition", "parts", b"parts", "starved", b"starved", "took_ms", b"took_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowOperation: _TypeAlias = SlowOperation  # noqa: Y015
+
+@_typing.final
 class AccessRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

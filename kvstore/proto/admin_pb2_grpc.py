@@ -114,6 +114,11 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
                 _registered_method=True)
+        self.SlowLog = channel.unary_unary(
+                '/kvstore.v1.Admin/SlowLog',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -227,6 +232,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SlowLog(self, request, context):
+        """The last operations of this node that took long, and where their time went.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -309,6 +321,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.LogLevel,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.SerializeToString,
+            ),
+            'SlowLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.SlowLog,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -743,6 +760,33 @@ class Admin:
             '/kvstore.v1.Admin/LogLevel',
             kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SlowLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/SlowLog',
+            kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,6 +60,8 @@ class AdminStub:
     ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
     LogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]
     """The levels of this node's log; sets one of them until the node is started again."""
+    SlowLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]
+    """The last operations of this node that took long, and where their time went."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -93,6 +95,8 @@ class AdminAsyncStub(AdminStub):
     ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
     LogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]  # type: ignore[assignment]
     """The levels of this node's log; sets one of them until the node is started again."""
+    SlowLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]  # type: ignore[assignment]
+    """The last operations of this node that took long, and where their time went."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -219,5 +223,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LogLevelResponse, _abc.Awaitable[_admin_pb2.LogLevelResponse]]:
         """The levels of this node's log; sets one of them until the node is started again."""
+
+    @_abc_1.abstractmethod
+    def SlowLog(
+        self,
+        request: _admin_pb2.SlowLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SlowLogResponse, _abc.Awaitable[_admin_pb2.SlowLogResponse]]:
+        """The last operations of this node that took long, and where their time went."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,7 +6,6 @@ Pinned by golden vectors; a change here would lose every key.
 from __future__ import annotations
 
 import re
-from hashlib import blake2b
 
 from mmh3 import mmh3_32_uintdigest
 
@@ -37,9 +36,3 @@ def tokens_of(keys: list[bytes]) -> list[int]:
         tag_of = _tag_of
         keys = [found[1] if _OPENS in key and (found := tag_of(key)) else key for key in keys]
     return list(map(mmh3_32_uintdigest, keys))
-
-
-def hash_of(key: bytes) -> str:
-    """Name a key in logs, where its own bytes must not stand: 16 hexadecimal digits. Whoever knows the key can tell
-    that it is this one."""
-    return blake2b(key, digest_size=8, person=b"kvstore log").hexdigest()

@@ -22,6 +22,7 @@ from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
 from kvstore.env.log_output import Output
 from kvstore.env.secret import ClusterSecret
+from kvstore.env.slow_log import SlowLog
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
@@ -56,6 +57,7 @@ from kvstore.server.redis.door import RespServer
 from kvstore.server.redis.session import Facts
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.types import BookieId, PartitionId, ServerId
@@ -162,6 +164,7 @@ class Node:
                 **self.dating.statistics(),
                 **self.access.statistics(),
                 **self.logins.statistics(),
+                **self.env.slow.statistics(),
             }
             heat = self.load_sampler.numbers()
             found["partitions"] = {
@@ -285,7 +288,8 @@ async def serve(
     address is taken), MetadataUnavailable.
     """
     clock = JudgedClock(env.clock, ServerId(config.id))
-    node = Node(config, replace(env, clock=clock), store, secret)
+    slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
+    node = Node(config, replace(env, clock=clock, slow=slow), store, secret)
     async with AsyncExitStack() as stack:
         await _follow_access(node, stack)
         logs, view, bookies = await _open_log(node, stack)
@@ -419,6 +423,9 @@ async def _open_server(
     node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max)
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer)
     dispatcher.use_links(node.links)
+    overdue = OverdueWatch(env, dispatcher)
+    overdue.start()
+    stack.push_async_callback(overdue.close)
     node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
     stack.push_async_callback(node.dating.close)
     node.peers.serve_at_once(DATES, node.dating.answer)
@@ -433,7 +440,7 @@ async def _open_server(
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
     doorman = StreamDoorman(node.access, node.logins, env.nursery)
-    node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id, doorman)
+    node.streams = SessionStreams(Sessions(dispatcher, env.clock, env.slow), config.id, doorman)
     node.resp = RespServer(
         env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts, node.access, node.logins
     )

@@ -63,6 +63,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What a server tells of its operations."""
+
+    slow_ms: int = 100
+    """Operations that took longer are in the slow log, with where the time went; 0: none is."""
+
+    def __post_init__(self) -> None:
+        if self.slow_ms < 0:
+            raise ValueError(f"slow_ms: want at least 0, got {self.slow_ms}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataConfig:
     """The metadata store."""
 
@@ -124,6 +136,7 @@ class NodeConfig:
     retired_keep_s: float = 86_400.0
     """How long the state of a replica that has left is kept, set aside: as time that the node runs."""
     limits: Limits = field(default_factory=Limits)
+    server: ServerConfig = field(default_factory=ServerConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     """Of its bookie; `bookie` above is where that listens."""
     partition: PartitionConfig = field(default_factory=PartitionConfig)

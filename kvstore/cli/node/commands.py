@@ -1,8 +1,9 @@
-"""What `kvstore node` asks of one node about itself: `log-level`."""
+"""What `kvstore node` asks of one node about itself: `log-level`, `slow-log`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     node = groups["node"]
     assert node is not None, "kvstore.cli.local registers it before"
     node.command("log-level")(log_level)
+    node.command("slow-log")(slow_log)
 
 
 def log_level(
@@ -57,6 +59,47 @@ def log_level(
     levels = dict(sorted(answer.levels.items()))
     rows = [{"logger": name, "level": each} for name, each in levels.items()]
     print(as_json({"node": node, "levels": levels}) if json else as_table(rows))
+
+
+def slow_log(
+    node: Node,
+    count: Annotated[int, typer.Option(help="How many of the latest.", min=1)] = 20,
+    key: Annotated[str, typer.Option(help="Only operations on this key; only its hash is sent.")] = "",
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show the last operations of a node that took long, the latest first, and where their time went."""
+    from kvstore.env.slow_log import hash_of
+    from kvstore.proto.admin_pb2 import SlowLogRequest
+
+    request = SlowLogRequest(count=count, key=hash_of(key.encode()) if key else "")
+    answer = ask_node(node, (data_dir, zookeeper, server), lambda stub, within: stub.SlowLog(request, timeout=within))
+    found: list[dict[str, Any]] = [
+        {
+            "date": datetime.fromtimestamp(each.date_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "at": each.at,
+            "operation": each.operation,
+            "key": each.key,
+            "partition": each.partition,
+            "took_ms": round(each.took_ms, 1),
+            "parts_ms": {name: round(part, 1) for name, part in sorted(each.parts.items())},
+            "operations": each.operations,
+            "starved": round(each.starved, 2),
+        }
+        for each in answer.operations
+    ]
+    if json:
+        print(as_json({"node": node, "slow_ms": answer.slow_ms, "total": answer.total, "operations": found}))
+    elif not answer.slow_ms:
+        print(f"{node} keeps no slow log: [server] slow_ms is 0")
+    else:
+        print(f"{node}: {answer.total} operations took longer than {answer.slow_ms} ms since its start")
+        for row in found:
+            row["parts_ms"] = " ".join(f"{name} {part}" for name, part in row["parts_ms"].items())
+        if found:
+            print(as_table(found))
 
 
 def ask_node(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from math import inf
 
 import msgspec
 
@@ -21,6 +22,8 @@ class Flight(msgspec.Struct):
     replies: list[Reply]
     observed: list[Reply] = []
     """Answers found in what this entry and those before it make of the state."""
+    arrived: float = inf
+    """When the first of its operations came; `inf`: it has none."""
 
 
 def check_room(flights: Sized) -> None:

@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOSPC
+from math import inf
 from typing import Any
 
 from kvstore.env import Env
 from kvstore.env.events import Alarm
+from kvstore.env.slow_log import hash_of
 from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.answers import Answers, Logged, Once, Reply, TurnAway, lost, malformed, unknown_code
@@ -39,7 +41,6 @@ from kvstore.partition.state.entry import Kind, Requests
 from kvstore.partition.state.move_records import Founded, MoveRecord, Release
 from kvstore.partition.state.state import State
 from kvstore.partition.state.traits import READS, WRITES
-from kvstore.ring.hashing import hash_of
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
 
@@ -65,11 +66,12 @@ class Leader:
         env = replace(env, clock=LeadClock(env.clock, state))
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
+        self._slow, self._slow_s = env.slow, env.slow.limit_s
         self._loop = asyncio.get_running_loop()
         self._read_lease = ReadLease(config.lease_ms / 1000)
         self._answers, self.serving_ranges = Answers(), ServingRanges(state)
         self.reads = LeaderReads(
-            state, self.serving_ranges, config, self._read_lease, env.clock, self._answers, self._reap, self._wake
+            state, self.serving_ranges, config, self._read_lease, env, self._answers, self._reap, self._wake
         )
         self._waiting = Waiting(config)
         self._queue = self._waiting.queue
@@ -317,7 +319,7 @@ class Leader:
             self._rest.begin(
                 now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.held.by_pin)
             )
-            self._append(decided.entry, decided.replies)
+            self._append(decided.entry, decided.replies, taken.arrivals[0][0])
         elif self._flights:
             self._flights[-1].observed += decided.replies
         else:
@@ -342,10 +344,10 @@ class Leader:
             )
             self._answers.give(sink, token, malformed(op, error))
 
-    def _append(self, made: NextEntry, replies: list[Reply]) -> None:
+    def _append(self, made: NextEntry, replies: list[Reply], arrived: float = inf) -> None:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
-        self._flights.append(Flight(made, replies))
+        self._flights.append(Flight(made, replies, [], arrived))
         self._under_way += len(replies)
         self._read_lease.send()
         self._entries += 1
@@ -374,7 +376,10 @@ class Leader:
             self._waiting.unfreeze()
             self._wake()
         self._read_lease.acknowledge(sent_at)
-        self._rest.last_took = self._env.clock.now() - sent_at
+        now = self._env.clock.now()
+        self._rest.last_took = now - sent_at
+        if now - flight.arrived > self._slow_s:
+            self._note_slow(flight, sent_at, now)
         self._answers.give_all(flight.replies)
         try:
             if flight.observed:
@@ -386,6 +391,17 @@ class Leader:
         self._answers.flush()
         if self._queue.bytes or self._idle is not None or self.reads.may_want_append:
             self._wake()
+
+    def _note_slow(self, flight: Flight, sent_at: float, now: float) -> None:
+        keys = flight.made.entry.keys
+        self._slow.note(
+            *("leader", "write", now - flight.arrived),
+            key=keys[0] if keys else None,
+            partition=self._state.partition,
+            operations=len(flight.replies),
+            queue=sent_at - flight.arrived,
+            log=now - sent_at,
+        )
 
     def _break(self, why: str, error: Exception) -> None:
         """End the process: the state here cannot be trusted any more. A disk that is full only costs the lead."""
@@ -407,7 +423,14 @@ class Leader:
         before = now - self._config.queue_wait_max_s
         self.reads.expire(before)
         why = f"partition {self._state.partition}: the write has waited for too long"
-        self._answers.fail_all(self._waiting.take_older(before), Unavailable(why))
+        late = self._waiting.take_older(before)
+        if late:
+            took = self._config.queue_wait_max_s
+            op, many = late[0][0], len(late)
+            self._slow.note(
+                *("leader", "refused", took), key=op[1], partition=self._state.partition, operations=many, queue=took
+            )
+        self._answers.fail_all(late, Unavailable(why))
         self._fill(now)
         self._answers.flush()
 

@@ -179,6 +179,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
     async def LogLevel(self, request: admin_pb2.LogLevelRequest, context: Context) -> admin_pb2.LogLevelResponse:
         return await _answer(self._node.log_level(request), context)
 
+    async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
+        return await _answer(self._node.slow_log(request), context)
+
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
         """The answer of what reads much of the metadata store."""
         try:

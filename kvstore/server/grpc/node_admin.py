@@ -1,10 +1,12 @@
-"""What operators ask of one node about itself alone: the levels of its log."""
+"""What operators ask of one node about itself alone: the levels of its log, its slow log."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from kvstore.env import Env
 from kvstore.env.log_output import Output
+from kvstore.env.slow_log import KEPT
 from kvstore.errors import InvalidRequest
 from kvstore.proto import admin_pb2
 
@@ -13,6 +15,9 @@ class NodeParts(Protocol):
     """The node: kvstore.server.app.Node."""
 
     log_output: Output
+
+    @property
+    def env(self) -> Env: ...
 
 
 class NodeAdmin:
@@ -32,3 +37,21 @@ class NodeAdmin:
         elif request.level:
             raise InvalidRequest(f"want a logger beside the level {request.level[:100]!r}, got none")
         return admin_pb2.LogLevelResponse(levels=output.levels())
+
+    async def slow_log(self, request: admin_pb2.SlowLogRequest) -> admin_pb2.SlowLogResponse:
+        """The last slow operations, the latest first."""
+        slow = self._node.env.slow
+        response = admin_pb2.SlowLogResponse(slow_ms=slow.slow_ms, total=slow.total)
+        for each in slow.latest(request.count or KEPT, request.key):
+            response.operations.add(
+                date_ms=each.date_ms,
+                at=each.at,
+                operation=each.operation,
+                key=each.key,
+                partition=each.partition,
+                took_ms=each.took_s * 1000,
+                parts={name: seconds * 1000 for name, seconds in each.parts.items()},
+                operations=each.operations,
+                starved=each.starved,
+            )
+        return response

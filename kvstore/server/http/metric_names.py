@@ -239,6 +239,26 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_logins_pending",
         "Logins that wait for their hash.",
     ),
+    "server_slow_door_total": (
+        "server_slow_door_total",
+        "Operations that took longer than `[server] slow_ms` at a door: all of gRPC, and those of timed Redis rounds.",
+    ),
+    "server_slow_waiting_total": (
+        "server_slow_waiting_total",
+        "Operations that waited longer than that for a leader that can be reached.",
+    ),
+    "server_slow_link_total": (
+        "server_slow_link_total",
+        "Operations under way to another server for longer than that, by looks four times a second.",
+    ),
+    "server_slow_leader_total": (
+        "server_slow_leader_total",
+        "Operations whose leader took longer than that, here.",
+    ),
+    "server_slow_left_out_total": (
+        "server_slow_left_out_total",
+        "Slow operations that are not in the slow log, but counted: too many in one second.",
+    ),
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import wait_until_blocking
@@ -19,14 +21,18 @@ SECRET_KEY, SECRET_VALUE = b"customers/4711", b"who-they-are"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    settings = ["log_output.format=json"]
+    settings = ["log_output.format=json", "server.slow_ms=1"]
     with running_cluster(tmp_path_factory.mktemp("logs"), settings=settings) as started:
         started.wait_led()
         yield started
 
 
 def call(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    server = cluster.file.node("n2").grpc
+    return call_at(cluster, "n2", *arguments)
+
+
+def call_at(cluster: Cluster, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    server = cluster.file.node(node).grpc
     command = [sys.executable, "-m", "kvstore", *arguments, "--server", server]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
@@ -106,13 +112,81 @@ def test_leaders_and_the_quorum_that_are_lost_are_told_with_the_reason(cluster: 
     )
     for node in ("n1", "n2"):
         cluster.start_node(node)
-    wait_for_line(cluster, "n3", "INFO", "writable=3 readonly=0 ack=2 the ack quorum is back")
+    wait_until_blocking(
+        lambda: [each for each in lines(cluster, "n3") if "ack=2 the ack quorum is back" in each["event"]],
+        timeout_s=90,
+        what="the line that the quorum is back",
+    )
     cluster.wait_led()
     wait_until_blocking(
         lambda: [each for each in lines(cluster, "n3") if "have a leader again" in each["event"]],
         timeout_s=90,
         what="the line that they have leaders again",
     )
+
+
+def slow_of(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    """The operations on SECRET_KEY in the slow log of a node."""
+    found: list[dict[str, Any]] = done(cluster, "node", "slow-log", node, "--key", SECRET_KEY.decode())["operations"]
+    return found
+
+
+def test_a_slow_write_is_in_the_slow_log_of_its_leader_with_where_its_time_went(cluster: Cluster) -> None:
+    """Slow is what takes longer than a millisecond here: two disks take that, not each time."""
+    partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
+    leader = cluster.wait_led()[partition]
+
+    def is_noted() -> bool:
+        with cluster.redis(leader) as client:
+            client.set(SECRET_KEY, SECRET_VALUE)
+        return bool(slow_of(cluster, leader))
+
+    wait_until_blocking(is_noted, timeout_s=60, what="a write that takes a millisecond")
+    found = slow_of(cluster, leader)[0]
+    assert (found["at"], found["operation"], found["partition"]) == ("leader", "write", partition)
+    assert found["parts_ms"].keys() == {"queue", "log"}
+    assert found["took_ms"] == pytest.approx(sum(found["parts_ms"].values()), abs=0.2)
+    assert any(each["event"].startswith("slow at=leader") and each["log_ms"] > 0 for each in lines(cluster, leader))
+
+
+def test_what_a_link_carries_to_a_server_that_stands_still_is_in_the_slow_log_of_the_door(cluster: Cluster) -> None:
+    partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
+    leader = cluster.wait_led()[partition]
+    door = next(node for node in cluster.ids if node not in (leader, "n2"))
+    answers: list[object] = []
+
+    def ask() -> None:
+        with cluster.redis(door, socket_timeout=60) as client:
+            try:
+                answers.append(client.get(SECRET_KEY))
+            except redis.RedisError as error:  # if it stands still for so long that the link is given up
+                answers.append(error)
+
+    def uptime_s() -> float:
+        document = json.loads(call_at(cluster, door, "status", "--json").stdout)
+        return float(next(each["uptime_s"] for each in document["nodes"] if each["id"] == door))
+
+    with cluster.redis(door) as client:
+        client.get(SECRET_KEY)  # the link is open
+    asking = threading.Thread(target=ask)
+    cluster.pause(leader)
+    try:
+        asking.start()
+        wait_until_blocking(lambda: cluster.status(door)["server"]["peer_operations_in_flight"] > 0, what="a frame")
+        seen = uptime_s()
+        wait_until_blocking(lambda: uptime_s() > seen + 1.0, timeout_s=60, what="some looks at what is under way")
+    finally:
+        cluster.resume(leader)
+    asking.join(90)
+    assert len(answers) == 1
+
+    def link() -> list[dict[str, Any]]:
+        asked = ("node", "slow-log", door, "--key", SECRET_KEY.decode(), "--json")
+        return [each for each in json.loads(call(cluster, *asked).stdout)["operations"] if each["at"] == "link"]
+
+    wait_until_blocking(link, timeout_s=30, what="the operation in the slow log")
+    assert (link()[0]["operation"], link()[0]["partition"]) == ("GET", partition)
+    assert link()[0]["took_ms"] > 250
 
 
 def test_no_key_and_no_value_is_in_any_log(cluster: Cluster) -> None:

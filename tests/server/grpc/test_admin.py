@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from kvstore.env import Env
 from kvstore.env.log_config import LogOutput
 from kvstore.env.log_output import Output
 from kvstore.env.nursery import TaskNursery
+from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, StoreError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
@@ -62,6 +64,7 @@ class Source:
         self.held = asyncio.Event()
         self.access = Access()
         self.log_output = Output(LogOutput())
+        self.env = SimpleNamespace(slow=SlowLog(100, lambda: 1.0, lambda: 5_000))
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         return {P1: {"role": "serving", "seq": 70, "keys": 5, "leading": {"lease_s": 0.4}, "failure": None}}
@@ -258,3 +261,19 @@ async def test_a_level_that_cannot_be_is_refused(stub: Any, logger: str, level: 
     failure = await failure_of(stub.LogLevel(request, timeout=PATIENCE_S))
     assert isinstance(failure, InvalidRequest)
     assert said in str(failure)
+
+
+async def test_the_slow_log_is_told_the_latest_first_with_parts_and_hashes(stub: Any, source: Source) -> None:
+    slow = source.env.slow
+    slow.note("leader", "write", 0.25, key=b"a", partition="p1", operations=3, queue=0.05, log=0.2)
+    slow.note("door", "GET", 0.5, key=b"b")
+    answer = await stub.SlowLog(admin_pb2.SlowLogRequest(), timeout=PATIENCE_S)
+    assert (answer.slow_ms, answer.total) == (100, 4)
+    get, write = answer.operations
+    assert (get.at, get.operation, get.key, get.took_ms, get.operations) == ("door", "GET", hash_of(b"b"), 500, 1)
+    assert dict(write.parts) == {"queue": 50, "log": 200}
+    assert (write.partition, write.operations, write.date_ms) == ("p1", 3, 5_000)
+    of_a = await stub.SlowLog(admin_pb2.SlowLogRequest(key=hash_of(b"a")), timeout=PATIENCE_S)
+    assert [each.operation for each in of_a.operations] == ["write"]
+    last = await stub.SlowLog(admin_pb2.SlowLogRequest(count=1), timeout=PATIENCE_S)
+    assert [each.operation for each in last.operations] == ["GET"]
