@@ -27,7 +27,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.answers import Answers, Logged, Once, Reply, TurnAway, lost, malformed, unknown_code
 from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
-from kvstore.partition.leading.flight import Flight, check_room
+from kvstore.partition.leading.flight import Flight, check_room, note_slow
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
 from kvstore.partition.leading.read_lease import ReadLease
@@ -379,7 +379,7 @@ class Leader:
         now = self._env.clock.now()
         self._rest.last_took = now - sent_at
         if now - flight.arrived > self._slow_s:
-            self._note_slow(flight, sent_at, now)
+            note_slow(self._slow, self._state.partition, flight, sent_at, now)
         self._answers.give_all(flight.replies)
         try:
             if flight.observed:
@@ -391,17 +391,6 @@ class Leader:
         self._answers.flush()
         if self._queue.bytes or self._idle is not None or self.reads.may_want_append:
             self._wake()
-
-    def _note_slow(self, flight: Flight, sent_at: float, now: float) -> None:
-        keys = flight.made.entry.keys
-        self._slow.note(
-            *("leader", "write", now - flight.arrived),
-            key=keys[0] if keys else None,
-            partition=self._state.partition,
-            operations=len(flight.replies),
-            queue=sent_at - flight.arrived,
-            log=now - sent_at,
-        )
 
     def _break(self, why: str, error: Exception) -> None:
         """End the process: the state here cannot be trusted any more. A disk that is full only costs the lead."""
