@@ -233,6 +233,97 @@ class SlowOperation(_message.Message):
 Global___SlowOperation: _TypeAlias = SlowOperation  # noqa: Y015
 
 @_typing.final
+class ProfileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """How long it is looked at; up to 60."""
+    rate: _builtins.int
+    """Looks in a second; up to 200; 0: 100."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        rate: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rate", b"rate", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
+
+@_typing.final
+class ProfileResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STACKS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
+    looks: _builtins.int
+    took_s: _builtins.float
+    @_builtins.property
+    def stacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileStack]:
+        """Each different stack of a thread."""
+
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Functions: name, file and line."""
+
+    def __init__(
+        self,
+        *,
+        stacks: _abc.Iterable[Global___ProfileStack] | None = ...,
+        frames: _abc.Iterable[_builtins.str] | None = ...,
+        looks: _builtins.int = ...,
+        took_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "looks", b"looks", "stacks", b"stacks", "took_s", b"took_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileResponse: _TypeAlias = ProfileResponse  # noqa: Y015
+
+@_typing.final
+class ProfileStack(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
+    CPU_US_FIELD_NUMBER: _builtins.int
+    thread: _builtins.str
+    looks: _builtins.int
+    """In how many looks the thread was there."""
+    cpu_us: _builtins.int
+    """Microseconds of processor time that the thread took up to these looks, each since the one before."""
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From the outermost call to the innermost one: places in ProfileResponse.frames."""
+
+    def __init__(
+        self,
+        *,
+        thread: _builtins.str = ...,
+        frames: _abc.Iterable[_builtins.int] | None = ...,
+        looks: _builtins.int = ...,
+        cpu_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_us", b"cpu_us", "frames", b"frames", "looks", b"looks", "thread", b"thread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileStack: _TypeAlias = ProfileStack  # noqa: Y015
+
+@_typing.final
 class AccessRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -119,6 +119,11 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_unary(
+                '/kvstore.v1.Admin/Profile',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -239,6 +244,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Where this node's threads are, looked at often for some seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -326,6 +338,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SlowLog,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.ProfileRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -787,6 +804,33 @@ class Admin:
             '/kvstore.v1.Admin/SlowLog',
             kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Profile',
+            kvstore_dot_proto_dot_admin__pb2.ProfileRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,8 @@ class AdminStub:
     """The levels of this node's log; sets one of them until the node is started again."""
     SlowLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]
     """The last operations of this node that took long, and where their time went."""
+    Profile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]
+    """Where this node's threads are, looked at often for some seconds."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -97,6 +99,8 @@ class AdminAsyncStub(AdminStub):
     """The levels of this node's log; sets one of them until the node is started again."""
     SlowLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]  # type: ignore[assignment]
     """The last operations of this node that took long, and where their time went."""
+    Profile: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]  # type: ignore[assignment]
+    """Where this node's threads are, looked at often for some seconds."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -231,5 +235,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SlowLogResponse, _abc.Awaitable[_admin_pb2.SlowLogResponse]]:
         """The last operations of this node that took long, and where their time went."""
+
+    @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _admin_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ProfileResponse, _abc.Awaitable[_admin_pb2.ProfileResponse]]:
+        """Where this node's threads are, looked at often for some seconds."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

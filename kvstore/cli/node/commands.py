@@ -1,17 +1,19 @@
-"""What `kvstore node` asks of one node about itself: `log-level`, `slow-log`."""
+"""What `kvstore node` asks of one node about itself: `log-level`, `slow-log`, `profile`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kvstore.cli.admin import TIMEOUT_S, ask_admin
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
 from kvstore.cli.endpoints import Server
+from kvstore.cli.node import flame
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError
 
@@ -19,6 +21,15 @@ T = TypeVar("T")
 Node = Annotated[str, typer.Argument(help="The node's id, for example n1.")]
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DEFAULT = "DEFAULT"
+HOTTEST = 10
+
+
+class Picture(StrEnum):
+    """As what a profile is written."""
+
+    SVG = "svg"
+    SPEEDSCOPE = "speedscope"
+    FOLDED = "folded"
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +39,7 @@ def register(app: typer.Typer) -> None:
     assert node is not None, "kvstore.cli.local registers it before"
     node.command("log-level")(log_level)
     node.command("slow-log")(slow_log)
+    node.command("profile")(profile)
 
 
 def log_level(
@@ -100,6 +112,59 @@ def slow_log(
             row["parts_ms"] = " ".join(f"{name} {part}" for name, part in row["parts_ms"].items())
         if found:
             print(as_table(found))
+
+
+def profile(
+    node: Node,
+    seconds: Annotated[float, typer.Option(help="How long it is looked at.", min=0.1, max=60)] = 10,
+    rate: Annotated[int, typer.Option(help="Looks in a second.", min=1, max=200)] = 100,
+    out: Annotated[
+        Path | None, typer.Option(callback=checked_path, help="The file. Default: NODE-profile.svg.")
+    ] = None,
+    format: Annotated[Picture, typer.Option(help="A picture, a document for speedscope.app, or lines.")] = Picture.SVG,
+    wall: Annotated[
+        bool, typer.Option("--wall", help="By time that passed, also where nothing ran; else by processor time.")
+    ] = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Take a profile of a running node: where its threads are, as a flame graph in a file."""
+    from kvstore.proto.admin_pb2 import ProfileRequest
+
+    request = ProfileRequest(seconds=seconds, rate=rate)
+    place, within = (data_dir, zookeeper, server), seconds + TIMEOUT_S
+    answer = ask_node(node, place, lambda stub, timeout_s: stub.Profile(request, timeout=timeout_s), within)
+    unit = "looks" if wall else "microseconds"
+    stacks = [
+        flame.Stack(
+            (each.thread, *(answer.frames[place] for place in each.frames)), each.looks if wall else each.cpu_us
+        )
+        for each in answer.stacks
+    ]
+    stacks = [each for each in stacks if each.weight]
+    title = f"{node}, {answer.took_s:.1f} s, {answer.looks} looks, by {'time' if wall else 'processor time'}"
+    match format:
+        case Picture.SVG:
+            text, ending = flame.svg(title, unit, stacks), "svg"
+        case Picture.SPEEDSCOPE:
+            text, ending = flame.speedscope(title, "none" if wall else unit, stacks), "json"
+        case Picture.FOLDED:
+            text, ending = flame.folded(stacks), "txt"
+    file = out or Path(f"{node}-profile.{ending}")
+    file.write_text(text, encoding="utf-8")
+    whole = max(1, sum(each.weight for each in stacks))
+    rows = [
+        {"function": name, "share": f"{100 * weight / whole:.1f} %"} for name, weight in flame.hottest(stacks, HOTTEST)
+    ]
+    if json:
+        print(
+            as_json({"node": node, "file": str(file), "looks": answer.looks, "took_s": answer.took_s, "hottest": rows})
+        )
+    else:
+        print(as_table(rows))
+        print(f"{title}: {file}")
 
 
 def ask_node(

@@ -182,6 +182,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
     async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
         return await _answer(self._node.slow_log(request), context)
 
+    async def Profile(self, request: admin_pb2.ProfileRequest, context: Context) -> admin_pb2.ProfileResponse:
+        return await _answer(self._node.profile(request), context)
+
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
         """The answer of what reads much of the metadata store."""
         try:

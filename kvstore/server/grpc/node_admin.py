@@ -1,4 +1,5 @@
-"""What operators ask of one node about itself alone: the levels of its log, its slow log."""
+"""What operators ask of one node about itself alone: the levels of its log, its slow log, a
+profile of its threads."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Protocol
 
 from kvstore.env import Env
 from kvstore.env.log_output import Output
+from kvstore.env.profiler import Profiler, name_of
 from kvstore.env.slow_log import KEPT
 from kvstore.errors import InvalidRequest
 from kvstore.proto import admin_pb2
@@ -25,6 +27,7 @@ class NodeAdmin:
 
     def __init__(self, node: NodeParts) -> None:
         self._node = node
+        self._profiler = Profiler()
 
     async def log_level(self, request: admin_pb2.LogLevelRequest) -> admin_pb2.LogLevelResponse:
         """Set a level, if a logger is named; the levels that hold from now on. Raises InvalidRequest."""
@@ -54,4 +57,15 @@ class NodeAdmin:
                 operations=each.operations,
                 starved=each.starved,
             )
+        return response
+
+    async def profile(self, request: admin_pb2.ProfileRequest) -> admin_pb2.ProfileResponse:
+        """Where this process's threads are for some seconds. Raises InvalidRequest, Overloaded."""
+        profile = await self._profiler.take(request.seconds, request.rate)
+        response = admin_pb2.ProfileResponse(looks=profile.looks, took_s=profile.took_s)
+        places: dict[str, int] = {}
+        for (thread, calls), seen in profile.stacks.items():
+            frames = [places.setdefault(name_of(code), len(places)) for code in calls]
+            response.stacks.add(thread=thread, frames=frames, looks=seen.looks, cpu_us=seen.cpu_ns // 1_000)
+        response.frames.extend(places)
         return response

@@ -277,3 +277,15 @@ async def test_the_slow_log_is_told_the_latest_first_with_parts_and_hashes(stub:
     assert [each.operation for each in of_a.operations] == ["write"]
     last = await stub.SlowLog(admin_pb2.SlowLogRequest(count=1), timeout=PATIENCE_S)
     assert [each.operation for each in last.operations] == ["GET"]
+
+
+async def test_a_profile_has_stacks_of_functions_by_thread(stub: Any) -> None:
+    answer = await stub.Profile(admin_pb2.ProfileRequest(seconds=0.2, rate=100), timeout=PATIENCE_S)
+    assert answer.looks > 0
+    stacks = [(each.thread, [answer.frames[place] for place in each.frames]) for each in answer.stacks]
+    assert any(thread == "MainThread" and names for thread, names in stacks)
+
+
+async def test_a_profile_without_a_length_is_refused(stub: Any) -> None:
+    failure = await failure_of(stub.Profile(admin_pb2.ProfileRequest(), timeout=PATIENCE_S))
+    assert isinstance(failure, InvalidRequest)
