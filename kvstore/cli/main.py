@@ -17,6 +17,7 @@ from kvstore.errors import NoSuchNode, StoreError
 
 BRANCHES = (
     "local",
+    "node.commands",
     "status.command",
     "data",
     "watching",

@@ -42,6 +42,288 @@ DOWN: Grade.ValueType  # 2
 Global___Grade: _TypeAlias = Grade  # noqa: Y015
 
 @_typing.final
+class LogLevelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGGER_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    logger: _builtins.str
+    """`kvstore`, or a package or module below it. Empty: nothing is set."""
+    level: _builtins.str
+    """DEBUG, INFO, WARNING, ERROR or CRITICAL. Empty: as it was at the start."""
+    def __init__(
+        self,
+        *,
+        logger: _builtins.str = ...,
+        level: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLevelRequest: _TypeAlias = LogLevelRequest  # noqa: Y015
+
+@_typing.final
+class LogLevelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LevelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LEVELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def levels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """By logger; what is below one goes by it."""
+
+    def __init__(
+        self,
+        *,
+        levels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["levels", b"levels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLevelResponse: _TypeAlias = LogLevelResponse  # noqa: Y015
+
+@_typing.final
+class SlowLogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """How many of the latest; 0: all that are kept."""
+    key: _builtins.str
+    """Only those of a key with this hash, as SlowOperation.key has it; empty: all."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowLogRequest: _TypeAlias = SlowLogRequest  # noqa: Y015
+
+@_typing.final
+class SlowLogResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOW_MS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    slow_ms: _builtins.int
+    """From how many milliseconds on an operation is slow; 0: none is."""
+    total: _builtins.int
+    """Since the start, those that are not kept any more among them."""
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowOperation]:
+        """The latest first."""
+
+    def __init__(
+        self,
+        *,
+        slow_ms: _builtins.int = ...,
+        total: _builtins.int = ...,
+        operations: _abc.Iterable[Global___SlowOperation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operations", b"operations", "slow_ms", b"slow_ms", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowLogResponse: _TypeAlias = SlowLogResponse  # noqa: Y015
+
+@_typing.final
+class SlowOperation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DATE_MS_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TOOK_MS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    STARVED_FIELD_NUMBER: _builtins.int
+    date_ms: _builtins.int
+    at: _builtins.str
+    """door, waiting, link or leader: who has measured it."""
+    operation: _builtins.str
+    """Of the operation, for example GET; an entry of the log is a `write`."""
+    key: _builtins.str
+    """The hash of its first key: 16 hexadecimal digits; empty: it has none, or there are too many."""
+    partition: _builtins.str
+    took_ms: _builtins.float
+    operations: _builtins.int
+    """Operations that shared it, this one among them."""
+    starved: _builtins.float
+    """Share of the recent time, from 0 to 1, in which the node's event loop was ready and got no processor."""
+    @_builtins.property
+    def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Parts of it in milliseconds, by name."""
+
+    def __init__(
+        self,
+        *,
+        date_ms: _builtins.int = ...,
+        at: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        key: _builtins.str = ...,
+        partition: _builtins.str = ...,
+        took_ms: _builtins.float = ...,
+        parts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        operations: _builtins.int = ...,
+        starved: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "date_ms", b"date_ms", "key", b"key", "operation", b"operation", "operations", b"operations", "partition", b"partition", "parts", b"parts", "starved", b"starved", "took_ms", b"took_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowOperation: _TypeAlias = SlowOperation  # noqa: Y015
+
+@_typing.final
+class ProfileRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """How long it is looked at; up to 60."""
+    rate: _builtins.int
+    """Looks in a second; up to 200; 0: 100."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        rate: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rate", b"rate", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
+
+@_typing.final
+class ProfileResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STACKS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
+    looks: _builtins.int
+    took_s: _builtins.float
+    @_builtins.property
+    def stacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileStack]:
+        """Each different stack of a thread."""
+
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Functions: name, file and line."""
+
+    def __init__(
+        self,
+        *,
+        stacks: _abc.Iterable[Global___ProfileStack] | None = ...,
+        frames: _abc.Iterable[_builtins.str] | None = ...,
+        looks: _builtins.int = ...,
+        took_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "looks", b"looks", "stacks", b"stacks", "took_s", b"took_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileResponse: _TypeAlias = ProfileResponse  # noqa: Y015
+
+@_typing.final
+class ProfileStack(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THREAD_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
+    CPU_US_FIELD_NUMBER: _builtins.int
+    thread: _builtins.str
+    looks: _builtins.int
+    """In how many looks the thread was there."""
+    cpu_us: _builtins.int
+    """Microseconds of processor time that the thread took up to these looks, each since the one before."""
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From the outermost call to the innermost one: places in ProfileResponse.frames."""
+
+    def __init__(
+        self,
+        *,
+        thread: _builtins.str = ...,
+        frames: _abc.Iterable[_builtins.int] | None = ...,
+        looks: _builtins.int = ...,
+        cpu_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_us", b"cpu_us", "frames", b"frames", "looks", b"looks", "thread", b"thread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileStack: _TypeAlias = ProfileStack  # noqa: Y015
+
+@_typing.final
 class AccessRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

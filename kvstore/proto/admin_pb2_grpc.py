@@ -109,6 +109,21 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
                 _registered_method=True)
+        self.LogLevel = channel.unary_unary(
+                '/kvstore.v1.Admin/LogLevel',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
+                _registered_method=True)
+        self.SlowLog = channel.unary_unary(
+                '/kvstore.v1.Admin/SlowLog',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.FromString,
+                _registered_method=True)
+        self.Profile = channel.unary_unary(
+                '/kvstore.v1.Admin/Profile',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -215,6 +230,27 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LogLevel(self, request, context):
+        """The levels of this node's log; sets one of them until the node is started again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SlowLog(self, request, context):
+        """The last operations of this node that took long, and where their time went.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """Where this node's threads are, looked at often for some seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -292,6 +328,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ChangeAccess,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.SerializeToString,
+            ),
+            'LogLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LogLevel,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.SerializeToString,
+            ),
+            'SlowLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.SlowLog,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.ProfileRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -699,6 +750,87 @@ class Admin:
             '/kvstore.v1.Admin/ChangeAccess',
             kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LogLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/LogLevel',
+            kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.LogLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SlowLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/SlowLog',
+            kvstore_dot_proto_dot_admin__pb2.SlowLogRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.SlowLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Profile',
+            kvstore_dot_proto_dot_admin__pb2.ProfileRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,12 @@ class AdminStub:
     Access: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]
     """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
+    LogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]
+    """The levels of this node's log; sets one of them until the node is started again."""
+    SlowLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]
+    """The last operations of this node that took long, and where their time went."""
+    Profile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]
+    """Where this node's threads are, looked at often for some seconds."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -89,6 +95,12 @@ class AdminAsyncStub(AdminStub):
     Access: _aio.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
     """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
+    LogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]  # type: ignore[assignment]
+    """The levels of this node's log; sets one of them until the node is started again."""
+    SlowLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]  # type: ignore[assignment]
+    """The last operations of this node that took long, and where their time went."""
+    Profile: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]  # type: ignore[assignment]
+    """Where this node's threads are, looked at often for some seconds."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -207,5 +219,29 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ChangeAccessRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AccessResponse, _abc.Awaitable[_admin_pb2.AccessResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def LogLevel(
+        self,
+        request: _admin_pb2.LogLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LogLevelResponse, _abc.Awaitable[_admin_pb2.LogLevelResponse]]:
+        """The levels of this node's log; sets one of them until the node is started again."""
+
+    @_abc_1.abstractmethod
+    def SlowLog(
+        self,
+        request: _admin_pb2.SlowLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SlowLogResponse, _abc.Awaitable[_admin_pb2.SlowLogResponse]]:
+        """The last operations of this node that took long, and where their time went."""
+
+    @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _admin_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ProfileResponse, _abc.Awaitable[_admin_pb2.ProfileResponse]]:
+        """Where this node's threads are, looked at often for some seconds."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,7 +20,9 @@ from kvstore.autorecovery.worker import Worker
 from kvstore.bookie import Bookie, BookieConfig, refuse_to_strand
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
+from kvstore.env.log_output import Output
 from kvstore.env.secret import ClusterSecret
+from kvstore.env.slow_log import SlowLog
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
@@ -39,6 +41,7 @@ from kvstore.server.control.dating import DATES, Dating, JudgedClock
 from kvstore.server.control.ledger_survey import LEDGERS, LedgerSurvey
 from kvstore.server.control.load import Load
 from kvstore.server.control.load_sampler import LOADS, LoadSampler, loads_of_cluster
+from kvstore.server.control.loss_watch import LossWatch
 from kvstore.server.control.node_report import TlsTold
 from kvstore.server.control.progress import MOVES, Copied, Progress
 from kvstore.server.control.steward import Steward
@@ -56,6 +59,7 @@ from kvstore.server.redis.door import RespServer
 from kvstore.server.redis.session import Facts
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.types import BookieId, PartitionId, ServerId
@@ -112,8 +116,10 @@ class Node:
         self.door_histograms: Callable[[], Mapping[str, Any]] = dict
         """Of the doors that whoever called `serve` has opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
-        self.tls: TlsTold | None = None
         """Memory that the process has; who called `serve` knows."""
+        self.tls: TlsTold | None = None
+        self.log_output = Output(config.log_output)
+        """That of the process, if who called `serve` has opened one."""
 
     def not_ready(self) -> list[str]:
         """Why clients should use another server; empty if this one answers for what it hosts and forwards the rest.
@@ -164,6 +170,7 @@ class Node:
                 **self.dating.statistics(),
                 **self.access.statistics(),
                 **self.logins.statistics(),
+                **self.env.slow.statistics(),
             }
             heat = self.load_sampler.numbers()
             found["partitions"] = {
@@ -287,12 +294,16 @@ async def serve(
     address is taken), MetadataUnavailable.
     """
     clock = JudgedClock(env.clock, ServerId(config.id))
-    node = Node(config, replace(env, clock=clock), store, secret)
+    slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
+    node = Node(config, replace(env, clock=clock, slow=slow), store, secret)
     async with AsyncExitStack() as stack:
         await _follow_access(node, stack)
         logs, view, bookies = await _open_log(node, stack)
         if Role.SERVER in config.plays:
             await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
+            losses = LossWatch(node.env, node, view)
+            losses.start()
+            stack.push_async_callback(losses.close)
             if doors is not None:
                 await doors(node, stack)
             engines = (
@@ -419,6 +430,9 @@ async def _open_server(
     node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max)
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer)
     dispatcher.use_links(node.links)
+    overdue = OverdueWatch(env, dispatcher)
+    overdue.start()
+    stack.push_async_callback(overdue.close)
     node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
     stack.push_async_callback(node.dating.close)
     node.peers.serve_at_once(DATES, node.dating.answer)
@@ -433,7 +447,7 @@ async def _open_server(
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
     doorman = StreamDoorman(node.access, node.logins, env.nursery)
-    node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id, doorman)
+    node.streams = SessionStreams(Sessions(dispatcher, env.clock, env.slow), config.id, doorman)
     node.resp = RespServer(
         *(env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts),
         access=node.access,

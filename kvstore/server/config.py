@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import StorageConfig, is_address_id
+from kvstore.env.log_config import LogOutput
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
@@ -62,6 +63,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What a server tells of its operations."""
+
+    slow_ms: int = 100
+    """Operations that took longer are in the slow log, with where the time went; 0: none is."""
+
+    def __post_init__(self) -> None:
+        if self.slow_ms < 0:
+            raise ValueError(f"slow_ms: want at least 0, got {self.slow_ms}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataConfig:
     """The metadata store."""
 
@@ -108,6 +121,8 @@ class NodeConfig:
     behind an address that is translated. Empty: the hosts above."""
     log_dir: Path | None = None
     """Where log files go and rotate; None: standard error."""
+    log_output: LogOutput = field(default_factory=LogOutput)
+    """As what they are written, and from which level on."""
     insecure: bool = False
     """Allow listeners beyond loopback without TLS, or that only prefer it, and serve whoever comes while access control
     is off."""
@@ -122,6 +137,7 @@ class NodeConfig:
     retired_keep_s: float = 86_400.0
     """How long the state of a replica that has left is kept, set aside: as time that the node runs."""
     limits: Limits = field(default_factory=Limits)
+    server: ServerConfig = field(default_factory=ServerConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     """Of its bookie; `bookie` above is where that listens."""
     partition: PartitionConfig = field(default_factory=PartitionConfig)

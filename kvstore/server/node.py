@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import logging.handlers
 import os
 import resource
 import signal
@@ -21,6 +20,7 @@ from kvstore import config as toml
 from kvstore.env.certificates import LOOK_S, Certificates
 from kvstore.env.disk import lock_dir
 from kvstore.env.events import wait_within
+from kvstore.env.log_output import Output, open_log
 from kvstore.env.ports import Env
 from kvstore.env.real import end_process, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
@@ -38,8 +38,6 @@ from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
-LOG_BYTES_MAX = 16 << 20
-LOG_FILES = 4
 START_AGAIN_S = 0.5
 FILES_MIN = 1_024
 """Open files: some 800 for the connections of all doors, the others for journals and engines."""
@@ -55,11 +53,11 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     config.data_dir.mkdir(parents=True, exist_ok=True)
-    _log_to(config)
+    output = open_log(config.log_output, process=config.id, directory=config.log_dir)
     lock = lock_dir(config.data_dir)
     files = raise_file_limit()
     try:
-        run(_run(replace(config, limits=config.limits.within(files)), secret))
+        run(_run(replace(config, limits=config.limits.within(files)), secret, output))
     except BaseException as error:
         log.critical("node=%s ends: %r", config.id, error)
         raise
@@ -97,8 +95,8 @@ class ProcessTls:
 class Process:
     """The node's process as the HTTP door shows it while the node starts, runs and stops."""
 
-    def __init__(self, config: NodeConfig, env: Env, certificates: Certificates | None) -> None:
-        self._config, self._env, self.certificates = config, env, certificates
+    def __init__(self, config: NodeConfig, env: Env, certificates: Certificates | None, output: Output) -> None:
+        self._config, self._env, self.certificates, self.output = config, env, certificates, output
         self.tls = None if certificates is None else ProcessTls(certificates, env)
         self.node: Node | None = None
         self.http: HttpDoor
@@ -125,7 +123,8 @@ class Process:
         return {**self.node.status(), **own}
 
     def statistics(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"process": {"ready": not self.not_ready(), **self._env.transport.statistics()}}
+        own = {"ready": not self.not_ready(), **self._env.transport.statistics(), **self.output.statistics()}
+        found: dict[str, Any] = {"process": own}
         if self.certificates is not None:
             found["process"] |= self.certificates.statistics()
         if self.node is None:
@@ -137,7 +136,7 @@ class Process:
         return found | {part: {**table, **histograms.get(part, {})} for part, table in self.node.statistics().items()}
 
 
-async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
+async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_callback_failed)
@@ -146,7 +145,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     certificates = Certificates(config.tls) if config.tls.serves else None
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
-    process = Process(config, env, certificates)
+    process = Process(config, env, certificates, output)
     wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
     http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=wants_certificate)
     if config.tls.admits_plain:
@@ -207,7 +206,8 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             age_retired=engines.age_retired,
             doors=partial(_doors, process.certificates),
         ) as node:
-            node.resident_bytes, node.tls = _resident_bytes, process.tls
+            node.resident_bytes, node.log_output = _resident_bytes, process.output
+            node.tls = process.tls
             process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)
@@ -292,25 +292,3 @@ def raise_file_limit() -> int:
         raise ConfigError(f"want at least {FILES_MIN} open files, got {hard}: raise the limit (`ulimit -n`)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20
-
-
-def _log_to(config: NodeConfig) -> None:
-    handler: logging.Handler = logging.StreamHandler()
-    if config.log_dir is not None:
-        config.log_dir.mkdir(parents=True, exist_ok=True)
-        path = config.log_dir / f"{config.id}.log"
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    if config.log_dir is not None:
-        _audit_to(config.log_dir / f"{config.id}.audit.jsonl")
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
-    logging.captureWarnings(True)
-
-
-def _audit_to(path: Path) -> None:
-    """Have the audit log in a file of its own, which is bounded, too, and holds nothing but lines of JSON."""
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    audit = logging.getLogger("kvstore.audit")
-    audit.handlers, audit.propagate = [handler], False

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from kvstore.env import Env
 from kvstore.env.clock import Unjudged
+from kvstore.env.slow_log import SlowLog
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
@@ -121,6 +122,7 @@ class Partition(Unjudged):
         self.stopped: list[StoreError] = []
         self.fatal: list[str] = []
         self.starved = 0.0
+        self.slow = SlowLog(100, self.now, self.date_ms, lambda: self.starved)
         self.epoch = 0
         self.tokens = 0
         MADE.append(self)
@@ -153,7 +155,7 @@ class Partition(Unjudged):
         self.log = FakeLog(self.epoch, self.now)
         env = Env(
             clock=self, random=Random(0), transport=cast(Any, None), disk=cast(Any, None), nursery=cast(Any, None),
-            fatal=self.fatal.append, starved=lambda: self.starved,
+            fatal=self.fatal.append, starved=lambda: self.starved, slow=self.slow,
         )  # fmt: skip
         self.run(self._make(env))
 

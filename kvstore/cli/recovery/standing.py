@@ -12,6 +12,7 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json
+from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
 
 SAID_S = 60.0
 """Between two lines about what was done."""
@@ -25,6 +26,8 @@ def run(
     open_ledger_grace: Annotated[
         float, typer.Option(help="Seconds for which nothing comes to an open ledger before it is recovered.", min=1)
     ] = OPEN_LEDGER_GRACE_S,
+    log_format: Annotated[LogFormat, typer.Option(help="Of what is logged to standard error.")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="The least level that is logged.")] = LogLevel.WARNING,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -35,7 +38,9 @@ def run(
     Prints a line a minute while there is something to do.
     """
     from kvstore.autorecovery.config import AutorecoveryConfig
+    from kvstore.env.log_output import open_log
 
+    open_log(LogOutput(format=log_format, level=log_level), process="autorecovery")
     settings = AutorecoveryConfig(
         auditor=auditor, bytes_per_s=int(bytes_per_s), open_ledger_grace_s=float(open_ledger_grace)
     )

@@ -16,16 +16,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOSPC
+from math import inf
 from typing import Any
 
 from kvstore.env import Env
 from kvstore.env.events import Alarm
+from kvstore.env.slow_log import hash_of
 from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.answers import Answers, Logged, Once, Reply, TurnAway, lost, malformed, unknown_code
 from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
-from kvstore.partition.leading.flight import Flight, check_room
+from kvstore.partition.leading.flight import Flight, check_room, note_slow
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
 from kvstore.partition.leading.read_lease import ReadLease
@@ -64,11 +66,12 @@ class Leader:
         env = replace(env, clock=LeadClock(env.clock, state))
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
+        self._slow, self._slow_s = env.slow, env.slow.limit_s
         self._loop = asyncio.get_running_loop()
         self._read_lease = ReadLease(config.lease_ms / 1000)
         self._answers, self.serving_ranges = Answers(), ServingRanges(state)
         self.reads = LeaderReads(
-            state, self.serving_ranges, config, self._read_lease, env.clock, self._answers, self._reap, self._wake
+            state, self.serving_ranges, config, self._read_lease, env, self._answers, self._reap, self._wake
         )
         self._waiting = Waiting(config)
         self._queue = self._waiting.queue
@@ -316,7 +319,7 @@ class Leader:
             self._rest.begin(
                 now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.held.by_pin)
             )
-            self._append(decided.entry, decided.replies)
+            self._append(decided.entry, decided.replies, taken.arrivals[0][0])
         elif self._flights:
             self._flights[-1].observed += decided.replies
         else:
@@ -332,13 +335,19 @@ class Leader:
                     self._answers.fail_all(each.items, NotLeader(self._state.partition))
         else:
             op, sink, token = taken.items[0]
-            log.error("partition=%s operation %r cannot be decided on", self._state.partition, op[:2], exc_info=error)
+            what = (self._state.partition, op[0], hash_of(op[1]) if isinstance(op[1], bytes) else "")
+            hidden = RuntimeError(type(error).__name__)  # its own text may have the key or the value
+            log.error(
+                "partition=%s operation=%d key=%s cannot be decided on",
+                *what,
+                exc_info=(RuntimeError, hidden, error.__traceback__),
+            )
             self._answers.give(sink, token, malformed(op, error))
 
-    def _append(self, made: NextEntry, replies: list[Reply]) -> None:
+    def _append(self, made: NextEntry, replies: list[Reply], arrived: float = inf) -> None:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
-        self._flights.append(Flight(made, replies))
+        self._flights.append(Flight(made, replies, [], arrived))
         self._under_way += len(replies)
         self._read_lease.send()
         self._entries += 1
@@ -367,7 +376,10 @@ class Leader:
             self._waiting.unfreeze()
             self._wake()
         self._read_lease.acknowledge(sent_at)
-        self._rest.last_took = self._env.clock.now() - sent_at
+        now = self._env.clock.now()
+        self._rest.last_took = now - sent_at
+        if now - flight.arrived > self._slow_s:
+            note_slow(self._slow, self._state.partition, flight, sent_at, now)
         self._answers.give_all(flight.replies)
         try:
             if flight.observed:
@@ -400,7 +412,14 @@ class Leader:
         before = now - self._config.queue_wait_max_s
         self.reads.expire(before)
         why = f"partition {self._state.partition}: the write has waited for too long"
-        self._answers.fail_all(self._waiting.take_older(before), Unavailable(why))
+        late = self._waiting.take_older(before)
+        if late:
+            took = self._config.queue_wait_max_s
+            op, many = late[0][0], len(late)
+            self._slow.note(
+                *("leader", "refused", took), key=op[1], partition=self._state.partition, operations=many, queue=took
+            )
+        self._answers.fail_all(late, Unavailable(why))
         self._fill(now)
         self._answers.flush()
 

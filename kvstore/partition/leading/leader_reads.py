@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvstore.env import Clock
+from kvstore.env import Env
 from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
@@ -18,7 +18,7 @@ from kvstore.partition.leading.answers import Answers, Reply, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.serving_ranges import ServingRanges
-from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Record, Result, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Op, Record, Result, Sink
 from kvstore.partition.state.rows import EXPIRES, pack_data_key
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
@@ -57,7 +57,7 @@ class LeaderReads:
         serving_ranges: ServingRanges,
         config: PartitionConfig,
         read_lease: ReadLease,
-        clock: Clock,
+        env: Env,
         answers: Answers,
         reap: Callable[[list[bytes], Sink], None],
         wake: Callable[[], None],
@@ -65,7 +65,8 @@ class LeaderReads:
         self._read_lease = read_lease
         self._serving_ranges = serving_ranges
         self._most = config.queue_items_max
-        self._state, self._clock, self._answers = state, clock, answers
+        self._state, self._clock, self._answers = state, env.clock, answers
+        self._slow, self._slow_s = env.slow, env.slow.limit_s
         self._reap, self._wake = reap, wake
         self.arrived: list[Read] = []
         """For `turn`."""
@@ -170,17 +171,25 @@ class LeaderReads:
 
     def acknowledged(self) -> None:
         """An append is: answer those for which it is the proof, or all if it brought the lease back."""
-        leased = self._read_lease.has_lease(self._clock.now())
+        now, slow_s = self._clock.now(), self._slow_s
+        leased = self._read_lease.has_lease(now)
         strict: list[Read] = []
         ready: list[Read] = []
         for waiting, all_of_it, into in ((self._strict, False, strict), (self._leaseless, leased, ready)):
             while waiting and (all_of_it or self._read_lease.proves(waiting[0].ticket)):
-                _, _, read, replies = waiting.popleft()
+                _, since, read, replies = waiting.popleft()
+                if now - since > slow_s:
+                    self._note_slow(now - since, read, len(replies))
                 if read is not None:
                     into.append(read)
                 self._answers.give_all(replies)
         self._answer(strict, self._now_ms())
         self._answer(ready, self._now_ms())
+
+    def _note_slow(self, waited: float, read: Read | None, replies: int) -> None:
+        name, key = ("refusals", None) if read is None else (Code(read[0][0]).name, read[0][1])
+        partition = self._state.partition
+        self._slow.note("leader", name, waited, key=key, partition=partition, operations=replies or 1, proof=waited)
 
     def wants_append(self) -> bool:
         """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""

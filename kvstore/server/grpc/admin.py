@@ -21,6 +21,7 @@ from kvstore.rpc.status import abort
 from kvstore.server.access.identities import Access
 from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc.access_admin import AccessAdmin
+from kvstore.server.grpc.node_admin import NodeAdmin, NodeParts
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
 from kvstore.types import BookieId, LedgerId, PartitionId
@@ -43,7 +44,7 @@ class Surveys(Protocol):
         ...
 
 
-class AdminSource(RingSource, Protocol):
+class AdminSource(RingSource, NodeParts, Protocol):
     """The node behind the service."""
 
     @property
@@ -82,6 +83,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._source = source
         self._ring = RingAdmin(env, source, backend)
         self._access = AccessAdmin(source.store, source.access, env.clock.date_ms)
+        self._node = NodeAdmin(source)
         self._clock = env.clock
         self._began = env.clock.now()
         self._reads = Few("surveys")
@@ -174,6 +176,15 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     async def ChangeAccess(self, request: admin_pb2.ChangeAccessRequest, context: Context) -> admin_pb2.AccessResponse:
         return await _answer(self._access.change(request), context)
+
+    async def LogLevel(self, request: admin_pb2.LogLevelRequest, context: Context) -> admin_pb2.LogLevelResponse:
+        return await _answer(self._node.log_level(request), context)
+
+    async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
+        return await _answer(self._node.slow_log(request), context)
+
+    async def Profile(self, request: admin_pb2.ProfileRequest, context: Context) -> admin_pb2.ProfileResponse:
+        return await _answer(self._node.profile(request), context)
 
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
         """The answer of what reads much of the metadata store."""

@@ -60,7 +60,7 @@ class KV(kv_pb2_grpc.KVServicer):
         self._guarded = guarded
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanSlots(env.clock.now)
-        self._sessions = Sessions(backend, env.clock) if sessions is None else sessions
+        self._sessions = Sessions(backend, env.clock, env.slow) if sessions is None else sessions
         self.histograms = {name: Histogram(1e-6) for name in _METHODS.values()} | self._sessions.histograms
         """Seconds that calls of a method took, refused ones too; of frames, each lane."""
         self._topologies = Topologies(backend, env.clock, server)

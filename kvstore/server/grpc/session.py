@@ -13,6 +13,7 @@ from typing import Any
 
 from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
+from kvstore.env.slow_log import SlowLog
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op, Record, Result, Sink
@@ -74,11 +75,14 @@ class Session:
         batches: BatchBudget | None = None,
         took: Histogram | None = None,
         tell: Callable[[], None] | None = None,
+        slow: SlowLog | None = None,
     ) -> None:
         """`took` gets the seconds from a lane's arrival to its last answer. `tell` is called when there is something to
         send; without it somebody waits for that."""
         self._backend, self._clock = backend, clock
         self._took = took if took is not None else Histogram(1e-6)
+        self._slow = slow if slow is not None else SlowLog()
+        self._slow_s = self._slow.limit_s
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent = unsent if unsent is not None else Unsent()
         self._batches = batches if batches is not None else BatchBudget()
@@ -190,8 +194,17 @@ class Session:
         if not lane.left:
             del self._lanes[lane.place]
             self._open_bytes -= lane.size
-            self._took.add(self._clock.now() - lane.begun)
+            took = self._clock.now() - lane.begun
+            self._took.add(took)
+            if took > self._slow_s:
+                self._note_slow(lane, took)
         self.wake()
+
+    def _note_slow(self, lane: _Lane, took: float) -> None:
+        op = next((each for each in lane.ops if each[0] != _NO_OP[0]), _NO_OP)
+        key = op[1] if op[0] not in _WITHOUT_KEY else None
+        name = Code(op[0]).name if op[0] else "malformed"
+        self._slow.note("door", name, took, key=key, partition=lane.partition, operations=len(lane.ops))
 
     def _bytes_max(self) -> int:
         """How much of values may wait to be sent; one of them always may."""
@@ -351,8 +364,8 @@ class _Lane(Sink):
 class Sessions:
     """The part that all streams and unary frames of a server share."""
 
-    def __init__(self, backend: Backend, clock: Clock) -> None:
-        self.backend, self._clock = backend, clock
+    def __init__(self, backend: Backend, clock: Clock, slow: SlowLog | None = None) -> None:
+        self.backend, self._clock, self._slow = backend, clock, slow
         self.unsent, self.batches = Unsent(), BatchBudget()
         self.histograms = {name: Histogram(1e-6) for name in ("Execute", "Session")}
         """Seconds that lanes took, refused ones too."""
@@ -373,6 +386,7 @@ class Sessions:
             batches=self.batches,
             took=self.histograms[method],
             tell=tell,
+            slow=self._slow,
         )
 
 

@@ -62,6 +62,12 @@ NAMES: dict[str, tuple[str, str]] = {
         "Connections without TLS that were let in at gRPC's port.",
     ),
     "process_tls_required": ("process_tls_required", "1 where nothing goes without TLS, 0 where it is only preferred."),
+    "process_log_warnings_total": ("process_log_warnings_total", "Warnings for the log, those left out among them."),
+    "process_log_errors_total": ("process_log_errors_total", "Errors for the log, those left out among them."),
+    "process_log_lines_left_out_total": (
+        "process_log_lines_left_out_total",
+        "Lines left out of the log since their message came too often.",
+    ),
     "process_snapshot_age_s": (
         "process_snapshot_age_seconds",
         "Age of the last snapshot of the cluster that was finished, wherever it is; absent while there is none.",
@@ -258,6 +264,26 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_logins_pending": (
         "server_logins_pending",
         "Logins that wait for their hash.",
+    ),
+    "server_slow_door_total": (
+        "server_slow_door_total",
+        "Operations that took longer than `[server] slow_ms` at a door: all of gRPC, and those of timed Redis rounds.",
+    ),
+    "server_slow_waiting_total": (
+        "server_slow_waiting_total",
+        "Operations that waited longer than that for a leader that can be reached.",
+    ),
+    "server_slow_link_total": (
+        "server_slow_link_total",
+        "Operations under way to another server for longer than that, by looks four times a second.",
+    ),
+    "server_slow_leader_total": (
+        "server_slow_leader_total",
+        "Operations whose leader took longer than that, here.",
+    ),
+    "server_slow_left_out_total": (
+        "server_slow_left_out_total",
+        "Slow operations that are not in the slow log, but counted: too many in one second.",
     ),
     "server_forwarded_total": (
         "server_forwarded_total",

@@ -85,7 +85,7 @@ class RespServer:
         """What CLIENT LIST answers."""
         self.info = Fresh(self.facts, env.clock.now)
         self.room = ReplyMemory(env.clock.now, limits.output_bytes_max)
-        self.rounds = CommandLatency(env.clock.now)
+        self.rounds = CommandLatency(env.clock.now, env.slow)
         self.connections_accepted = 0
         self.connections_refused = 0
         self.silent_closed = 0

@@ -5,7 +5,7 @@ and does what it says. What may go straight to the leader here, or along the way
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import assert_never
 
@@ -19,6 +19,7 @@ from kvstore.server.config import Limits
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.pending import Pending
 from kvstore.server.routing.ports import Links, LocalReplica
 from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
 from kvstore.types import PartitionId, ServerId
@@ -197,6 +198,10 @@ class Dispatcher:
         """An answer of this or an earlier progress went out through this server."""
         known = self._progress.get(partition, (0, 0))
         self._progress[partition] = (max(known[0], seq), max(known[1], time_ms))
+
+    def under_way(self) -> tuple[Mapping[ServerId, Flight], Mapping[PartitionId, list[Pending]]]:
+        """What links carry, and what waits for a leader."""
+        return self._router.ways.flights, self._router.waiting.lines
 
     def statistics(self) -> dict[str, int]:
         return {

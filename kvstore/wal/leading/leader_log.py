@@ -221,7 +221,10 @@ class OpenLog:
         if self.lost is not None:
             return
         self.lost = error
-        log.info("partition=%s epoch=%d lost its log: %s", self.partition, self.epoch, error)
+        level = (
+            logging.WARNING if isinstance(error, NotEnoughBookies) else logging.INFO
+        )  # others lead on, or nobody can
+        log.log(level, "partition=%s epoch=%d lost its log: %s", self.partition, self.epoch, error)
         self._handle.stop(error)
         self._handle.release()
         held, self._held = self._held, None

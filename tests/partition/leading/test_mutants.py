@@ -28,9 +28,9 @@ Patch = pytest.MonkeyPatch
 def apply_before_the_acknowledgement(patch: Patch) -> None:
     append, apply = Leader._append, State.apply_decoded
 
-    def early(self: Leader, made: NextEntry, replies: list[Any]) -> None:
+    def early(self: Leader, made: NextEntry, replies: list[Any], *arrived: float) -> None:
         apply(self._state, Position(LedgerId(self.epoch), EntryId(self._entries)), made.entry, made.data_keys)
-        append(self, made, replies)
+        append(self, made, replies, *arrived)
 
     patch.setattr(Leader, "_append", early)
     patch.setattr(State, "apply_decoded", lambda self, position, entry, data_keys: None)
@@ -55,9 +55,9 @@ def answer_before_it_is_applied(patch: Patch) -> None:
 def answer_before_the_acknowledgement(patch: Patch) -> None:
     append = Leader._append
 
-    def early(self: Leader, made: NextEntry, replies: list[Any]) -> None:
+    def early(self: Leader, made: NextEntry, replies: list[Any], *arrived: float) -> None:
         self._answers.give_all(replies)
-        append(self, made, [])
+        append(self, made, [], *arrived)
 
     patch.setattr(Leader, "_append", early)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from random import Random
 from types import SimpleNamespace
@@ -12,7 +13,10 @@ import grpc
 import pytest
 
 from kvstore.env import Env
+from kvstore.env.log_config import LogOutput
+from kvstore.env.log_output import Output
 from kvstore.env.nursery import TaskNursery
+from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, StoreError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
@@ -62,6 +66,8 @@ class Source:
         nobody: Any = SimpleNamespace(leading=dict, call=self.silent)
         self.ledger_survey = LedgerSurvey(TaskNursery("test"), self, nobody, nobody)
         self.access = Access()
+        self.log_output = Output(LogOutput())
+        self.env = SimpleNamespace(slow=SlowLog(100, lambda: 1.0, lambda: 5_000))
 
     async def silent(self, *_: Any) -> bytes:
         raise Unavailable("no answer")
@@ -237,3 +243,55 @@ async def test_a_ledger_id_that_no_ledger_has_is_refused(stub: Any) -> None:
     for ledger in (2**63, 2**64 - 1):
         error = await failure_of(stub.Ledger(admin_pb2.LedgerRequest(ledger=ledger), timeout=PATIENCE_S))
         assert isinstance(error, InvalidRequest)
+
+
+async def test_a_level_of_the_log_is_set_shown_and_taken_back(stub: Any) -> None:
+    async def levels(logger: str, level: str) -> dict[str, str]:
+        request = admin_pb2.LogLevelRequest(logger=logger, level=level)
+        return dict((await stub.LogLevel(request, timeout=PATIENCE_S)).levels)
+
+    logger = logging.getLogger("kvstore.server.grpc")
+    assert await levels("", "") == {"kvstore": "INFO"}
+    assert await levels(logger.name, "DEBUG") == {"kvstore": "INFO", logger.name: "DEBUG"}
+    assert logger.level == logging.DEBUG
+    assert await levels(logger.name, "") == {"kvstore": "INFO"}
+    assert logger.level == logging.NOTSET
+
+
+@pytest.mark.parametrize(
+    ("logger", "level", "said"),
+    [("grpc", "DEBUG", "want the logger kvstore"), ("kvstore", "loud", "want one of DEBUG"), ("", "INFO", "a logger")],
+)
+async def test_a_level_that_cannot_be_is_refused(stub: Any, logger: str, level: str, said: str) -> None:
+    request = admin_pb2.LogLevelRequest(logger=logger, level=level)
+    failure = await failure_of(stub.LogLevel(request, timeout=PATIENCE_S))
+    assert isinstance(failure, InvalidRequest)
+    assert said in str(failure)
+
+
+async def test_the_slow_log_is_told_the_latest_first_with_parts_and_hashes(stub: Any, source: Source) -> None:
+    slow = source.env.slow
+    slow.note("leader", "write", 0.25, key=b"a", partition="p1", operations=3, queue=0.05, log=0.2)
+    slow.note("door", "GET", 0.5, key=b"b")
+    answer = await stub.SlowLog(admin_pb2.SlowLogRequest(), timeout=PATIENCE_S)
+    assert (answer.slow_ms, answer.total) == (100, 4)
+    get, write = answer.operations
+    assert (get.at, get.operation, get.key, get.took_ms, get.operations) == ("door", "GET", hash_of(b"b"), 500, 1)
+    assert dict(write.parts) == {"queue": 50, "log": 200}
+    assert (write.partition, write.operations, write.date_ms) == ("p1", 3, 5_000)
+    of_a = await stub.SlowLog(admin_pb2.SlowLogRequest(key=hash_of(b"a")), timeout=PATIENCE_S)
+    assert [each.operation for each in of_a.operations] == ["write"]
+    last = await stub.SlowLog(admin_pb2.SlowLogRequest(count=1), timeout=PATIENCE_S)
+    assert [each.operation for each in last.operations] == ["GET"]
+
+
+async def test_a_profile_has_stacks_of_functions_by_thread(stub: Any) -> None:
+    answer = await stub.Profile(admin_pb2.ProfileRequest(seconds=0.2, rate=100), timeout=PATIENCE_S)
+    assert answer.looks > 0
+    stacks = [(each.thread, [answer.frames[place] for place in each.frames]) for each in answer.stacks]
+    assert any(thread == "MainThread" and names for thread, names in stacks)
+
+
+async def test_a_profile_without_a_length_is_refused(stub: Any) -> None:
+    failure = await failure_of(stub.Profile(admin_pb2.ProfileRequest(), timeout=PATIENCE_S))
+    assert isinstance(failure, InvalidRequest)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.proto import kv_pb2
@@ -110,3 +111,16 @@ async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_o
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
         (answers,) = session.take()
         assert list(answers.absent) == [1]
+
+
+async def test_a_lane_that_took_long_is_in_the_slow_log_with_the_first_key_and_the_count(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        slow = SlowLog(100)
+        slow.limit_s = -1.0  # whatever it takes
+        session = Session(backend, env.clock, slow=slow)
+        lane = kv_pb2.Lane(first=1, partition="p1", keys=[b"a", b"b"], values=[b"1", b"2"], codes=[kv_pb2.PUT] * 2)
+        session.accept(kv_pb2.Frame(lanes=[lane]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (found,) = slow.latest()
+        assert (found.at, found.operation, found.key) == ("door", "PUT", hash_of(b"a"))
+        assert (found.partition, found.operations) == ("p1", 2)

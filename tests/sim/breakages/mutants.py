@@ -191,8 +191,8 @@ def _no_retry_table(patch: pytest.MonkeyPatch) -> None:
 def _apply_early(patch: pytest.MonkeyPatch) -> None:
     append, apply_decoded = Leader._append, State.apply_decoded
 
-    def append_and_apply(self: Any, made: Any, replies: Any) -> None:
-        append(self, made, replies)
+    def append_and_apply(self: Any, made: Any, replies: Any, *arrived: Any) -> None:
+        append(self, made, replies, *arrived)
         if self.serving and self._state.position is not None:
             ledger, entry = self._state.position
             apply_decoded(self._state, Position(ledger, entry + 1), made.entry, made.data_keys)

@@ -1,0 +1,186 @@
+"""What `kvstore node` asks of one node about itself: `log-level`, `slow-log`, `profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from kvstore.cli.admin import TIMEOUT_S, ask_admin
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
+from kvstore.cli.endpoints import Server
+from kvstore.cli.node import flame
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError
+
+T = TypeVar("T")
+Node = Annotated[str, typer.Argument(help="The node's id, for example n1.")]
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+DEFAULT = "DEFAULT"
+HOTTEST = 10
+
+
+class Picture(StrEnum):
+    """As what a profile is written."""
+
+    SVG = "svg"
+    SPEEDSCOPE = "speedscope"
+    FOLDED = "folded"
+
+
+def register(app: typer.Typer) -> None:
+    """Add to the commands about nodes."""
+    groups = {group.name: group.typer_instance for group in app.registered_groups}
+    node = groups["node"]
+    assert node is not None, "kvstore.cli.local registers it before"
+    node.command("log-level")(log_level)
+    node.command("slow-log")(slow_log)
+    node.command("profile")(profile)
+
+
+def log_level(
+    node: Node,
+    level: Annotated[
+        str,
+        typer.Argument(help="DEBUG, INFO, WARNING, ERROR, CRITICAL, or DEFAULT: as at its start. None: shows them."),
+    ] = "",
+    logger: Annotated[
+        str, typer.Option(help="A package or module, as kvstore.wal; all that is below goes by it.")
+    ] = "",
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show from which level on a node writes its log, or set it until the node is started again."""
+    from kvstore.proto.admin_pb2 import LogLevelRequest
+
+    wanted = level.upper()
+    if wanted and wanted not in (*LEVELS, DEFAULT):
+        raise typer.BadParameter(f"want one of {', '.join(LEVELS)} and {DEFAULT}, got {level!r}", param_hint="LEVEL")
+    if logger and not wanted:
+        raise typer.BadParameter("want a LEVEL for it", param_hint="--logger")
+    request = LogLevelRequest()
+    if wanted:
+        request.logger, request.level = logger or "kvstore", "" if wanted == DEFAULT else wanted
+    answer = ask_node(node, (data_dir, zookeeper, server), lambda stub, within: stub.LogLevel(request, timeout=within))
+    levels = dict(sorted(answer.levels.items()))
+    rows = [{"logger": name, "level": each} for name, each in levels.items()]
+    print(as_json({"node": node, "levels": levels}) if json else as_table(rows))
+
+
+def slow_log(
+    node: Node,
+    count: Annotated[int, typer.Option(help="How many of the latest.", min=1)] = 20,
+    key: Annotated[str, typer.Option(help="Only operations on this key; only its hash is sent.")] = "",
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show the last operations of a node that took long, the latest first, and where their time went."""
+    from kvstore.env.slow_log import hash_of
+    from kvstore.proto.admin_pb2 import SlowLogRequest
+
+    request = SlowLogRequest(count=count, key=hash_of(key.encode()) if key else "")
+    answer = ask_node(node, (data_dir, zookeeper, server), lambda stub, within: stub.SlowLog(request, timeout=within))
+    found: list[dict[str, Any]] = [
+        {
+            "date": datetime.fromtimestamp(each.date_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+            "at": each.at,
+            "operation": each.operation,
+            "key": each.key,
+            "partition": each.partition,
+            "took_ms": round(each.took_ms, 1),
+            "parts_ms": {name: round(part, 1) for name, part in sorted(each.parts.items())},
+            "operations": each.operations,
+            "starved": round(each.starved, 2),
+        }
+        for each in answer.operations
+    ]
+    if json:
+        print(as_json({"node": node, "slow_ms": answer.slow_ms, "total": answer.total, "operations": found}))
+    elif not answer.slow_ms:
+        print(f"{node} keeps no slow log: [server] slow_ms is 0")
+    else:
+        print(f"{node}: {answer.total} operations took longer than {answer.slow_ms} ms since its start")
+        for row in found:
+            row["parts_ms"] = " ".join(f"{name} {part}" for name, part in row["parts_ms"].items())
+        if found:
+            print(as_table(found))
+
+
+def profile(
+    node: Node,
+    seconds: Annotated[float, typer.Option(help="How long it is looked at.", min=0.1, max=60)] = 10,
+    rate: Annotated[int, typer.Option(help="Looks in a second.", min=1, max=200)] = 100,
+    out: Annotated[
+        Path | None, typer.Option(callback=checked_path, help="The file. Default: NODE-profile.svg.")
+    ] = None,
+    format: Annotated[Picture, typer.Option(help="A picture, a document for speedscope.app, or lines.")] = Picture.SVG,
+    wall: Annotated[
+        bool, typer.Option("--wall", help="By time that passed, also where nothing ran; else by processor time.")
+    ] = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Take a profile of a running node: where its threads are, as a flame graph in a file."""
+    from kvstore.proto.admin_pb2 import ProfileRequest
+
+    request = ProfileRequest(seconds=seconds, rate=rate)
+    place, within = (data_dir, zookeeper, server), seconds + TIMEOUT_S
+    answer = ask_node(node, place, lambda stub, timeout_s: stub.Profile(request, timeout=timeout_s), within)
+    unit = "looks" if wall else "microseconds"
+    stacks = [
+        flame.Stack(
+            (each.thread, *(answer.frames[place] for place in each.frames)), each.looks if wall else each.cpu_us
+        )
+        for each in answer.stacks
+    ]
+    stacks = [each for each in stacks if each.weight]
+    title = f"{node}, {answer.took_s:.1f} s, {answer.looks} looks, by {'time' if wall else 'processor time'}"
+    match format:
+        case Picture.SVG:
+            text, ending = flame.svg(title, unit, stacks), "svg"
+        case Picture.SPEEDSCOPE:
+            text, ending = flame.speedscope(title, "none" if wall else unit, stacks), "json"
+        case Picture.FOLDED:
+            text, ending = flame.folded(stacks), "txt"
+    file = out or Path(f"{node}-profile.{ending}")
+    file.write_text(text, encoding="utf-8")
+    whole = max(1, sum(each.weight for each in stacks))
+    rows = [
+        {"function": name, "share": f"{100 * weight / whole:.1f} %"} for name, weight in flame.hottest(stacks, HOTTEST)
+    ]
+    if json:
+        print(
+            as_json({"node": node, "file": str(file), "looks": answer.looks, "took_s": answer.took_s, "hottest": rows})
+        )
+    else:
+        print(as_table(rows))
+        print(f"{title}: {file}")
+
+
+def ask_node(
+    node: str,
+    place: tuple[Path, str | None, str | None],
+    work: Callable[[Any, float], T],
+    timeout_s: float = TIMEOUT_S,
+) -> T:
+    """Return the answer of one node. Raises StoreError; ConfigError names the nodes there are, if it is none of
+    them."""
+    from kvstore.proto.admin_pb2 import StatusRequest
+
+    status = ask_admin(*place, lambda stub, within: stub.Status(StatusRequest(), timeout=within))
+    grpc = {each.id: each.grpc for each in status.nodes}
+    if node not in grpc:
+        raise ConfigError(f"no server {node!r}: want one of {', '.join(sorted(grpc))}")
+    if not grpc[node]:
+        raise ConfigError(f"{node} is not up, as far as {status.server} knows: want a node that runs")
+    return ask_admin(place[0], None, grpc[node], work, timeout_s)

@@ -1,0 +1,58 @@
+"""Keeps one message from filling the log: what comes too often is counted instead of written. Decides only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+LINES_MAX, WINDOW_S = 100, 60.0
+"""Lines of one message, whatever its arguments, within that time. A node may have hundreds of partitions that all say
+the same once."""
+MESSAGES_MAX = 1_000
+"""Messages that are counted; beyond them the one that has been counted for longest is forgotten."""
+
+
+Message = tuple[str, object]
+"""Of which logger, and the text before its arguments are put in."""
+
+
+class LeftOut(NamedTuple):
+    """Lines of a message that were not written."""
+
+    message: Message
+    lines: int
+
+
+class LogLimit:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        """Lines in all that were not written."""
+        self._windows: dict[Message, list[float]] = {}
+        """Of a message: when its window began, lines that were written in it, lines left out. Oldest first."""
+
+    def admit(self, message: Message, now: float) -> bool:
+        """Whether a line of this message may be written."""
+        window = self._windows.get(message)
+        if window is None:
+            if len(self._windows) >= MESSAGES_MAX:
+                del self._windows[next(iter(self._windows))]
+            window = self._windows[message] = [now, 0, 0]
+        if window[1] < LINES_MAX:
+            window[1] += 1
+            return True
+        window[2] += 1
+        self.left_out += 1
+        return False
+
+    def ended(self, now: float) -> list[LeftOut]:
+        """End the windows whose time is over; returns those in which lines were left out."""
+        found = []
+        while self._windows:
+            message, (began, _, left_out) = next(iter(self._windows.items()))
+            if now - began < WINDOW_S:
+                break
+            del self._windows[message]
+            if left_out:
+                found.append(LeftOut(message, int(left_out)))
+        return found

@@ -1,0 +1,195 @@
+"""The log of a process: one set-up for all of them, as text or as JSON lines. Code that logs calls the standard
+library's loggers; structlog makes the lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor
+
+from kvstore.env.log_config import LogFormat, LogOutput
+from kvstore.env.log_fields import as_plain, fields_of, on_one_line
+from kvstore.env.log_limit import WINDOW_S, LogLimit
+
+FILE_BYTES_MAX = 16 << 20
+FILES = 4
+"""Kept beside the one that is written."""
+OWN = "kvstore"
+AUDIT = "kvstore.audit"
+"""Bounds its lines itself, by who calls."""
+LOUD = ("kazoo",)
+"""Libraries that say at INFO what nobody needs."""
+LOGGERS_SET_MAX = 64
+"""Loggers with a level of their own."""
+
+
+class Output:
+    """The log of this process, from `open_log` on: its handler's filter, and the levels that were set at run time."""
+
+    def __init__(self, config: LogOutput, now: Callable[[], float] = time.monotonic) -> None:
+        self._level = config.level.value
+        self._limit, self._now, self._turn = LogLimit(), now, threading.Lock()
+        self._counts: Counter[int] = Counter()
+        self._set: dict[str, str] = {}
+        self._handler: logging.Handler
+
+    def use(self, handler: logging.Handler) -> None:
+        """Write by this handler."""
+        self._handler = handler
+        handler.addFilter(self._admit)
+
+    def statistics(self) -> dict[str, int]:
+        counts = self._counts
+        return {
+            "log_warnings_total": counts[logging.WARNING],
+            "log_errors_total": counts[logging.ERROR] + counts[logging.CRITICAL],
+            "log_lines_left_out_total": self._limit.left_out,
+        }
+
+    def levels(self) -> dict[str, str]:
+        """Least level that is written, by logger: of this package as a whole, and of those set at run time."""
+        return {OWN: self._level, **self._set}
+
+    def set_level(self, logger: str, level: str) -> None:
+        """Set the level of a logger and of those below it, until the process ends; an empty level is as it was at the
+        start. Raises ValueError."""
+        if logger != OWN and not logger.startswith(f"{OWN}."):
+            raise ValueError(f"want the logger {OWN} or one below it, as {OWN}.wal, got {logger[:100]!r}")
+        if level and level not in logging.getLevelNamesMapping():
+            raise ValueError(f"want one of DEBUG, INFO, WARNING, ERROR and CRITICAL, got {level[:100]!r}")
+        if not is_there(logger):
+            raise ValueError(f"no logger {logger[:100]!r} here; want a module or package, as {OWN}.wal")
+        if logger == AUDIT:
+            raise ValueError("the audit log has no levels")
+        if level and logger not in self._set and len(self._set) >= LOGGERS_SET_MAX:
+            raise ValueError(f"{LOGGERS_SET_MAX} loggers have levels of their own; set one of them back first")
+        if level:
+            self._set[logger] = level
+        else:
+            self._set.pop(logger, None)
+        logging.getLogger(logger).setLevel(level or (self._level if logger == OWN else logging.NOTSET))
+
+    def _admit(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written; those that were left out are told when their time is over, before another."""
+        if record.name == AUDIT or getattr(record, "is_about_limit", False):
+            return True
+        with self._turn:
+            now = self._now()
+            self._counts[record.levelno] += 1
+            ended = self._limit.ended(now)
+            admitted = record.levelno >= logging.CRITICAL or self._limit.admit((record.name, record.msg), now)
+        for (name, text), count in ended:
+            self._handler.handle(_about_limit(name, text, count))
+        return admitted
+
+
+def open_log(config: LogOutput, *, process: str, directory: Path | None = None) -> Output:
+    """Have this process write its log: to `<directory>/<process>.log`, which is rotated, else to standard error. A JSON
+    line names the process. Raises OSError."""
+    handler: logging.Handler = logging.StreamHandler()
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        handler = rotating(directory / f"{process}.log")
+    handler.setFormatter(formatter(config.format, process))
+    output = Output(config)
+    output.use(handler)
+    logging.basicConfig(
+        level=max(logging.INFO, logging.getLevelNamesMapping()[config.level]), handlers=[handler], force=True
+    )
+    logging.getLogger(OWN).setLevel(config.level.value)
+    for name in LOUD:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if directory is not None:
+        _audit_to(directory / f"{process}.audit.jsonl")
+    logging.captureWarnings(True)
+    return output
+
+
+def rotating(path: Path) -> logging.Handler:
+    return logging.handlers.RotatingFileHandler(path, maxBytes=FILE_BYTES_MAX, backupCount=FILES)
+
+
+def formatter(format: LogFormat, process: str) -> logging.Formatter:
+    """Make lines of records."""
+    ends: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    ends.append(_as_json if format is LogFormat.JSON else _as_text)
+    made: logging.Formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[_Head(process)], processors=ends, pass_foreign_args=True
+    )
+    return made
+
+
+def is_there(logger: str) -> bool:
+    """Whether there is a logger of this name, or of a module below it."""
+    names = list(logging.root.manager.loggerDict)
+    return logger in names or any(name.startswith(f"{logger}.") for name in names)
+
+
+class _Head:
+    """What each line has beside its message."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        record: logging.LogRecord = event["_record"]
+        fields = fields_of(record.msg, event["positional_args"])
+        if isinstance(more := getattr(record, "fields", None), Mapping):
+            fields |= as_plain(more)
+        event["head"] = (record.created, record.levelname, record.name, self._process, event["event"])
+        event["fields"] = fields
+        event["trace"] = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+        return event
+
+
+def _as_text(logger: Any, method: str, event: EventDict) -> str:
+    created, level, name, _, said = event["head"]
+    date = datetime.fromtimestamp(created).astimezone()
+    line = f"{date:%Y-%m-%d %H:%M:%S},{date.microsecond // 1000:03d} {level} {name} {on_one_line(said)}"
+    return f"{line}\n{event['trace']}" if event["trace"] else line
+
+
+def _as_json(logger: Any, method: str, event: EventDict) -> str:
+    created, level, name, process, said = event["head"]
+    date = datetime.fromtimestamp(created, UTC)
+    line = {
+        "time": f"{date:%Y-%m-%dT%H:%M:%S}.{date.microsecond // 1000:03d}Z",
+        "level": level,
+        "logger": name,
+        "process": process,
+        "event": said,
+        **event["fields"],
+    }
+    if event["trace"]:
+        line["exception"] = event["trace"]
+    try:
+        return orjson.dumps(line).decode()
+    except TypeError:  # text that is no Unicode, as of a file's name
+        return json.dumps(line)
+
+
+def _about_limit(name: str, text: object, count: int) -> logging.LogRecord:
+    said = "%d lines were left out within %d s of: %s"
+    record = logging.LogRecord(name, logging.WARNING, "", 0, said, (count, round(WINDOW_S), str(text)), None)
+    record.is_about_limit = True
+    record.fields = {"left_out": count}
+    return record
+
+
+def _audit_to(path: Path) -> None:
+    """Have the audit log in a file of its own, which is bounded, too, and holds nothing but lines of JSON."""
+    handler = rotating(path)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    audit = logging.getLogger(AUDIT)
+    audit.handlers, audit.propagate = [handler], False

@@ -1,0 +1,111 @@
+"""Operations that took long: the last ones, with where their time went, in a bounded ring and in the log. Keys stand
+there as hashes, values not at all (docs/operations.md, The slow log).
+
+Code on hot paths compares what it has measured anyway with `limit_s`, and calls `note` only beyond it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+log = logging.getLogger("kvstore.slow")
+
+KEPT = 256
+PER_SECOND_MAX = 20
+"""Notes that are kept and written in one second. Where all is slow there are thousands: the others are counted."""
+Place = Literal["door", "waiting", "link", "leader"]
+
+
+class Slow(NamedTuple):
+    """One operation, or several that shared an entry or a lane."""
+
+    date_ms: int
+    at: Place
+    """Who measured it: the door, from when it was read to its answer; the server that waits for a leader to send it to;
+    the link to the leader's server; the leader."""
+    operation: str
+    key: str
+    """Hash of the first key; empty: it has none."""
+    partition: str
+    took_s: float
+    parts: dict[str, float]
+    """Seconds of it, by what they went to."""
+    operations: int
+    starved: float
+    """Share of the recent time, from 0 to 1, in which the event loop was ready and got no processor."""
+
+
+class SlowLog:
+    """That of one node. Without arguments nothing is slow."""
+
+    def __init__(
+        self,
+        slow_ms: int = 0,
+        now: Callable[[], float] = lambda: 0.0,
+        date_ms: Callable[[], int] = lambda: 0,
+        starved: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`slow_ms`: what takes longer is slow; 0: nothing is."""
+        self.slow_ms = slow_ms
+        self.limit_s = slow_ms / 1000 if slow_ms else math.inf
+        self._now, self._date_ms, self._starved = now, date_ms, starved
+        self._kept: deque[Slow] = deque(maxlen=KEPT)
+        self._counts: Counter[Place] = Counter()
+        self._second, self._in_second, self._left_out = -1, 0, 0
+
+    def note(
+        self,
+        at: Place,
+        operation: str,
+        took_s: float,
+        *,
+        key: object = None,
+        partition: str = "",
+        operations: int = 1,
+        **parts: float,
+    ) -> None:
+        """Note operations that took longer than `limit_s` together. A `key` that is no bytes counts as none."""
+        if self.slow_ms == 0:
+            return
+        self._counts[at] += operations
+        second = math.floor(self._now())
+        if second != self._second:
+            self._second, self._in_second = second, 0
+        self._in_second += 1
+        if self._in_second > PER_SECOND_MAX:
+            self._left_out += operations
+            return
+        name = hash_of(key) if isinstance(key, bytes) and key else ""
+        found = Slow(self._date_ms(), at, operation, name, partition, took_s, parts, operations, self._starved())
+        self._kept.append(found)
+        shown = " ".join(f"{part}_ms={seconds * 1000:.1f}" for part, seconds in parts.items())
+        log.info(
+            "slow at=%s operation=%s key=%s partition=%s took_ms=%.1f operations=%d starved=%.2f %s",
+            *(at, operation, name, partition, took_s * 1000, operations, found.starved, shown),
+            extra={"fields": {f"{part}_ms": round(seconds * 1000, 1) for part, seconds in parts.items()}},
+        )
+
+    @property
+    def total(self) -> int:
+        """Operations that were slow since the start, those not kept among them."""
+        return self._counts.total()
+
+    def latest(self, count: int = KEPT, key: str = "") -> list[Slow]:
+        """The last ones, the latest first; with `key` only those with this hash."""
+        found = [each for each in reversed(self._kept) if key in ("", each.key)]
+        return found[:count]
+
+    def statistics(self) -> dict[str, int]:
+        places: tuple[Place, ...] = ("door", "waiting", "link", "leader")
+        return {**{f"slow_{at}_total": self._counts[at] for at in places}, "slow_left_out_total": self._left_out}
+
+
+def hash_of(key: bytes) -> str:
+    """Name a key where its own bytes must not stand: 16 hexadecimal digits. Whoever knows a key can tell that it is
+    this one."""
+    return blake2b(key, digest_size=8, person=b"kvstore log").hexdigest()

@@ -1,0 +1,41 @@
+"""Looks now and then for operations that take too long elsewhere, and puts them into the slow log."""
+
+from __future__ import annotations
+
+import math
+
+from kvstore.env import Env
+from kvstore.partition.state.commands import Code
+from kvstore.partition.state.traits import KEYLESS
+from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.overdue import Overdue
+
+LOOK_S = 0.25
+
+
+class OverdueWatch:
+    """That of one server."""
+
+    def __init__(self, env: Env, dispatcher: Dispatcher) -> None:
+        self._env, self._dispatcher = env, dispatcher
+        self._overdue = Overdue(env.slow.limit_s)
+        self._nursery = env.nursery.child("overdue")
+
+    def start(self) -> None:
+        if self._env.slow.limit_s < math.inf:
+            self._nursery.spawn(self._look_now_and_then(), name="look")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await self._env.beat.rest(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Look once."""
+        now = self._env.clock.now()
+        for at, partition, op, since in self._overdue.look(now, *self._dispatcher.under_way()):
+            key = None if op[0] in KEYLESS else op[1]
+            self._env.slow.note(at, Code(op[0]).name, now - since, key=key, partition=partition)

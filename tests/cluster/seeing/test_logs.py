@@ -1,0 +1,232 @@
+"""What real nodes write to their logs, and what they tell of themselves by command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.cluster.harness import Cluster, running_cluster
+from tests.waiting import wait_until_blocking
+
+pytestmark = [pytest.mark.cluster]
+SECRET_KEY, SECRET_VALUE = b"customers/4711", b"who-they-are"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    settings = ["log_output.format=json", "server.slow_ms=1"]
+    with running_cluster(tmp_path_factory.mktemp("logs"), settings=settings) as started:
+        started.wait_led()
+        yield started
+
+
+def call(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return call_at(cluster, "n2", *arguments)
+
+
+def call_at(cluster: Cluster, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    server = cluster.file.node(node).grpc
+    command = [sys.executable, "-m", "kvstore", *arguments, "--server", server]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def done(cluster: Cluster, *arguments: str) -> Any:
+    answer = call(cluster, *arguments, "--json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def text_of(cluster: Cluster, node: str) -> str:
+    return (cluster.local.data_dir / "logs" / f"{node}.log").read_text(encoding="utf-8")
+
+
+def lines(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text_of(cluster, node).splitlines()]
+
+
+def wait_for_line(cluster: Cluster, node: str, level: str, begin: str) -> dict[str, Any]:
+    def found() -> list[dict[str, Any]]:
+        return [each for each in lines(cluster, node) if each["level"] == level and each["event"].startswith(begin)]
+
+    wait_until_blocking(found, timeout_s=90, what=f"{level} {begin} of {node}")
+    (one,) = found()
+    return one
+
+
+def test_each_line_is_a_document_that_names_its_process_and_has_fields(cluster: Cluster) -> None:
+    for node in cluster.ids:
+        found = lines(cluster, node)
+        assert {each["process"] for each in found} == {node}
+        assert all({"time", "level", "logger", "event"} <= each.keys() for each in found)
+        assert any(each.get("partition") in {"p1", "p2", "p3"} for each in found)
+
+
+def test_a_level_is_set_while_the_node_runs_and_forgotten_when_it_is_started_again(cluster: Cluster) -> None:
+    assert done(cluster, "node", "log-level", "n1") == {"node": "n1", "levels": {"kvstore": "INFO"}}
+    levels = done(cluster, "node", "log-level", "n1", "debug", "--logger", "kvstore.server.http")["levels"]
+    assert levels == {"kvstore": "INFO", "kvstore.server.http": "DEBUG"}
+    assert done(cluster, "node", "log-level", "n2")["levels"] == {"kvstore": "INFO"}
+    refused = call(cluster, "node", "log-level", "n1", "DEBUG", "--logger", "kazoo")
+    assert (refused.returncode, "want the logger kvstore or one below it" in refused.stderr) == (1, True)
+    assert "no server 'n9': want one of n1, n2, n3" in call(cluster, "node", "log-level", "n9").stderr
+    audit = (cluster.local.data_dir / "logs" / "n1.audit.jsonl").read_text(encoding="utf-8")
+    assert 'logger: \\"kvstore.server.http\\" level: \\"DEBUG\\"' in audit
+    cluster.terminate("n1")
+    cluster.start_node("n1")
+    cluster.wait_led()
+
+    def is_forgotten() -> bool:
+        answer = call(cluster, "node", "log-level", "n1", "--json")
+        return answer.returncode == 0 and json.loads(answer.stdout)["levels"] == {"kvstore": "INFO"}
+
+    wait_until_blocking(is_forgotten, timeout_s=90, what="n1 with its own levels")
+
+
+def test_the_metadata_store_that_goes_and_comes_back_is_told_once(cluster: Cluster) -> None:
+    cluster.kill_zookeeper()
+    lost = wait_for_line(cluster, "n3", "WARNING", "metadata=")
+    assert lost["metadata"] in {"suspended", "lost"}
+    cluster.start_zookeeper()
+    back = wait_for_line(cluster, "n3", "INFO", "metadata=connected the metadata store is back")
+    assert back["metadata"] == "connected"
+
+
+def test_leaders_and_the_quorum_that_are_lost_are_told_with_the_reason(cluster: Cluster) -> None:
+    """Of three nodes two die: what they led has no leader, and one bookie is no ack quorum."""
+    cluster.wait_led()
+    for node in ("n1", "n2"):
+        cluster.kill(node)
+    quorum = wait_for_line(cluster, "n3", "WARNING", "writable=1 readonly=0 ack=2 the ack quorum is lost")
+    assert (quorum["writable"], quorum["ack"]) == (1, 2)
+    wait_until_blocking(
+        lambda: [each for each in lines(cluster, "n3") if "have no leader: server=" in each["event"]],
+        timeout_s=90,
+        what="the warning that partitions have no leader",
+    )
+    for node in ("n1", "n2"):
+        cluster.start_node(node)
+    wait_until_blocking(
+        lambda: [each for each in lines(cluster, "n3") if "ack=2 the ack quorum is back" in each["event"]],
+        timeout_s=90,
+        what="the line that the quorum is back",
+    )
+    cluster.wait_led()
+    wait_until_blocking(
+        lambda: [each for each in lines(cluster, "n3") if "have a leader again" in each["event"]],
+        timeout_s=90,
+        what="the line that they have leaders again",
+    )
+
+
+def slow_of(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    """The operations on SECRET_KEY in the slow log of a node."""
+    found: list[dict[str, Any]] = done(cluster, "node", "slow-log", node, "--key", SECRET_KEY.decode())["operations"]
+    return found
+
+
+def test_a_slow_write_is_in_the_slow_log_of_its_leader_with_where_its_time_went(cluster: Cluster) -> None:
+    """Slow is what takes longer than a millisecond here: two disks take that, not each time."""
+    partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
+    leader = cluster.wait_led()[partition]
+
+    def is_noted() -> bool:
+        with cluster.redis(leader) as client:
+            client.set(SECRET_KEY, SECRET_VALUE)
+        return bool(writes())
+
+    def writes() -> list[dict[str, Any]]:
+        return [each for each in slow_of(cluster, leader) if each["operation"] == "write"]
+
+    wait_until_blocking(is_noted, timeout_s=60, what="a write that takes a millisecond")
+    found = writes()[0]
+    assert (found["at"], found["partition"]) == ("leader", partition)
+    assert found["parts_ms"].keys() == {"queue", "log"}
+    assert found["took_ms"] == pytest.approx(sum(found["parts_ms"].values()), abs=0.2)
+    assert any(
+        each["event"].startswith("slow at=leader") and each.get("log_ms", 0) > 0 for each in lines(cluster, leader)
+    )
+
+
+def test_what_a_link_carries_to_a_server_that_stands_still_is_in_the_slow_log_of_the_door(cluster: Cluster) -> None:
+    partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
+    leader = cluster.wait_led()[partition]
+    door = next(node for node in cluster.ids if node not in (leader, "n2"))
+    answers: list[object] = []
+
+    def ask() -> None:
+        with cluster.redis(door, socket_timeout=60) as client:
+            try:
+                answers.append(client.get(SECRET_KEY))
+            except redis.RedisError as error:  # if it stands still for so long that the link is given up
+                answers.append(error)
+
+    def uptime_s() -> float:
+        document = json.loads(call_at(cluster, door, "status", "--json").stdout)
+        return float(next(each["uptime_s"] for each in document["nodes"] if each["id"] == door))
+
+    with cluster.redis(door) as client:
+        client.get(SECRET_KEY)  # the link is open
+    asking = threading.Thread(target=ask)
+    cluster.pause(leader)
+    try:
+        asking.start()
+        wait_until_blocking(lambda: cluster.status(door)["server"]["peer_operations_in_flight"] > 0, what="a frame")
+        seen = uptime_s()
+        wait_until_blocking(lambda: uptime_s() > seen + 1.0, timeout_s=60, what="some looks at what is under way")
+    finally:
+        cluster.resume(leader)
+    asking.join(90)
+    assert len(answers) == 1
+
+    def link() -> list[dict[str, Any]]:
+        asked = ("node", "slow-log", door, "--key", SECRET_KEY.decode(), "--json")
+        return [each for each in json.loads(call(cluster, *asked).stdout)["operations"] if each["at"] == "link"]
+
+    wait_until_blocking(link, timeout_s=30, what="the operation in the slow log")
+    assert (link()[0]["operation"], link()[0]["partition"]) == ("GET", partition)
+    assert link()[0]["took_ms"] > 250
+
+
+def test_a_profile_of_a_live_node_is_a_flame_graph_in_a_file(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "n1.svg"
+    with cluster.redis("n1") as client:
+        taken = threading.Thread(
+            target=lambda: answers.append(done(cluster, "node", "profile", "n1", "--seconds", "1", "--out", str(file)))
+        )
+        answers: list[dict[str, Any]] = []
+        taken.start()
+        while taken.is_alive():
+            client.set(b"busy", b"value")
+        taken.join()
+    (answer,) = answers
+    assert (answer["node"], answer["file"]) == ("n1", str(file))
+    assert answer["looks"] > 0
+    picture = file.read_text(encoding="utf-8")
+    assert "(kvstore/server/" in picture
+    assert "MainThread" in picture
+    refused = call(cluster, "node", "profile", "n1", "--seconds", "61")
+    assert refused.returncode == 2
+
+
+def test_no_key_and_no_value_is_in_any_log(cluster: Cluster) -> None:
+    """Also at DEBUG, where everything is said."""
+    for node in cluster.ids:
+        done(cluster, "node", "log-level", node, "DEBUG")
+    with cluster.redis("n1") as client:
+        client.set(SECRET_KEY, SECRET_VALUE)
+        assert client.get(SECRET_KEY) == SECRET_VALUE
+        client.incr(SECRET_KEY + b"/count")
+        with pytest.raises(Exception, match=r"WRONGTYPE|not an integer"):
+            client.incr(SECRET_KEY)
+    for path in (cluster.local.data_dir / "logs").iterdir():
+        data = path.read_bytes()
+        assert SECRET_KEY not in data, path
+        assert SECRET_VALUE not in data, path

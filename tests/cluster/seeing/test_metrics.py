@@ -1,0 +1,49 @@
+"""The metrics that rules and boards name are those that real nodes give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.harness import Cluster, running_cluster
+from tests.monitoring.test_monitoring import OF_PROMETHEUS, PUBLISHED, alerts, expressions, metrics_in
+from tests.waiting import wait_until_blocking
+
+pytestmark = [pytest.mark.cluster]
+WHERE_THERE_IS_ONE = {
+    "kvstore_process_snapshot_age_seconds",  # a snapshot
+    "kvstore_process_tls_expires_seconds",  # a certificate
+    "kvstore_process_tls_failing",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("metrics")) as started:
+        started.wait_led()
+        yield started
+
+
+def given(cluster: Cluster) -> set[str]:
+    """What all nodes give together."""
+    pages = [cluster.http(node, "/metrics").decode() for node in cluster.ids]
+    return {name for page in pages for name in re.findall(r"^([a-z_0-9]+)[ {]", page, re.MULTILINE)}
+
+
+def test_real_nodes_give_every_metric_that_rules_and_boards_name(cluster: Cluster) -> None:
+    named = metrics_in(" ".join([*alerts().values(), *expressions()]))
+    assert named >= OF_PROMETHEUS
+    missing: set[str] = set()
+
+    def are_there() -> bool:
+        found = {re.sub(r"_bucket$", "", name) for name in given(cluster)}
+        missing.clear()
+        missing.update(named - found - WHERE_THERE_IS_ONE)
+        return not missing
+
+    with cluster.redis("n1") as client:
+        client.set(b"key", b"value")  # a load to tell of
+        wait_until_blocking(are_there, timeout_s=60, what=f"metrics: {missing}")
+    assert missing <= PUBLISHED

@@ -1,0 +1,205 @@
+"""The log as text and as JSON: fields, levels at run time, and messages that come too often."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
+from kvstore.env.log_fields import fields_of
+from kvstore.env.log_limit import LINES_MAX, MESSAGES_MAX, WINDOW_S, LeftOut, LogLimit
+from kvstore.env.log_output import LOGGERS_SET_MAX, Output, formatter, open_log
+
+log = logging.getLogger("kvstore.tests.log_output")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """What a process sets up is the whole process's: leave the loggers as they were."""
+    names = ("", "kvstore", "kvstore.audit", "kvstore.tests", "kvstore.tests.log_output", "kazoo")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(each.handlers[:], each.level, each.propagate) for each in loggers]
+    yield
+    for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        for handler in each.handlers:
+            if handler not in handlers:
+                handler.close()
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def documents(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines_of(tmp_path / "n1.log")]
+
+
+def opened(tmp_path: Path, format: LogFormat = LogFormat.JSON, level: LogLevel = LogLevel.INFO) -> Output:
+    return open_log(LogOutput(format=format, level=level), process="n1", directory=tmp_path)
+
+
+def test_fields_of_a_message_become_fields_of_the_line(tmp_path: Path) -> None:
+    opened(tmp_path)
+    log.info("ledger=%d bookie=%s failed after %.1f s: %s", 7, "b3", 0.25, ValueError("no"))
+    (line,) = documents(tmp_path)
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "INFO",
+        "logger": "kvstore.tests.log_output",
+        "process": "n1",
+        "event": "ledger=7 bookie=b3 failed after 0.2 s: no",
+        "ledger": 7,
+        "bookie": "b3",
+    }
+
+
+def test_a_field_cannot_take_the_place_of_one_that_each_line_has(tmp_path: Path) -> None:
+    opened(tmp_path)
+    log.info("level=%s time=%d", "low", 3)
+    (line,) = documents(tmp_path)
+    assert (line["level"], line["level_"], line["time_"]) == ("INFO", "low", 3)
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "fields"),
+    [
+        ("session=%x at 100%% of %s", (255, "it"), {"session": "ff"}),
+        ("a=%r b=%s", ("x", None), {"a": "'x'", "b": "None"}),
+        ("huge=%d", (1 << 70,), {"huge": str(1 << 70)}),
+        ("a=%s %s", ("one",), {}),
+        ("a=%(a)s", ({"a": 1},), {}),
+        ("nothing", (), {}),
+        (ValueError("an object"), (), {}),
+    ],
+)
+def test_fields_are_found_in_any_message(template: object, arguments: object, fields: dict[str, Any]) -> None:
+    assert fields_of(template, arguments) == fields
+
+
+def test_an_exception_is_a_field_and_stays_on_its_line(tmp_path: Path) -> None:
+    opened(tmp_path)
+    try:
+        raise ValueError("what\nwas wrong")
+    except ValueError:
+        log.exception("task=%s failed", "t1")
+    (line,) = documents(tmp_path)
+    assert "ValueError: what\nwas wrong" in line["exception"]
+    assert line["task"] == "t1"
+
+
+def test_text_is_dated_and_a_stranger_cannot_begin_a_line_of_his_own(tmp_path: Path) -> None:
+    opened(tmp_path, LogFormat.TEXT)
+    log.warning("address=%s says %s", "h:1", "x\n2026-01-01 INFO kvstore forged\x1b[2J")
+    (line,) = lines_of(tmp_path / "n1.log")
+    date, time, level, logger, rest = line.split(" ", 4)
+    assert (len(date), len(time), level, logger) == (10, 12, "WARNING", "kvstore.tests.log_output")
+    assert rest == "address=h:1 says x\\n2026-01-01 INFO kvstore forged\\x1b[2J"
+
+
+def test_text_that_is_no_unicode_is_written_nevertheless(tmp_path: Path) -> None:
+    opened(tmp_path)
+    log.warning("path=%s", "a\udcff")
+    assert documents(tmp_path)[0]["path"] == "a\udcff"
+
+
+def test_a_level_holds_from_the_start(tmp_path: Path) -> None:
+    opened(tmp_path, level=LogLevel.WARNING)
+    log.info("quiet")
+    log.warning("loud")
+    assert [each["event"] for each in documents(tmp_path)] == ["loud"]
+
+
+def test_a_level_that_is_set_at_run_time_holds_below_its_logger_until_it_is_set_back(tmp_path: Path) -> None:
+    output = opened(tmp_path)
+    elsewhere = logging.getLogger("kvstore.env.nursery")
+    log.debug("1")
+    output.set_level("kvstore.tests", "DEBUG")
+    log.debug("2")
+    elsewhere.debug("3")
+    assert output.levels() == {"kvstore": "INFO", "kvstore.tests": "DEBUG"}
+    output.set_level("kvstore.tests", "")
+    log.debug("4")
+    output.set_level("kvstore", "ERROR")
+    log.warning("5")
+    output.set_level("kvstore", "")
+    log.info("6")
+    assert [each["event"] for each in documents(tmp_path)] == ["2", "6"]
+    assert output.levels() == {"kvstore": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("logger", "level", "said"),
+    [
+        ("kazoo", "DEBUG", "want the logger kvstore or one below it"),
+        ("kvstorex", "DEBUG", "want the logger kvstore or one below it"),
+        ("kvstore.no.such", "DEBUG", "no logger 'kvstore.no.such' here"),
+        ("kvstore", "LOUD", "want one of DEBUG"),
+        ("kvstore.audit", "ERROR", "the audit log has no levels"),
+    ],
+)
+def test_a_level_that_cannot_be_set_is_refused(tmp_path: Path, logger: str, level: str, said: str) -> None:
+    logging.getLogger("kvstore.audit")
+    with pytest.raises(ValueError, match=said):
+        opened(tmp_path).set_level(logger, level)
+
+
+def test_loggers_with_levels_of_their_own_are_bounded() -> None:
+    output = Output(LogOutput())
+    for number in range(LOGGERS_SET_MAX):
+        output._set[f"kvstore.x{number}"] = "DEBUG"
+    with pytest.raises(ValueError, match="have levels of their own"):
+        output.set_level("kvstore.tests.log_output", "DEBUG")
+
+
+def test_a_message_that_comes_too_often_is_counted_and_its_count_is_told_when_its_time_is_over(tmp_path: Path) -> None:
+    now = 0.0
+    handler = logging.FileHandler(tmp_path / "n1.log")
+    handler.setFormatter(formatter(LogFormat.JSON, "n1"))
+    output = Output(LogOutput(), now=lambda: now)
+    output.use(handler)
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+    for number in range(LINES_MAX + 5):
+        log.warning("bookie=%s fails again and again", number)
+    log.critical("the end")
+    log.info("another message")
+    assert len(documents(tmp_path)) == LINES_MAX + 2
+    now = WINDOW_S
+    log.info("later")
+    *_, about, later = documents(tmp_path)
+    assert (about["left_out"], about["level"]) == (5, "WARNING")
+    assert about["event"].endswith("of: bookie=%s fails again and again")
+    assert later["event"] == "later"
+    assert output.statistics() == {
+        "log_warnings_total": LINES_MAX + 5,
+        "log_errors_total": 1,
+        "log_lines_left_out_total": 5,
+    }
+
+
+def test_each_message_has_a_window_of_its_own_and_their_number_is_bounded() -> None:
+    limit, a, b = LogLimit(), ("x", "a"), ("x", "b")
+    assert [limit.admit(a, 0.0) for _ in range(LINES_MAX + 1)] == [True] * LINES_MAX + [False]
+    assert limit.admit(b, 1.0)
+    assert limit.ended(WINDOW_S - 1) == []
+    assert limit.ended(WINDOW_S) == [LeftOut(a, 1)]
+    assert limit.admit(a, WINDOW_S)
+    for number in range(3 * MESSAGES_MAX):
+        limit.admit(("x", number), WINDOW_S)
+    assert len(limit._windows) == MESSAGES_MAX
+
+
+def test_the_audit_log_is_a_file_of_its_own_and_not_limited_here(tmp_path: Path) -> None:
+    opened(tmp_path)
+    for number in range(LINES_MAX + 5):
+        logging.getLogger("kvstore.audit").info("%s", json.dumps({"call": number}))
+    assert len(lines_of(tmp_path / "n1.audit.jsonl")) == LINES_MAX + 5
+    assert lines_of(tmp_path / "n1.log") == []

@@ -1,0 +1,126 @@
+"""A profile of the process's own threads."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kvstore.env import profiler
+from kvstore.env.profiler import OTHERS, RATE_MAX, SECONDS_MAX, Profiler, look_for, name_of
+from kvstore.errors import InvalidRequest, Overloaded
+from tests.waiting import PATIENCE_S, wait_until
+
+LOOKS = 20
+
+
+class Work:
+    """A thread that runs and one that waits."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.is_over = threading.Event()
+        self.threads = [
+            threading.Thread(target=self.spin, name="spins"),
+            threading.Thread(target=self.is_over.wait, name="waits"),
+        ]
+
+    def spin(self) -> None:
+        while not self.is_over.is_set():
+            self.turn()
+
+    def turn(self) -> None:
+        self.turns += sum(range(1_000)) > 0
+
+    def progress(self, looks: int) -> Iterator[bool]:
+        """For so many looks: let the one that runs come forward between two of them."""
+        for _ in range(looks):
+            before = self.turns
+            while self.turns < before + 10:
+                pass
+            yield False
+        yield True
+
+
+@contextmanager
+def working() -> Iterator[Work]:
+    work = Work()
+    for thread in work.threads:
+        thread.start()
+    try:
+        yield work
+    finally:
+        work.is_over.set()
+        for thread in work.threads:
+            thread.join(PATIENCE_S)
+
+
+def test_what_runs_has_processor_time_and_what_waits_has_none() -> None:
+    with working() as work:
+        steps = work.progress(LOOKS)
+        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+    assert profile.looks == LOOKS
+    cpu_ns, looks = dict[str, int](), dict[str, int]()
+    functions: dict[str, set[str]] = {}
+    for (thread, calls), seen in profile.stacks.items():
+        cpu_ns[thread] = cpu_ns.get(thread, 0) + seen.cpu_ns
+        looks[thread] = looks.get(thread, 0) + seen.looks
+        functions.setdefault(thread, set()).update(code.co_qualname for code in calls)
+    assert looks["spins"] == looks["waits"] == LOOKS
+    assert cpu_ns["spins"] > 20 * cpu_ns["waits"]
+    assert {"Work.spin", "Work.turn"} <= functions["spins"]
+    assert "Event.wait" in functions["waits"]
+
+
+def test_the_thread_that_looks_does_not_see_itself() -> None:
+    with working() as work:
+        steps = work.progress(3)
+        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+    assert threading.current_thread().name not in {thread for thread, _ in profile.stacks}
+
+
+def test_stacks_are_bounded_in_number_and_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "STACKS_MAX", 1)
+    monkeypatch.setattr(profiler, "DEPTH_MAX", 2)
+    with working() as work:
+        steps = work.progress(LOOKS)
+        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+    assert len(profile.stacks) == 2
+    assert (OTHERS, ()) in profile.stacks
+    assert all(len(calls) <= 2 for _, calls in profile.stacks)
+    assert profile.stacks[OTHERS, ()].looks >= LOOKS
+
+
+async def test_one_is_taken_at_a_time_and_the_next_when_it_is_over() -> None:
+    taken = Profiler()
+    first = asyncio.ensure_future(taken.take(SECONDS_MAX))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="another profile"):
+        await taken.take(1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+    async def has_ended() -> bool:
+        return taken._stop is None and not any(each.name == "profiler" for each in threading.enumerate())
+
+    await wait_until(has_ended, what="the end of its thread")
+    assert (await taken.take(0.05, RATE_MAX)).looks > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate"), [(0, 1), (-1, 1), (SECONDS_MAX + 1, 1), (float("nan"), 1), (1, RATE_MAX + 1)]
+)
+async def test_a_profile_has_bounds(seconds: float, rate: int) -> None:
+    with pytest.raises(InvalidRequest, match="want"):
+        await Profiler().take(seconds, rate)
+
+
+def test_a_function_is_named_with_its_file_as_people_know_it() -> None:
+    assert name_of(look_for.__code__).startswith("look_for (kvstore/env/profiler.py:")
+    assert name_of(pytest.main.__code__).split("(")[1].startswith("_pytest/")
+    assert sys.prefix not in name_of(threading.Thread.start.__code__)

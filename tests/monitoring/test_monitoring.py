@@ -1,0 +1,152 @@
+"""Alerting rules and boards: they name metrics that there are, say what docs/operations.md says, and promtool takes
+them. Where promtool is not installed (Debian: in the package prometheus) what needs it is skipped."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.server.http.metric_names import NAMES
+from scripts import boards
+from tests.source import ROOT
+
+FOLDER = ROOT / "docs" / "monitoring"
+RULES = (FOLDER / "rules.yml").read_text(encoding="utf-8")
+UNIT_TESTS = (FOLDER / "rules_test.yml").read_text(encoding="utf-8")
+PUBLISHED = {f"kvstore_{name}" for name, _ in NAMES.values()}
+METRIC = re.compile(r"\b(?:kvstore|process)_[a-z0-9_]+\b")
+OF_PROMETHEUS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("boards/*.json"))}
+
+
+def expressions() -> list[str]:
+    return [
+        target["expr"]
+        for document in documents().values()
+        for panel in document["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def metrics_in(text: str) -> set[str]:
+    """The metrics that an expression names; a histogram's parts as the histogram."""
+    found = set()
+    for name in METRIC.findall(text):
+        whole = re.sub(r"_(bucket|sum|count)$", "", name)
+        found.add(whole if whole in PUBLISHED else name)
+    return found
+
+
+def alerts() -> dict[str, str]:
+    """Expression of each alert."""
+    found = re.findall(r"- alert: (\w+)\n\s+expr: (?:>-\n\s+)?(.*)\n", RULES)
+    return dict(found)
+
+
+def table() -> dict[str, set[str]]:
+    """Metrics by line of the table of alerts; those that a line only mentions to look at are in its last columns."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    part = text.partition("### What to alert on")[2].partition("\n### ")[0]
+    rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
+    return {row: metrics_in(row) for row in rows}
+
+
+def test_rules_and_boards_name_only_metrics_that_nodes_publish() -> None:
+    named = metrics_in(" ".join([*alerts().values(), *expressions()]))
+    assert len(named) > 60
+    assert sorted(named - PUBLISHED - OF_PROMETHEUS) == []
+
+
+def test_each_line_of_the_table_of_alerts_has_a_rule_and_each_rule_a_line() -> None:
+    rows, rules = table(), {name: metrics_in(expression) for name, expression in alerts().items()}
+    assert len(rows) > 30
+    assert [row for row, metrics in rows.items() if not any(metrics & each for each in rules.values())] == []
+    assert [name for name, metrics in rules.items() if not any(metrics <= row for row in rows.values())] == []
+
+
+def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    assert len(alerts()) == RULES.count("- alert: ") > 30
+    for alert in RULES.split("- alert: ")[1:]:
+        assert re.search(r"labels: \{severity: (page|ticket)\}", alert), alert
+        assert re.search(r"\n {10}summary: .+\n {10}do: .+", alert), alert
+
+
+def test_each_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    quiet = set(
+        re.findall(r'alertname="(\w+)", alertstate="firing"\}\)\', eval_time: \w+, exp_samples: \[\]', UNIT_TESTS)
+    )
+    fires = set(re.findall(r'\{alertname="(\w+)", alertstate="firing"\}\', value: 1', UNIT_TESTS))
+    assert quiet == fires == set(alerts())
+
+
+def test_the_series_of_a_well_cluster_are_all_that_rules_ask_for() -> None:
+    """A rule about a series that the first unit test lacks would be quiet there whatever it says."""
+    well = UNIT_TESTS.partition("input_series:")[2].partition("promql_expr_test:")[0]
+    assert sorted(metrics_in(" ".join(alerts().values())) - metrics_in(well)) == []
+
+
+def test_the_boards_are_what_the_script_writes() -> None:
+    assert documents() == {name: json.loads(text) for name, text in boards.written().items()}
+
+
+def test_boards_can_be_loaded_side_by_side() -> None:
+    found = documents().values()
+    assert len({each["uid"] for each in found}) == len({each["title"] for each in found}) == 3
+    for board in found:
+        variables = {each["name"] for each in board["templating"]["list"]} | {"__rate_interval"}
+        ids = [panel["id"] for panel in board["panels"]]
+        assert len(set(ids)) == len(ids)
+        for panel in board["panels"]:
+            at = panel["gridPos"]
+            assert at["x"] + at["w"] <= 24
+            for target in panel.get("targets", ()):
+                assert set(re.findall(r"\$\{?(\w+)", target["expr"])) <= variables
+        places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]}
+        assert len(places) == len(ids), "no chart lies over another"
+
+
+def promtool(*arguments: str) -> str:
+    assert PROMTOOL is not None
+    answer = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+@needs_promtool
+def test_promtool_takes_the_rules() -> None:
+    assert f"{len(alerts())} rules found" in promtool("check", "rules", str(FOLDER / "rules.yml"))
+
+
+@needs_promtool
+def test_the_unit_tests_of_the_rules_pass() -> None:
+    assert "SUCCESS" in promtool("test", "rules", str(FOLDER / "rules_test.yml"))
+
+
+@needs_promtool
+def test_a_rule_that_is_wrong_is_noticed_by_its_unit_test(tmp_path: Path) -> None:
+    (tmp_path / "rules.yml").write_text(RULES.replace("kvstore_bookie_readonly == 1", "kvstore_bookie_readonly == 2"))
+    (tmp_path / "rules_test.yml").write_text(UNIT_TESTS)
+    with pytest.raises(AssertionError, match="KvstoreBookieFull"):
+        promtool("test", "rules", str(tmp_path / "rules_test.yml"))
+
+
+@needs_promtool
+def test_promtool_takes_the_expressions_of_the_boards(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"board:{place}", "expr": re.sub(r"\$\w+", ".*", each.replace("$__rate_interval", "5m"))}
+        for place, each in enumerate(expressions())
+    ]
+    file = tmp_path / "boards.yml"
+    file.write_text(json.dumps({"groups": [{"name": "boards", "rules": rules}]}))  # JSON is YAML
+    promtool("check", "rules", str(file))

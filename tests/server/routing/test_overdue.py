@@ -1,0 +1,83 @@
+"""Operations that take too long elsewhere are told when they are over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.partition.state.commands import get, put
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.overdue import KNOWN_MAX, LOOKED_AT_MAX, Late, Overdue
+from kvstore.server.routing.pending import Pending
+from kvstore.server.routing.redirects import WAIT_S
+from kvstore.types import PartitionId, ServerId
+
+P0, N1 = PartitionId("p0"), ServerId("n1")
+LIMIT_S = 0.1
+GET, PUT = get(b"a"), put(b"b", b"1")
+NOBODY: Any = None
+
+
+def pending(order: int, op: Any = GET, deadline: float = 0.0) -> Pending:
+    return Pending(order, op, NOBODY, order, deadline=deadline)
+
+
+def test_what_ends_in_time_is_not_told() -> None:
+    overdue, flight = Overdue(LIMIT_S), Flight(N1, 10)
+    for step in range(10):
+        number = flight.begin(P0, pending(step))
+        assert overdue.look(step / 4, {N1: flight}, {}) == []
+        flight.end(number)
+    assert overdue.look(9.0, {N1: flight}, {}) == []
+
+
+def test_what_a_link_carries_for_too_long_is_told_once_when_it_is_over_with_what_it_took_at_least() -> None:
+    overdue, flight = Overdue(LIMIT_S), Flight(N1, 10)
+    number = flight.begin(P0, pending(1, PUT))
+    told = [overdue.look(at, {N1: flight}, {}) for at in (1.0, 1.25, 1.5, 1.75)]
+    assert told == [[], [], [], []]
+    flight.end(number)
+    assert overdue.look(2.0, {N1: flight}, {}) == [Late("link", P0, PUT, 1.0)]
+    assert overdue.look(2.25, {N1: flight}, {}) == []
+
+
+def test_what_came_after_the_first_of_a_link_counts_from_when_it_was_seen() -> None:
+    overdue, flight = Overdue(LIMIT_S), Flight(N1, 10)
+    old = flight.begin(P0, pending(1))
+    overdue.look(1.0, {N1: flight}, {})
+    new = flight.begin(P0, pending(2, PUT))
+    overdue.look(1.05, {N1: flight}, {})
+    overdue.look(1.12, {N1: flight}, {})
+    flight.end(new)
+    assert overdue.look(1.14, {N1: flight}, {}) == [], "it was there for 90 ms at most"
+    flight.end(old)
+    assert overdue.look(1.2, {N1: flight}, {}) == [Late("link", P0, GET, 1.0)]
+
+
+def test_a_link_that_has_opened_anew_begins_its_numbers_anew() -> None:
+    overdue, first, second = Overdue(LIMIT_S), Flight(N1, 10), Flight(N1, 10)
+    first.begin(P0, pending(1))
+    overdue.look(1.0, {N1: first}, {})
+    overdue.look(1.25, {N1: first}, {})
+    second.begin(P0, pending(2, PUT))
+    assert overdue.look(1.5, {N1: second}, {}) == [Late("link", P0, GET, 1.0)]
+    assert overdue.look(1.55, {N1: second}, {}) == []
+
+
+def test_what_waits_for_a_leader_counts_from_when_it_came() -> None:
+    overdue = Overdue(LIMIT_S)
+    line = [pending(1, PUT, 5.0 + WAIT_S), pending(2, GET, 5.2 + WAIT_S)]
+    assert overdue.look(5.25, {}, {P0: line}) == []
+    assert overdue.look(5.26, {}, {P0: line[1:]}) == [Late("waiting", P0, PUT, 5.0)]
+    assert overdue.look(5.27, {}, {}) == []
+
+
+def test_the_oldest_are_looked_at_and_no_more_known_than_so_many() -> None:
+    overdue, flights = Overdue(LIMIT_S), {}
+    for server in range(20):
+        flight = flights[ServerId(f"n{server}")] = Flight(ServerId(f"n{server}"), 1_000)
+        for order in range(3 * LOOKED_AT_MAX):
+            flight.begin(P0, pending(order))
+    overdue.look(1.0, flights, {})
+    overdue.look(1.25, flights, {})
+    assert len(overdue._known) == KNOWN_MAX
+    assert len(overdue.look(1.5, {}, {})) == KNOWN_MAX
