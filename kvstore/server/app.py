@@ -110,6 +110,8 @@ class Node:
         """Of the doors that whoever called `serve` has opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
         """Memory that the process has; who called `serve` knows."""
+        self.engine_statistics: Callable[[], Mapping[str, int]] = dict
+        """What the partitions' states take of the memory that they share; who called `serve` knows."""
 
     def not_ready(self) -> list[str]:
         """Why clients should use another server; empty if this one answers for what it hosts and forwards the rest.
@@ -159,6 +161,7 @@ class Node:
                 **self.access.statistics(),
                 **self.logins.statistics(),
             }
+            found["engine"] = self.engine_statistics()
             heat = self.load_sampler.numbers()
             found["partitions"] = {
                 str(each): {**table, "load": heat.get(each)} if each in heat else table

@@ -173,7 +173,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             age_retired=engines.age_retired,
             doors=partial(_doors, process.certificates),
         ) as node:
-            node.resident_bytes = _resident_bytes
+            node.resident_bytes, node.engine_statistics = _resident_bytes, engines.statistics
             process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)
