@@ -28,8 +28,8 @@ BY_PYTEST = (
     "tests/sim/recovering/test_mutants.py",
     "tests/server/access/test_mutants.py",
 )
-"""Suites whose tests break something themselves: a leader's, a budget's, an auditor's or a guard's code, or a model by one of its
-rules."""
+"""Suites whose tests break something themselves: a leader's, an auditor's, a guard's or a budget's code, or a model by
+one of its rules."""
 BREAKS = ("test_a_broken_", "test_without_")
 
 
