@@ -19,12 +19,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kvstore.cli.output import as_table
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.zookeeper import four_letters
+from kvstore.errors import Unavailable
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line
 from loadtest.bytes_per_key import Puts, metrics_of, put_all
@@ -33,7 +35,7 @@ from loadtest.generator.options import path_word
 OFFSETS = range(20_000, 24_000, 100)
 SETTLE_S, REST_S = 20.0, 15.0
 """From the start until it is taken to be at rest, and for how long that is looked at."""
-TAKEOVER_S, POLL_S = 120.0, 0.2
+START_S, TAKEOVER_S, POLL_S = 600, 120.0, 0.2
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,17 +45,33 @@ def measure(partitions: int, puts: Puts, seconds: float) -> dict[str, Any]:
     with peers.scratch() as folder:
         cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
         try:
-            file, row["founded_s"] = timed(lambda: peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions))
+            file, row["founded_s"] = timed(lambda: founded(cluster, partitions))
             time.sleep(SETTLE_S)
             row |= at_rest(file)
             row |= under_writes(file, puts)
             row |= latencies(file, puts, seconds)
             row |= after_a_kill(file, partitions)
             cluster.down()
-            _, row["restart_s"] = timed(lambda: cluster.up(Wish(data_dir=cluster.data_dir)))
+            _, row["restart_s"] = timed(lambda: started(cluster))
         finally:
             cluster.down()
     return row
+
+
+def founded(cluster: LocalCluster, partitions: int) -> ClusterFile:
+    """Start it, however long that takes."""
+    with suppress(Unavailable):  # not ready after a minute; its processes run on
+        return peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions)
+    cluster.wait_ready(START_S)
+    return cluster.load()
+
+
+def started(cluster: LocalCluster) -> ClusterFile:
+    """Start it again, however long that takes."""
+    with suppress(Unavailable):
+        return cluster.up(Wish(data_dir=cluster.data_dir))
+    cluster.wait_ready(START_S)
+    return cluster.load()
 
 
 def timed(work: Callable[[], ClusterFile]) -> tuple[ClusterFile, float]:
