@@ -26,7 +26,7 @@ from loadtest.bench.redis_lines import Line, run_line
 from loadtest.bytes_per_key import Puts, memory_mb, metrics_of, put_all
 from loadtest.generator.options import path_word
 
-OFFSETS = range(12_050, 14_000, 100)
+OFFSETS = range(24_000, 24_300, 100)
 PROBE = 20_000
 """Requests that tell how many a line takes."""
 
