@@ -32,7 +32,7 @@ from loadtest.bench.redis_lines import Line, run_line
 from loadtest.bytes_per_key import Puts, metrics_of, put_all
 from loadtest.generator.options import path_word
 
-OFFSETS = range(20_000, 22_000, 100)
+OFFSETS = range(21_300, 22_000, 100)
 QUIET_S, SETTLE_MAX_S, REST_S = 12.0, 120.0, 15.0
 """At rest is a cluster whose metadata store has not been written to for so long: leads go back to those that the ring
 prefers. How long that is waited for; and for how long it is looked at."""
