@@ -97,8 +97,11 @@ class RocksEngine:
         self._memory.add(self)
 
     def _open(self) -> None:
+        # Without options of its own, the family of an engine that is opened again gets those that stand beside its
+        # files, and these do not say all: a cache of blocks for each engine, and no filters.
+        options = self._options
         try:
-            self._db = Rdict(self._path, self._options, access_type=AccessType.read_write())
+            self._db = Rdict(self._path, options, {"default": options}, access_type=AccessType.read_write())
         except Exception as error:  # rocksdict raises nothing narrower, here and below
             raise self._failed(error) from error
         write_options = WriteOptions()

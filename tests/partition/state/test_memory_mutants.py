@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.partition.state import rocks_memory
+from kvstore.partition.state import engine_rocks, rocks_memory
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.rocks_memory import PAUSE_SHARE, RocksMemory
 from tests.partition.state import test_rocks_memory as tests
@@ -41,6 +41,15 @@ def clear_beside_a_flush(patch: Patch) -> None:
     patch.setattr(RocksEngine, "_end_flushes", lambda self: None)
 
 
+def open_as_it_was(patch: Patch) -> None:
+    original = engine_rocks.Rdict
+
+    def opened(path: str, options: Any, families: Any, access_type: Any) -> Any:
+        return original(path, options, access_type=access_type)
+
+    patch.setattr(engine_rocks, "Rdict", opened)
+
+
 def alone(sentence: Callable[[Path], Awaitable[None]]) -> Sentence:
     return lambda path, _: sentence(path)
 
@@ -56,6 +65,7 @@ def alone(sentence: Callable[[Path], Awaitable[None]]) -> Sentence:
             wait_for_no_flush,
             alone(tests.test_what_a_view_holds_of_flushed_buffers_causes_no_flushes_and_stops_no_writer),
         ),
+        (open_as_it_was, alone(tests.test_an_engine_that_is_opened_again_has_the_filters_and_the_shared_cache)),
         (clear_beside_a_flush, tests.test_a_state_is_cleared_while_it_is_flushed),
     ],
     ids=lambda each: getattr(each, "__name__", ""),

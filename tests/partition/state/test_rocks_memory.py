@@ -206,6 +206,24 @@ async def test_each_kind_of_memory_is_counted(tmp_path: Path) -> None:
     engine.close()
 
 
+async def test_an_engine_that_is_opened_again_has_the_filters_and_the_shared_cache(tmp_path: Path) -> None:
+    """The library goes by options that stand beside the files, unless it is told ours: a cache for each engine, and no
+    filters."""
+    rows = [(b"%05d" % number, Random(number).randbytes(1000)) for number in range(4000)]
+    engine = RocksEngine(str(tmp_path / "a"), memory=RocksMemory(BUDGET))
+    write(engine, *rows)
+    await flushed(engine)
+    indexes = engine.index_bytes()
+    engine.close()
+    memory = RocksMemory(BUDGET)
+    engine = RocksEngine(str(tmp_path / "a"), memory=memory)
+    assert engine.index_bytes() == indexes
+    for key, value in rows:
+        assert engine.get(key) == value
+    assert memory.statistics()["block_bytes"] > 3_000_000
+    engine.close()
+
+
 async def test_a_state_is_cleared_while_it_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = RocksEngine(str(tmp_path / "a"), memory=RocksMemory(8 * BUDGET), write_buffer_bytes=8 * BUDGET)
     for _ in range(5):
