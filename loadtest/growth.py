@@ -4,8 +4,8 @@
 
 A three-node cluster is started in a scratch folder and filled to one size after the other, with random values of 100
 bytes. At each size redis-benchmark sets and gets keys that are there, by 50 connections to one node; then all processes
-are stopped, started again, and it is taken how long it is until every partition serves. Rates fall with a machine that
-does something else: the first size is the measure of the others.
+are stopped, started again, and it is taken how long it is until every partition serves; and what the keys take of
+memory and disks. Rates fall with a machine that does something else: the first size is the measure of the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import as_table
@@ -22,10 +23,10 @@ from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line
-from loadtest.bytes_per_key import Puts, memory_mb, put_all
+from loadtest.bytes_per_key import Puts, memory_mb, metrics_of, put_all
 from loadtest.generator.options import path_word
 
-OFFSETS = range(52_000, 56_000, 100)
+OFFSETS = range(24_000, 24_300, 100)
 PROBE = 20_000
 """Requests that tell how many a line takes."""
 
@@ -42,7 +43,9 @@ def grow(sizes: Sequence[int], partitions: int, seconds: float) -> Iterator[dict
                 there = size
                 row |= _latencies(file, size, seconds)
                 row["rss_mb"] = round(memory_mb(file)["nodes Rss"])
+                row |= _engines(file)
                 cluster.down()
+                row |= _disk(cluster.data_dir, size)
                 began = time.monotonic()
                 file = cluster.up(Wish(data_dir=cluster.data_dir))
                 yield row | {"restart_s": round(time.monotonic() - began, 1)}
@@ -61,6 +64,34 @@ def _latencies(cluster: ClusterFile, size: int, seconds: float) -> dict[str, flo
     return found
 
 
+def _engines(cluster: ClusterFile) -> dict[str, float]:
+    """What the states of all nodes have in memory of the keys."""
+    numbers = [metrics_of(node.http) for node in cluster.nodes]
+    return {
+        f"{kind}_mb": round(sum(each[f"engine_{kind}_bytes"] for each in numbers) / 1e6, 1)
+        for kind in ("index", "block", "buffer")
+    }
+
+
+def _disk(data_dir: Path, keys: int) -> dict[str, int]:
+    """Bytes of the disks for each key, three copies together: the states' files, and the log that is kept beside."""
+    states, journals = (_allocated(data_dir, folder) for folder in ("partitions", "bookie"))
+    return {"state_bytes_per_key": round(states / keys), "log_bytes_per_key": round(journals / keys)}
+
+
+def _allocated(data_dir: Path, folder: str) -> int:
+    return sum(each.stat().st_blocks * 512 for each in data_dir.glob(f"*/{folder}/**/*") if each.is_file())
+
+
+def relative(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row with its p99 as times that of the first."""
+    return [
+        row
+        | {f"{each}_p99_times": round(row[f"{each}_p99_ms"] / rows[0][f"{each}_p99_ms"], 2) for each in ("set", "get")}
+        for row in rows
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="100000,1000000,10000000")
@@ -72,6 +103,7 @@ def main() -> None:
     for row in grow(sorted(map(int, words.sizes.split(","))), words.partitions, words.seconds):
         print(row, file=sys.stderr, flush=True)
         rows.append(row)
+    rows = relative(rows)
     print(as_table(rows))
     if words.out is not None:
         words.out.parent.mkdir(parents=True, exist_ok=True)

@@ -23,12 +23,13 @@ from tests.sim.breakages import mutants as clusters
 SEEDS = range(60)
 BY_PYTEST = (
     "tests/partition/leading/test_mutants.py",
+    "tests/partition/state/test_memory_mutants.py",
     "tests/models",
     "tests/sim/recovering/test_mutants.py",
     "tests/server/access/test_mutants.py",
 )
-"""Suites whose tests break something themselves: a leader's, an auditor's or a guard's code, or a model by one of its
-rules."""
+"""Suites whose tests break something themselves: a leader's, an auditor's, a guard's or a budget's code, or a model by
+one of its rules."""
 BREAKS = ("test_a_broken_", "test_without_")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 ENTRY_BYTES_LIMIT = 1 << 20
 """With one large operation beyond it an entry is still one that bookies take: less than 5 MiB."""
+WRITE_BUFFER_BYTES_MIN, MEMORY_BYTES_MIN = 1 << 20, 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +48,10 @@ class PartitionConfig:
     lead_back_s: float = 8.0
     """How long the replica that the ring prefers must have been up before it gets the lead back."""
     write_buffer_bytes: int = 16 << 20
-    """Of the engine: what gathers in memory before it becomes a file."""
-    block_cache_bytes: int = 32 << 20
-    """Of the engine: blocks of files kept in memory."""
+    """Of each engine: what gathers in memory before it becomes a file, within `memory_bytes` of them all."""
+    memory_bytes: int = 256 << 20
+    """Of the engines of all partitions together: what gathers in memory, blocks of files, and the files' indexes
+    (kvstore/partition/state/rocks_memory.py)."""
 
     @property
     def listed_lease_ms(self) -> int:
@@ -70,6 +72,8 @@ class PartitionConfig:
                 ("retry_window_ms", 1, self.retry_window_ms),
                 ("retry_results_max", 1, self.retry_results_max),
                 ("check_every", 1, self.check_every),
+                ("write_buffer_bytes", WRITE_BUFFER_BYTES_MIN, self.write_buffer_bytes),
+                ("memory_bytes", MEMORY_BYTES_MIN, self.memory_bytes),
             )
             if value < least
         ]

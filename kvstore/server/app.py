@@ -120,6 +120,8 @@ class Node:
         self.tls: TlsTold | None = None
         self.log_output = Output(config.log_output)
         """That of the process, if who called `serve` has opened one."""
+        self.engine_statistics: Callable[[], Mapping[str, int]] = dict
+        """What the partitions' states take of the memory that they share; who called `serve` knows."""
 
     def not_ready(self) -> list[str]:
         """Why clients should use another server; empty if this one answers for what it hosts and forwards the rest.
@@ -172,6 +174,7 @@ class Node:
                 **self.logins.statistics(),
                 **self.env.slow.statistics(),
             }
+            found["engine"] = self.engine_statistics()
             heat = self.load_sampler.numbers()
             found["partitions"] = {
                 str(each): {**table, "load": heat.get(each)} if each in heat else table

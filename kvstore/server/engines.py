@@ -24,6 +24,7 @@ from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.engine_rocks import EngineDamaged, RocksEngine
+from kvstore.partition.state.rocks_memory import RocksMemory
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Engines:
 
     def __init__(self, disk: Disk, config: PartitionConfig, end: Callable[[str], None]) -> None:
         self._disk, self._config, self._end = disk, config, end
+        self._memory = RocksMemory(config.memory_bytes)
         self._delete([f"partitions/{name}" for name in self._disk.list("partitions") if _REMOVED.fullmatch(name)])
 
     def open(self, partition: PartitionId) -> Engine:
@@ -81,6 +83,10 @@ class Engines:
         names = self._disk.list("partitions")
         return [PartitionId(name) for name in names if not (_RETIRED.fullmatch(name) or _REMOVED.fullmatch(name))]
 
+    def statistics(self) -> dict[str, int]:
+        """Return what the states that are open take of the memory that they share."""
+        return self._memory.statistics()
+
     def _take_back(self, partition: PartitionId) -> None:
         """Of a replica that has come back: others count on nothing that it has, but it may be all that is left."""
         found = [each for each in self._retired() if each[0] == partition]
@@ -117,8 +123,8 @@ class Engines:
         self._disk.mkdir(path)
         return RocksEngine(
             self._disk.real_path(path),
+            memory=self._memory,
             write_buffer_bytes=self._config.write_buffer_bytes,
-            block_cache_bytes=self._config.block_cache_bytes,
             on_damage=partial(self._note_damage, partition),
         )
 

@@ -206,8 +206,8 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             age_retired=engines.age_retired,
             doors=partial(_doors, process.certificates),
         ) as node:
-            node.resident_bytes, node.log_output = _resident_bytes, process.output
-            node.tls = process.tls
+            node.resident_bytes, node.engine_statistics = _resident_bytes, engines.statistics
+            node.log_output, node.tls = process.output, process.tls
             process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)

@@ -28,9 +28,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def damage(path: Path) -> None:
     """As if an entry had been applied wrongly."""
     config = PartitionConfig()
-    engine = RocksEngine(
-        str(path), write_buffer_bytes=config.write_buffer_bytes, block_cache_bytes=config.block_cache_bytes
-    )
+    engine = RocksEngine(str(path), write_buffer_bytes=config.write_buffer_bytes)
     meta = engine.get(rows.META_KEY)
     assert meta is not None
     found = rows.meta_of(meta)

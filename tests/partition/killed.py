@@ -16,7 +16,7 @@ ENTRIES_PER_FLUSH = 400
 
 def open_engine(path: str) -> RocksEngine:
     """With a buffer so small that the engine makes files by itself all the time."""
-    return RocksEngine(path, write_buffer_bytes=64 << 10, block_cache_bytes=1 << 20)
+    return RocksEngine(path, write_buffer_bytes=64 << 10)
 
 
 async def flush(state: State) -> None:

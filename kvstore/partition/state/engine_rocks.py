@@ -1,4 +1,4 @@
-"""The engine on disk: RocksDB through rocksdict. The only file that knows it.
+"""The engine on disk: RocksDB through rocksdict, which only this file and rocks_memory.py know.
 
 Its own log is off, and everything stands in one column family under key prefixes: with two, a flush of one and a kill
 leave one family's rows without the other's.
@@ -18,7 +18,6 @@ from typing import Any
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
-    Cache,
     DBCompressionType,
     Options,
     Rdict,
@@ -29,6 +28,7 @@ from rocksdict import (
 
 from kvstore.env.clock import SystemClock
 from kvstore.partition.state.engine import Batch, ViewClosed
+from kvstore.partition.state.rocks_memory import RocksMemory
 
 BLOOM_BITS_PER_KEY = 10
 MEMTABLES_PER_FILE = 16
@@ -51,6 +51,11 @@ has flushed by itself, which it tries every 5 s. A compaction that finds none co
 LOOK_S = 0.1
 """Between two looks at what others do to the disk."""
 READAHEAD_BYTES = 256 << 10
+ARENA_BYTES = 16 << 10
+"""The step in which a table in memory grows. With the library's eighth of a table, hundreds of engines that are hardly
+written to would fill a node's budget with empty steps."""
+BLOOM_SHARE = 0.02
+"""Of a table in memory, its filter: some 20 bits for each row. It is there as a whole from the first row on."""
 BYTES_PER_SYNC = 512 << 10
 """A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
 
@@ -70,16 +75,17 @@ class RocksEngine:
         self,
         path: str,
         *,
+        memory: RocksMemory | None = None,
         write_buffer_bytes: int = 16 << 20,
-        block_cache_bytes: int = 32 << 20,
         on_damage: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Raises OSError; EngineDamaged if the files are damaged. Damage that is found later is told to `on_damage` as
-        well, in any thread."""
+        """Open it, within the budget of `memory`; None: one of its own. Raises OSError; EngineDamaged if the files are
+        damaged. Damage that is found later is told to `on_damage` as well, in any thread."""
         self._path = path
+        self._memory = memory or RocksMemory()
         self._on_damage: Callable[[str], None] = lambda _: None
         self._memtable_bytes = max(MEMTABLE_BYTES_MIN, write_buffer_bytes // MEMTABLES_PER_FILE)
-        self._options = _options(self._memtable_bytes, block_cache_bytes)
+        self._options = _options(self._memtable_bytes, self._memory)
         self._now = SystemClock().now
         self._look_at = 0.0
         """When it is looked again whether it is behind, or after `_bytes_to_look` of writes."""
@@ -88,10 +94,14 @@ class RocksEngine:
         self._views: dict[RocksView, None] = {}
         self._open()
         self._on_damage = on_damage
+        self._memory.add(self)
 
     def _open(self) -> None:
+        # Without options of its own, the family of an engine that is opened again gets those that stand beside its
+        # files, and these do not say all: a cache of blocks for each engine, and no filters.
+        options = self._options
         try:
-            self._db = Rdict(self._path, self._options, access_type=AccessType.read_write())
+            self._db = Rdict(self._path, options, {"default": options}, access_type=AccessType.read_write())
         except Exception as error:  # rocksdict raises nothing narrower, here and below
             raise self._failed(error) from error
         write_options = WriteOptions()
@@ -142,9 +152,23 @@ class RocksEngine:
         return False
 
     def _looks_behind(self) -> bool:
+        self._memory.look()
         memtables = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
         files = int(self._db.property_value(_FILES) or 0)
-        return memtables >= BEHIND_MEMTABLES or files >= BEHIND_FILES or not self._has_room()
+        is_slow = memtables >= BEHIND_MEMTABLES or files >= BEHIND_FILES
+        return is_slow or self._memory.is_over() or not self._has_room()
+
+    def unflushed_bytes(self) -> int:
+        """Return the size of the tables in memory that are not in a file yet."""
+        return self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0
+
+    def index_bytes(self) -> int:
+        """Return the size of its files' indexes and filters, which are in memory outside the block cache."""
+        return self._db.property_int_value("rocksdb.estimate-table-readers-mem") or 0
+
+    def flush_to_free(self) -> Future[OSError | None]:
+        """Write the tables in memory to a file, in the engine's thread."""
+        return self._threads.submit(self._flush)
 
     def _has_room(self) -> bool:
         disk = os.statvfs(self._path)
@@ -198,6 +222,7 @@ class RocksEngine:
         return None
 
     def clear(self) -> None:
+        self._end_flushes()
         self._close_views()
         self._db.close()
         try:
@@ -206,7 +231,12 @@ class RocksEngine:
             raise self._failed(error) from error
         self._open()
 
+    def _end_flushes(self) -> None:
+        """Wait for those under way: the library refuses to close beside them."""
+        self._threads.submit(int).result()
+
     def close(self) -> None:
+        self._memory.remove(self)
         self._threads.shutdown(wait=True)
         self._close_views()
         try:
@@ -306,20 +336,22 @@ def _iterator(db: Rdict, end: bytes) -> Any:
     return db.iter(options)
 
 
-def _options(memtable_bytes: int, block_cache_bytes: int) -> Options:
+def _options(memtable_bytes: int, memory: RocksMemory) -> Options:
     table = BlockBasedOptions()
     table.set_bloom_filter(BLOOM_BITS_PER_KEY, block_based=False)
-    table.set_block_cache(Cache(block_cache_bytes))
+    table.set_block_cache(memory.cache)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
+    options.set_write_buffer_manager(memory.buffers)
     options.set_write_buffer_size(memtable_bytes)
+    options.set_arena_block_size(ARENA_BYTES)
     options.set_min_write_buffer_number_to_merge(MEMTABLES_PER_FILE)
     options.set_max_write_buffer_number(MEMTABLES_MAX)
     # One thread writes: the memtable needs no atomic inserts.
     options.set_allow_concurrent_memtable_write(False)
     # Most puts first look up a key that is not there.
-    options.set_memtable_prefix_bloom_ratio(0.05)
+    options.set_memtable_prefix_bloom_ratio(BLOOM_SHARE)
     options.set_memtable_whole_key_filtering(True)
     options.set_level_zero_file_num_compaction_trigger(FILES_TO_COMPACT)
     options.set_level_zero_slowdown_writes_trigger(FILES_SLOWDOWN)

@@ -357,6 +357,24 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_watches_too_slow_total",
         "Watches ended since their clients took nothing for a minute.",
     ),
+    # The engines of all replicas here.
+    "engine_memory_budget_bytes": (
+        "engine_memory_budget_bytes",
+        "What the partitions' states may have in memory together: `[partition] memory_bytes`.",
+    ),
+    "engine_buffer_bytes": (
+        "engine_buffer_bytes",
+        "Of that, write buffers: rows that are not in a file yet, or that a pin holds. Writes wait at three quarters.",
+    ),
+    "engine_block_bytes": ("engine_block_bytes", "Of that, cached blocks of files."),
+    "engine_index_bytes": (
+        "engine_index_bytes",
+        "Of that, indexes and filters of files: all of them, and beyond the budget if they do not fit.",
+    ),
+    "engine_flushes_for_memory": (
+        "engine_flushes_for_memory_total",
+        "Write buffers that became files before they were full, since all together were too large.",
+    ),
     # One partition's replica; `leading` only where it leads.
     "partition_is_leader": ("partition_is_leader", "1 where this node leads the partition and answers for it."),
     "partition_is_in_doubt": (
