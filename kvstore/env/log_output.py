@@ -158,7 +158,7 @@ def is_there(logger: str) -> bool:
 
 
 class _Head:
-    """What each line has beside its message."""
+    """Adds what each line has beside its message."""
 
     def __init__(self, process: str) -> None:
         self._process = process
