@@ -3,24 +3,27 @@ library's loggers; structlog makes the lines."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import logging.handlers
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-import structlog
-from structlog.typing import EventDict, Processor
 
 from kvstore.env.log_config import LogFormat, LogOutput
 from kvstore.env.log_fields import as_plain, fields_of, on_one_line
 from kvstore.env.log_limit import WINDOW_S, LogLimit
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor
 
 FILE_BYTES_MAX = 16 << 20
 FILES = 4
@@ -32,6 +35,24 @@ LOUD = ("kazoo",)
 """Libraries that say at INFO what nobody needs."""
 LOGGERS_SET_MAX = 64
 """Loggers with a level of their own."""
+
+
+def _structlog() -> Any:
+    """Import structlog as it is where rich is not installed: it would take that in for logs on terminals, and a node's
+    memory has no room for what draws there (tests/cli/test_node_run.py)."""
+    modules: dict[str, Any] = sys.modules
+    known = modules.get("rich")
+    modules["rich"] = None  # to import it fails
+    try:
+        return importlib.import_module("structlog.stdlib")
+    finally:
+        if known is None:
+            del modules["rich"]
+        else:
+            modules["rich"] = known
+
+
+_STRUCTLOG = _structlog()
 
 
 class Output:
@@ -122,9 +143,9 @@ def rotating(path: Path) -> logging.Handler:
 
 def formatter(format: LogFormat, process: str) -> logging.Formatter:
     """Make lines of records."""
-    ends: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    ends: list[Processor] = [_STRUCTLOG.ProcessorFormatter.remove_processors_meta]
     ends.append(_as_json if format is LogFormat.JSON else _as_text)
-    made: logging.Formatter = structlog.stdlib.ProcessorFormatter(
+    made: logging.Formatter = _STRUCTLOG.ProcessorFormatter(
         foreign_pre_chain=[_Head(process)], processors=ends, pass_foreign_args=True
     )
     return made
@@ -137,7 +158,7 @@ def is_there(logger: str) -> bool:
 
 
 class _Head:
-    """What each line has beside its message."""
+    """Adds what each line has beside its message."""
 
     def __init__(self, process: str) -> None:
         self._process = process

@@ -38,7 +38,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Profile:
-    """What was seen in `took_s` seconds."""
+    """Stacks that were seen in `took_s` seconds."""
 
     stacks: dict[Stack, Seen] = field(default_factory=dict)
     looks: int = 0

@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What a server tells of its operations."""
+    """Settings of a server's operations."""
 
     slow_ms: int = 100
     """Operations that took longer are in the slow log, with where the time went; 0: none is."""

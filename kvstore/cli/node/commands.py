@@ -1,4 +1,4 @@
-"""What `kvstore node` asks of one node about itself: `log-level`, `slow-log`, `profile`."""
+"""Commands that ask one node about itself: `kvstore node log-level`, `slow-log`, `profile`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOTTEST = 10
 
 
 class Picture(StrEnum):
-    """As what a profile is written."""
+    """The form in which a profile is written."""
 
     SVG = "svg"
     SPEEDSCOPE = "speedscope"

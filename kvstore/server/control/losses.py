@@ -1,4 +1,4 @@
-"""What a node of its cluster has lost, and has back: the metadata store, an ack quorum of bookies, leaders. Decides
+"""Losses of a node's cluster, and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
 only; loss_watch.py looks and writes it to the log (docs/operations.md, Logs)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMED_MAX = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What the node sees at one moment."""
+    """The view that the node has at one moment."""
 
     metadata: str = "connected"
     """The state of the session: connected, suspended or lost."""
@@ -135,8 +135,8 @@ def named(partitions: list[PartitionId]) -> str:
 
 
 def _follow(known: _Loss | None, reason: str, now: float) -> tuple[_Loss | None, _Loss | None]:
-    """What is known of a loss by now, and the same if it is to be told: that it is lost or, without a reason, that it
-    is back."""
+    """Return a loss as it is known by now, and the same if it is to be told: that it is lost or, without a reason, that
+    it is back."""
     if not reason:
         return None, known if known is not None and known.is_told else None
     if known is None:

@@ -1,4 +1,4 @@
-"""What operators ask of one node about itself alone: the levels of its log, its slow log, a
+"""Answers to operators about one node alone: the levels of its log, its slow log, a
 profile of its threads."""
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Dispatcher:
         self._progress[partition] = (max(known[0], seq), max(known[1], time_ms))
 
     def under_way(self) -> tuple[Mapping[ServerId, Flight], Mapping[PartitionId, list[Pending]]]:
-        """What links carry, and what waits for a leader."""
+        """Return what links carry, and what waits for a leader."""
         return self._router.ways.flights, self._router.waiting.lines
 
     def statistics(self) -> dict[str, int]:
