@@ -6,6 +6,8 @@ What kazoo would do and must not, and what is done about it here:
 - It queues requests while disconnected, without bound, and sends them whenever it is back, even in a new session.
   GuardedClient refuses a request unless the connection stands, under one lock with the change of state, so that its
   queue is empty whenever it connects.
+- It wakes its thread by a byte for each request, through a pair of sockets that takes 277 of them and then blocks the
+  event loop, which has the lock that the thread wants. A pipe takes 64 Ki, and the queue is bounded.
 - It never notices a silent server while requests keep it busy, since each counts as a ping. A call past its deadline
   breaks the connection (`break_connection`).
 - Its thread ends for good after an answer that it does not understand. Session starts a new client then.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +30,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, SessionClosedRequireSaslError
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
@@ -48,11 +52,42 @@ RESTART_DELAY_S = 1.0
 REFUSED_DELAY_S = 5.0
 """Between a login that was refused and the next one."""
 CLOSE_TIMEOUT_S = 3.0
+QUEUED_MAX = 4_000
+"""Requests that wait for kazoo's thread; what goes beyond is refused. A byte for each fits in a pipe of one page."""
 _ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 
 
 class NotSent(Exception):
     """The request was refused before it left this process."""
+
+
+class PipeEnd:
+    """An end of a pipe, with the methods of a socket that kazoo calls."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def recv(self, size: int) -> bytes:
+        return os.read(self._fd, size)
+
+    def send(self, data: bytes) -> int:
+        return os.write(self._fd, data)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1  # the number may soon be another file's
+        if fd >= 0:
+            os.close(fd)
+
+
+class PipeHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Kazoo's threads, woken through a pipe."""
+
+    def create_socket_pair(self) -> tuple[PipeEnd, PipeEnd]:
+        reader, writer = os.pipe()
+        return PipeEnd(reader), PipeEnd(writer)
 
 
 class GuardedClient(KazooClient):  # type: ignore[misc]
@@ -62,7 +97,7 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
     def __init__(self, changed: Callable[[GuardedClient, str], None], **options: Any) -> None:
         self._changed = changed
         self._guard = threading.RLock()
-        super().__init__(**options)
+        super().__init__(handler=PipeHandler(), **options)
         self._authenticate = self._connection._authenticate_with_sasl
         self._connection._authenticate_with_sasl = self._authenticate_or_fail
 
@@ -77,6 +112,10 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         with self._guard:
             if self._state != KeeperState.CONNECTED:
                 raise NotSent(f"the connection is {self._state}")
+            # A watch that is refused on a connection that stands would be armed no more: the next connection does that.
+            is_exempt = request is _CONNECTION_DROP or getattr(request, "watcher", None) is not None
+            if len(self._queue) >= QUEUED_MAX and not is_exempt:
+                raise NotSent(f"{QUEUED_MAX} requests wait already")
             return super()._call(request, async_object)
 
     def _session_callback(self, state: str) -> None:

@@ -1,4 +1,4 @@
-"""Which write buffers of a node become files when together they are too large. Decides only."""
+"""Choice of the write buffers of a node that become files when together they are too large. Decides only."""
 
 from __future__ import annotations
 

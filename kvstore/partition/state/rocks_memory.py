@@ -1,4 +1,4 @@
-"""The memory of all engines of a node, within one budget.
+"""Memory of all engines of a node, within one budget.
 
 Three things take it. *Write buffers*, what is not in a file yet: beyond half of the budget the largest are flushed, and
 beyond three quarters writers wait for these flushes. *Indexes and filters* of files, all of them:
@@ -35,7 +35,7 @@ LOOK_SHARE = 1 / 16
 
 
 class Engine(Protocol):
-    """What is asked of an engine that shares the budget."""
+    """An engine that shares the budget."""
 
     def unflushed_bytes(self) -> int: ...
     def index_bytes(self) -> int: ...
@@ -43,8 +43,7 @@ class Engine(Protocol):
 
 
 class RocksMemory:
-    """What the engines share: a cache of blocks, and the count of their write buffers. Calls are made on the event
-    loop."""
+    """A cache of blocks and a count of write buffers that all engines share. Calls are made on the event loop."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES, now: Callable[[], float] | None = None) -> None:
         self.budget_bytes = budget_bytes
