@@ -91,7 +91,7 @@ async def served(
     """`is_old`: as our bookies were before START_TLS."""
     env = real_env(directory, tls=tls)
     shelf = await Shelf(env, tiny(segment_bytes=1 << 20)).start()
-    service = BookieService(shelf.storage, tiny(), is_user)
+    service = BookieService(shelf.storage, tiny(), is_user=is_user)
     prelude = None if is_old else lambda: BookiesPrelude(service.refused_plain)
     listener = await env.transport.listen("127.0.0.1:0", service.handler, prelude=prelude)
     try:

@@ -90,7 +90,11 @@ def test_the_bytes_in_the_metadata_store_stay_as_they_are() -> None:
         b'{"format":1,"is_on":true,"users":[{"name":"root","password":"' + HASH.encode() + b'","roles":["admin"]}],'
         b'"roles":[{"name":"r","grants":[{"right":"read","prefix":"YS8="}]}]}'
     )
-    assert codec.encode(decoded(data)) == data
+    with_tokens = (
+        data[:-1] + b',"tokens":[{"id":"0123456789ab","user":"root","hash":"' + b"ab" * 32 + b'","expires_ms":5}]}'
+    )
+    assert codec.encode(decoded(with_tokens)) == with_tokens
+    assert codec.encode(decoded(data)) == data[:-1] + b',"tokens":[]}', "from before there were tokens"
     with pytest.raises(UndecodableNode):
         decoded(data.replace(b'"read"', b'"rea"'))
     for damaged in (
