@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 """Between attempts to make the next segment, or to write, on a full disk."""
 LOOK_S = 5.0
-"""Between two looks at the room that others have left on the disk."""
+"""Between two looks at the room that others have left on the disk, while they leave enough."""
 
 
 class SegmentSupply:
@@ -82,7 +82,10 @@ class SegmentSupply:
     # docs/protocol.md B9
     def look(self) -> None:
         """Look now and then how much room there is: while there is a segment ahead nothing else does."""
-        self._look = self._loop.call_later(LOOK_S, self.look)
+        self._see()
+        self._look = self._loop.call_later(RETRY_S if self.is_scarce else LOOK_S, self.look)
+
+    def _see(self) -> None:
         try:
             free, reserve = self._free_bytes(), self._config.reserve_bytes
         except OSError as error:
