@@ -156,9 +156,7 @@ def stands(cluster: Cluster, partition: str) -> list[dict[str, object]]:
 def take_rows(place: Path) -> None:
     """Take rows from a state of a node that is down; its meta row still says that they are there."""
     config = PartitionConfig()
-    engine = RocksEngine(
-        str(place), write_buffer_bytes=config.write_buffer_bytes, block_cache_bytes=config.block_cache_bytes
-    )
+    engine = RocksEngine(str(place), write_buffer_bytes=config.write_buffer_bytes)
     batch = engine.batch()
     for number, (row_key, _) in enumerate(list(engine.iterate(*rows.ALL_DATA))):
         if number % DAMAGED_EVERY == 0:
