@@ -59,7 +59,11 @@ class Tab:
                 result: dict[str, Any] = message["result"]
                 return result
             if message.get("method") in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
-                self.complaints.append(str(message["params"]))
+                params = message["params"]
+                if (
+                    params.get("entry", {}).get("source") != "network"
+                ):  # an answer that is no success, which is no fault
+                    self.complaints.append(str(params))
 
     async def text_of(self, id: str) -> str:
         """The text of an element; empty while there is none."""

@@ -35,5 +35,6 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+    settings = ("partition.memory_bytes=67108864",)  # so that what a server holds of a restore is seen beside it
+    with running_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as running:
         yield running
