@@ -168,16 +168,7 @@ def test_a_certificate_alone_reads_nothing_and_a_wrong_password_neither(cluster:
 
 def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:
     files = f'. "{folder_of(cluster).environment}"; unset KVSTORE_METADATA_USER KVSTORE_METADATA_PASSWORD_FILE; '
-    command = [
-        sys.executable,
-        "-m",
-        "kvstore",
-        "ledger",
-        "list",
-        "--metadata",
-        "--data-dir",
-        str(cluster.local.data_dir),
-    ]
+    command = [sys.executable, "-m", "kvstore", "ledger", "list", "--metadata", cluster.file.zookeeper]
     answer = subprocess.run(
         ["sh", "-c", f'{files}exec "$@"', "sh", *command], capture_output=True, text=True, timeout=120, check=False
     )
