@@ -60,9 +60,9 @@ class Tab:
                 return result
             if message.get("method") in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
                 params = message["params"]
-                if (
-                    params.get("entry", {}).get("source") != "network"
-                ):  # an answer that is no success, which is no fault
+                entry = params.get("entry", {})
+                # Live events are refused while the metadata store is away, and asked for again.
+                if entry.get("source") != "network" or not entry.get("url", "").endswith("/ui/live"):
                     self.complaints.append(str(params))
 
     async def text_of(self, id: str) -> str:
