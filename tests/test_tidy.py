@@ -76,7 +76,7 @@ FUNCTION_LINES_MAX = 60
 PACKAGE_FILES_MAX = 28
 CLASS_METHODS_MAX = 25
 # Ratchets: what was longer when the limit came, and how long. The numbers only shrink.
-LONG_FILES: dict[str, int] = {"kvstore/server/app.py": 511}
+LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 
 KVSTORE = sources("kvstore")

@@ -27,7 +27,8 @@ from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.connect import Store, connect
 from kvstore.server.access.http_doorman import HttpDoorman
-from kvstore.server.app import Node, serve
+from kvstore.server.app import Node
+from kvstore.server.composition import serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
 from kvstore.server.grpc.door import GrpcDoor

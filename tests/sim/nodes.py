@@ -1,5 +1,5 @@
-"""One node of a simulated cluster: the real composition (kvstore.server.app) on a simulated machine, with engines in
-memory and a session of the simulated metadata store."""
+"""One node of a simulated cluster: the real composition (kvstore.server.composition) on a simulated machine, with
+engines in memory and a session of the simulated metadata store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvstore.env.secret import ClusterSecret
 from kvstore.errors import ConfigError, MetadataError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.partition import Partition
-from kvstore.server import app
+from kvstore.server import app, composition
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.routing.events import Command, Event
 from kvstore.server.routing.router import Router
@@ -183,7 +183,7 @@ class Node:
         try:
             self.store = store = await self._connect()
             engines = self.engines
-            context = app.serve(
+            context = composition.serve(
                 self.config, env=env, store=store, secret=SECRET, open_engine=engines.open,
                 retire_engine=engines.retire, find_engines=engines.find, age_retired=engines.age_retired,
                 spoil_engine=engines.spoil,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.server import app
+from kvstore.server import composition
 from kvstore.wal.config import Keepers
 from tests.sim.nodes import SECRET, Node
 from tests.sim.stories.scenarios import Stage, knobs, play
@@ -23,7 +23,7 @@ async def starts_without_a_bookie(stage: Stage, node: Node) -> None:
     engines = node.engines
     env = stage.world.env(node.name)
     try:
-        async with app.serve(config, env=env, store=store, secret=SECRET, open_engine=engines.open):
+        async with composition.serve(config, env=env, store=store, secret=SECRET, open_engine=engines.open):
             pass
     finally:
         await store.close()

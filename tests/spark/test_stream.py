@@ -13,6 +13,7 @@ from examples.analytics import hottest, sizes, value_sizes
 from kvstore.client import Client
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.pins import list_pins, unpin
+from kvstore.devcluster.settings import Setting, with_settings
 from tests.cluster.harness import Cluster
 from tests.spark.jobs import command, fill
 from tests.waiting import wait_until_blocking
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
-SMALL_LEDGERS = """
-[partition]
-retention_ms = 1
-trim_s = 0.2
-flush_s = 0.2
-[log]
-roll_entries = 5
-check_every_s = 0.1
-"""
+SMALL_LEDGERS = [
+    Setting("partition.retention_ms", 1),
+    Setting("partition.trim_s", 0.2),
+    Setting("partition.flush_s", 0.2),
+    Setting("log.roll_entries", 5),
+    Setting("log.check_every_s", 0.1),
+]
 Change = tuple[str, bytes, bytes | None, int]
 """Partition, key, value, version."""
 
@@ -198,11 +197,13 @@ def keep_little(cluster: Cluster) -> None:
             else:
                 unpin(cluster.url, each)  # another test's; it would hold the log, too
     for node in cluster.file.nodes:
-        if SMALL_LEDGERS in Path(node.config).read_text():
+        config = Path(node.config)
+        text = config.read_text()
+        wanted = with_settings(text, SMALL_LEDGERS, what=node.config)
+        if wanted == text:
             continue
         cluster.kill(node.id)
-        with Path(node.config).open("a") as config:
-            config.write(SMALL_LEDGERS)
+        config.write_text(wanted)
         cluster.start_node(node.id)
         cluster.wait_ready(node.id)
 

@@ -1,0 +1,299 @@
+"""The composition root: wires one node from its configuration, its ports and its metadata store. No sockets, no threads
+here.
+
+The simulation runs the same composition; doors that need the real world (gRPC, HTTP) are opened by whoever calls
+`serve`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields, replace
+from functools import partial
+
+from kvstore.autorecovery.auditor import Auditor
+from kvstore.autorecovery.damage import DamageReports
+from kvstore.autorecovery.worker import Worker
+from kvstore.bookie import Bookie, BookieConfig, refuse_to_strand
+from kvstore.env import Env
+from kvstore.env.secret import ClusterSecret
+from kvstore.env.slow_log import SlowLog
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.state.entry import is_release
+from kvstore.server.access.doorman import StreamDoorman
+from kvstore.server.access.follow import Follower
+from kvstore.server.app import VERSION, Node
+from kvstore.server.config import NodeConfig, Role
+from kvstore.server.control.dating import DATES, Dating, JudgedClock
+from kvstore.server.control.ledger_survey import LEDGERS, LedgerSurvey
+from kvstore.server.control.load_sampler import LOADS, LoadSampler
+from kvstore.server.control.loss_watch import LossWatch
+from kvstore.server.control.progress import MOVES, Progress
+from kvstore.server.control.steward import Steward
+from kvstore.server.control.surveyor import STATUS, Surveyor
+from kvstore.server.feed.end import latest_of
+from kvstore.server.feed.feeds import Feeds
+from kvstore.server.grpc.session import Sessions
+from kvstore.server.grpc.stream import SessionStreams
+from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
+from kvstore.server.ledger_passwords import made_with, password_of
+from kvstore.server.peer.links import PeerLinks
+from kvstore.server.peer.node_peers import NodePeers, credentials_of
+from kvstore.server.peer.server import PeerServer
+from kvstore.server.redis.door import RespServer
+from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.overdue_watch import OverdueWatch
+from kvstore.server.routing.ring_store import RingStore
+from kvstore.server.routing.topology import Member
+from kvstore.types import BookieId, ServerId
+from kvstore.wal.bookies import Bookies
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.copies.pace import Pace
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.log import PartitionLogs
+from kvstore.wal.ports import LocalBookie
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def serve(
+    config: NodeConfig,
+    *,
+    env: Env,
+    store: MetadataStore,
+    secret: ClusterSecret,
+    open_engine: OpenEngine,
+    retire_engine: RetireEngine | None = None,
+    find_engines: FindEngines | None = None,
+    spoil_engine: SpoilEngine | None = None,
+    age_retired: AgeRetired | None = None,
+    doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
+) -> AsyncIterator[Node]:
+    """A running node; leaving the context hands over what it leads and stops it.
+
+    `retire_engine` sets the state of a replica aside that is not here any more, `age_retired` makes those one older and
+    removes the oldest, `find_engines` lists what is on this disk, `spoil_engine` sets aside the state of a replica that
+    is damaged. `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an
+    address is taken), MetadataUnavailable.
+    """
+    clock = JudgedClock(env.clock, ServerId(config.id))
+    slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
+    node = Node(config, replace(env, clock=clock, slow=slow), store, secret)
+    async with AsyncExitStack() as stack:
+        await _follow_access(node, stack)
+        logs, view, bookies = await _open_log(node, stack)
+        if Role.SERVER in config.plays:
+            await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
+            losses = LossWatch(node.env, node, view)
+            losses.start()
+            stack.push_async_callback(losses.close)
+            if doors is not None:
+                await doors(node, stack)
+            engines = (
+                open_engine,
+                retire_engine or (lambda _: None),
+                find_engines or list,
+                spoil_engine or (lambda _: None),
+                age_retired or (lambda *_: None),
+            )
+            await _host(node, stack, logs, *engines)
+        elif doors is not None:
+            await doors(node, stack)
+        node.is_open = True
+        log.info("node=%s is up: %s", config.id, config.listeners())
+        yield node
+        await node.begin_draining()
+        log.info("node=%s stops", config.id)
+
+
+async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
+    """Know who may do what before any door opens, also on a node that has only bookies: it has an HTTP door."""
+    stack.callback(node.logins.close)
+    follower = Follower(node.env, node.store, node.access)
+    stack.push_async_callback(follower.close)
+    await follower.open()
+
+
+async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, Bookies]:
+    """The node's own bookie, if it has one, the door to all logs, and the bookies behind it."""
+    config, env, store = node.config, node.env, node.store
+    own: tuple[BookieId, LocalBookie] | None = None
+    if Role.BOOKIE in config.plays:
+        advertised = config.told(config.bookie) if config.advertise else ""
+        of_bookie = BookieConfig(
+            name=config.id,
+            id=config.bookie_id,
+            listen=config.bookie,
+            advertise=advertised,
+            zone=config.zone,
+            connections_max=config.limits.bookie_connections_max,
+            **{each.name: getattr(config.storage, each.name) for each in fields(config.storage)},
+        )
+        bookie = Bookie(env, of_bookie, store, made_with(node.secret), node.access.is_user)
+        node.bookie = await stack.enter_async_context(bookie)
+        own = (node.bookie.id, node.bookie.storage)
+    else:
+        await refuse_to_strand(env, config.storage, CookieStore(store))
+    view = BookieView(store)
+    await view.start(env.nursery)
+    instance_id = await LayoutStore(store).instance_id()
+    bookies = Bookies(env, view.address, own=own, cluster=instance_id)
+    stack.callback(bookies.close)
+    choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
+    _open_auditing(node, stack, bookies, choice)
+    pace = Pace(env.clock, config.autorecovery.bytes_per_s)
+    _open_worker(node, stack, LedgerPorts(env.clock, bookies, LedgerStore(store), choice), pace)
+    logs = PartitionLogs(
+        env,
+        store,
+        bookies,
+        choice,
+        is_release=is_release,
+        config=config.log,
+        password_of=password_of(node.secret),
+        instance_id=instance_id,
+        pace=pace,
+        on_marked=node.worker.look if node.worker is not None else lambda: None,
+    )
+    return logs, view, bookies
+
+
+def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pace) -> None:
+    """Let a node with a bookie repair ledgers; and one that has none because its cluster's bookies are external, which
+    nobody else may repair."""
+    settings = node.config.autorecovery
+    if settings.worker and (node.bookie is not None or node.config.is_external):
+        name = node.bookie.id if node.bookie is not None else node.id
+        node.worker = Worker(node.env, node.store, ports, settings, pace, name=name)
+        node.worker.start()
+        stack.push_async_callback(node.worker.close)
+
+
+def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:
+    """The node's candidate for auditor, and who reports what its bookie's scrub finds."""
+    if node.bookie is not None:
+        node.damage_reports = reports = DamageReports(node.env, node.store, node.bookie.id)
+        node.bookie.on_damage(reports.found)
+        reports.start()
+        stack.push_async_callback(reports.close)
+    if node.config.autorecovery.auditor:
+        candidate = node.bookie.id if node.bookie is not None else node.id
+        settings = node.config.autorecovery
+        node.auditor = Auditor(node.env, node.store, settings, candidate, bookies=bookies, choice=choice)
+        node.auditor.start()
+        stack.push_async_callback(node.auditor.close)
+
+
+async def _open_server(
+    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
+) -> None:
+    """Open the parts that take operations, without the partitions themselves."""
+    config, env = node.config, node.env
+    nonce = env.random.randbytes(8).hex()
+    member = Member(
+        id=config.id,
+        resp=config.told(config.resp),
+        grpc=config.told(config.grpc),
+        http=config.told(config.http),
+        bookie=config.told(config.bookie) if Role.BOOKIE in config.plays else "",
+        zone=config.zone,
+        roles=tuple(config.plays),
+        version=VERSION,
+        nonce=nonce,
+    )
+    membership = node.membership = Membership(env, node.store, member)
+    stack.push_async_callback(membership.close)
+    membership.start()
+    await membership.wait_ring()
+    credentials = await credentials_of(env, node.id, node.store, node.secret)
+    node.rings = RingStore(node.store, membership)
+    dispatcher = node.dispatcher = Dispatcher(env, node.id, membership, config.limits)
+    stack.callback(dispatcher.close)
+    forwarded_max = config.limits.forwarded_max
+    node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max)
+    node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer)
+    dispatcher.use_links(node.links)
+    overdue = OverdueWatch(env, dispatcher)
+    overdue.start()
+    stack.push_async_callback(overdue.close)
+    node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
+    stack.push_async_callback(node.dating.close)
+    node.peers.serve_at_once(DATES, node.dating.answer)
+    node.dating.start()
+    node.surveyor = surveyor
+    node.peers.serve_at_once(STATUS, surveyor.answer)
+    stack.push_async_callback(surveyor.close)
+    latest = partial(latest_of, env.clock, dispatcher)
+    node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
+    stack.push_async_callback(node.feeds.close)
+    stack.callback(membership.on_topology(node.feeds.look_at_ring))
+    stack.push_async_callback(node.peers.close)
+    stack.push_async_callback(node.links.close)
+    doorman = StreamDoorman(node.access, node.logins, env.nursery)
+    node.streams = SessionStreams(Sessions(dispatcher, env.clock, env.slow), config.id, doorman)
+    node.resp = RespServer(
+        *(env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts),
+        access=node.access,
+        logins=node.logins,
+        id=node.id,
+    )
+    await node.resp.open(config.resp)
+    stack.push_async_callback(node.resp.close)
+    await membership.announce()
+    stack.push_async_callback(membership.announcement.withdraw)
+
+
+async def _host(
+    node: Node,
+    stack: AsyncExitStack,
+    logs: PartitionLogs,
+    open_engine: OpenEngine,
+    retire_engine: RetireEngine,
+    find_engines: FindEngines,
+    spoil_engine: SpoilEngine,
+    age_retired: AgeRetired,
+) -> None:
+    """The replicas that the ring assigns to this server."""
+    node.hosting = Hosting(
+        node.env,
+        node.id,
+        node.config.partition,
+        node.store,
+        node.membership,
+        node.dispatcher,
+        logs,
+        NodePeers(node.links, node.peers),
+        open_engine,
+        retire_engine,
+        find_engines,
+        spoil_engine,
+        node.rings,
+        node.config.retired_keep_s,
+        age_retired,
+    )
+    await node.hosting.start()
+    stack.push_async_callback(node.hosting.stop)
+    node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
+    node.load_sampler.start()
+    node.peers.serve(LOADS, node.load_sampler.answer)
+    node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
+    stack.push_async_callback(node.ledger_survey.close)
+    node.peers.serve(LEDGERS, node.ledger_survey.answer)
+    node.progress = Progress(node.hosting.leading)
+    node.peers.serve(MOVES, node.progress.answer)
+    stack.push_async_callback(node.load_sampler.close)
+    repair_after_s = node.config.repair_after_s
+    keep_ms = node.config.partition.retention_ms
+    node.steward = Steward(
+        node.env, node.id, node.store, node.membership, node.rings, repair_after_s=repair_after_s, keep_ms=keep_ms
+    )
+    node.steward.start()
+    stack.push_async_callback(node.steward.close)
