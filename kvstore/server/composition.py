@@ -244,6 +244,7 @@ async def _open_server(
         access=node.access,
         logins=node.logins,
         id=node.id,
+        allows_flush=config.server.redis_flush,
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)

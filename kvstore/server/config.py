@@ -68,6 +68,8 @@ class ServerConfig:
 
     slow_ms: int = 100
     """Operations that took longer are in the slow log, with where the time went; 0: none is."""
+    redis_flush: bool = False
+    """Whether Redis' FLUSHDB and FLUSHALL delete all keys of the store; else they are refused."""
 
     def __post_init__(self) -> None:
         if self.slow_ms < 0:

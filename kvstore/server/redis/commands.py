@@ -46,6 +46,9 @@ _OTHER_KINDS = {
     "streams": frozenset(b"XADD XREAD XRANGE XLEN XDEL XTRIM XGROUP XREADGROUP XACK".split()),
     "scripts and functions": frozenset(b"FUNCTION FCALL FCALL_RO".split()),
     "channels": frozenset(b"PUBLISH SUBSCRIBE PSUBSCRIBE SSUBSCRIBE SPUBLISH PUBSUB".split()),
+    "bitmaps": frozenset(b"SETBIT GETBIT BITCOUNT BITPOS BITOP BITFIELD BITFIELD_RO".split()),
+    "places": frozenset(b"GEOADD GEODIST GEOHASH GEOPOS GEORADIUS GEORADIUSBYMEMBER GEOSEARCH GEOSEARCHSTORE".split()),
+    "hyperloglogs": frozenset(b"PFADD PFCOUNT PFMERGE".split()),
 }
 """What Redis has beside strings, for a clear word to those who try."""
 
@@ -63,6 +66,8 @@ class Need(Enum):
     """The right to read some keys: it shows those alone."""
     READ_ALL = auto()
     """The right to read every key."""
+    WRITE_ALL = auto()
+    """The right to write every key."""
     ADMIN = auto()
 
 
@@ -446,6 +451,8 @@ COMMANDS: dict[bytes, Command] = {
     b"KEYS": Command(_special, 2, 2, Need.READ_SOME),
     b"RANDOMKEY": Command(_special, 1, 1, Need.READ_SOME),
     b"DBSIZE": Command(_special, 1, 1, Need.READ_ALL),
+    b"FLUSHDB": Command(_special, 1, 2, Need.WRITE_ALL, Keys(), b"write"),
+    b"FLUSHALL": Command(_special, 1, 2, Need.WRITE_ALL, Keys(), b"write"),
     b"WATCH": _reads(_special, 2, 0, _ALL_KEYS),
     b"UNWATCH": Command(_special, 1, 1, Need.LOGIN),
     b"EVAL": _writes(_special, 3, OPTIONS_MAX, Keys()),

@@ -66,9 +66,11 @@ class RespServer:
         access: Access | None = None,
         logins: Logins | None = None,
         id: ServerId = NOBODY,
+        allows_flush: bool = False,
     ) -> None:
-        """Without `access` nobody is asked who he is. `id`: of the server behind it."""
-        self.id = id
+        """Without `access` nobody is asked who he is. `id`: of the server behind it. `allows_flush`: whether FLUSHDB
+        and FLUSHALL do what they say."""
+        self.id, self.allows_flush = id, allows_flush
         self.scripts, self.random = Scripts(), env.random
         self.backend = backend
         self.access = access if access is not None else Access()

@@ -45,6 +45,8 @@ class Gate:
                     identity.check_some((Right.READ,), what)
                 case Need.READ_ALL:
                     identity.check(Right.READ, b"", b"", what)
+                case Need.WRITE_ALL:
+                    identity.check(Right.WRITE, b"", b"", what)
                 case Need.ADMIN:
                     identity.check_some((Right.ADMIN,), what)
                 case _:

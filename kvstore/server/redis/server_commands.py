@@ -59,6 +59,7 @@ class Server(Protocol):
     id: ServerId
     random: Random
     backend: Backend
+    allows_flush: bool
 
     @property
     def ring(self) -> Ring: ...
@@ -336,6 +337,20 @@ def _random_key(pipeline: Performer, words: Words) -> None:
     pipeline.run_alone(work())
 
 
+def _flush(pipeline: Performer, words: Words) -> None:
+    """FLUSHDB, FLUSHALL: a delete of everything in each partition, one after the other."""
+    if not pipeline.server.allows_flush:
+        raise CommandError(f"ERR {words[0].upper().decode()} is refused here; [server] redis_flush = true allows it")
+    if len(words) == 2 and words[1].upper() not in (b"SYNC", b"ASYNC"):
+        raise CommandError("ERR syntax error")
+
+    async def work() -> bytes:
+        await keys.delete_all(_asking(pipeline), lambda: pipeline.server.ring)
+        return replies.OK
+
+    pipeline.run_alone(work())
+
+
 def _ask(pipeline: Performer) -> Ask:
     """Asks what the user may ask."""
     return partial(ask, pipeline.replies.backend)
@@ -423,6 +438,8 @@ _SPECIALS: dict[str, Callable[[Performer, Words], None]] = {
     "EXEC": _exec,
     "DBSIZE": _dbsize,
     "KEYS": _keys,
+    "FLUSHDB": _flush,
+    "FLUSHALL": _flush,
     "SCAN": _scan,
     "RANDOMKEY": _random_key,
     **dict.fromkeys(REWRITES, _rewrite),

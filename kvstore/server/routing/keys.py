@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from kvstore.errors import InvalidRequest, Moved, Unavailable
+from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
@@ -113,6 +114,16 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
         return total
 
     return await with_one_ring(rings, count)
+
+
+async def delete_all(ask: Ask, rings: Rings) -> None:
+    """Delete every key that was there before it began; of those that are written meanwhile, some. Raises StoreError."""
+
+    async def delete(ring: Ring) -> None:
+        for partition in ring.owners:
+            await ask(commands.delete_range(b"", b""), partition)
+
+    await with_one_ring(rings, delete)
 
 
 async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T:

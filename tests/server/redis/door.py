@@ -83,11 +83,14 @@ async def redis_door(
     limits: Limits | None = None,
     report_syncs: Callable[[], None] = nothing_has_ended,
     access: Access | None = None,
+    allows_flush: bool = False,
 ) -> AsyncIterator[Door]:
     async with one_server(root, partitions) as (env, backend):
         env = replace(env, report_syncs=report_syncs)
         facts = {"Kvstore": {"node_id": "n1"}}
-        server = RespServer(env, backend, limits or Limits(), refuse_peers, lambda: facts, access)
+        server = RespServer(
+            env, backend, limits or Limits(), refuse_peers, lambda: facts, access, allows_flush=allows_flush
+        )
         address = await server.open("127.0.0.1:0")
         try:
             yield Door(server, backend, address)

@@ -118,6 +118,8 @@ DENIED = [
     (b"TTL", b"x"),
     (b"GETRANGE", b"x", b"0", b"-1"),
     (b"DBSIZE",),
+    (b"FLUSHDB",),
+    (b"FLUSHALL", b"ASYNC"),
     (b"CLIENT", b"LIST"),
 ]
 

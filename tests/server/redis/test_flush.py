@@ -1,0 +1,43 @@
+"""FLUSHDB and FLUSHALL: all keys of a store that is a test's, and none of any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+from redis import exceptions
+
+from tests.server.redis.door import redis_door
+
+
+@pytest.mark.parametrize("words", [("FLUSHDB",), ("FLUSHALL",), ("flushdb", "ASYNC"), ("FLUSHALL", "sync")])
+async def test_a_flush_deletes_every_key(tmp_path: Path, words: tuple[str, ...]) -> None:
+    async with redis_door(tmp_path, allows_flush=True) as door, redis.Redis(host=door.host, port=door.port) as client:
+        for number in range(100):
+            await client.set(f"key{number}", number, ex=None if number % 2 else 60)
+        assert await client.execute_command(*words) in (True, b"OK")
+        assert await client.dbsize() == 0
+        await client.set("key1", "again")
+        assert await client.get("key1") == b"again"
+
+
+async def test_a_flush_is_refused_where_the_settings_do_not_allow_it(tmp_path: Path) -> None:
+    async with redis_door(tmp_path) as door, redis.Redis(host=door.host, port=door.port) as client:
+        await client.set("key", "1")
+        for words in (("FLUSHDB",), ("flushall", "SYNC")):
+            with pytest.raises(exceptions.ResponseError, match="redis_flush = true allows it"):
+                await client.execute_command(*words)
+        assert await client.get("key") == b"1"
+
+
+async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:
+    async with redis_door(tmp_path, allows_flush=True) as door, redis.Redis(host=door.host, port=door.port).client() as client:
+        await client.set("key", "1")
+        with pytest.raises(exceptions.ResponseError, match="syntax error"):
+            await client.execute_command("FLUSHDB", "key")
+        await client.execute_command("MULTI")
+        with pytest.raises(exceptions.ResponseError):
+            await client.execute_command("FLUSHDB")
+        await client.execute_command("DISCARD")
+        assert await client.get("key") == b"1"
