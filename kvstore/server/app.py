@@ -86,6 +86,8 @@ class Node:
         """Of the doors that whoever called `serve` has opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
         """Memory that the process has; who called `serve` knows."""
+        self.cpu_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        """Processor time that the process took, its own and the kernel's for it; who called `serve` knows."""
         self.tls: TlsTold | None = None
         self.log_output = Output(config.log_output)
         """That of the process, if who called `serve` has opened one."""
@@ -235,7 +237,13 @@ class Node:
             leader = topology.leaders.get(each)
             partitions[each] = f"leader={leader[0] if leader else ''}"
         node = {"node_id": self.config.id, "kvstore_version": VERSION, "ring_version": topology.ring.version}
-        return {"Memory": {"used_memory": self.resident_bytes()}, "Kvstore": node, "Partitions": partitions}
+        user_s, system_s = self.cpu_s()
+        return {
+            "Memory": {"used_memory": self.resident_bytes()},
+            "CPU": {"used_cpu_sys": f"{system_s:.2f}", "used_cpu_user": f"{user_s:.2f}"},
+            "Kvstore": node,
+            "Partitions": partitions,
+        }
 
     def _led(self, partition: PartitionId) -> bool:
         leader = self.dispatcher.topology.leaders.get(partition)

@@ -207,7 +207,8 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             age_retired=engines.age_retired,
             doors=partial(_doors, process.certificates),
         ) as node:
-            node.resident_bytes, node.engine_statistics = _resident_bytes, engines.statistics
+            node.resident_bytes, node.cpu_s = _resident_bytes, _cpu_s
+            node.engine_statistics = engines.statistics
             node.log_output, node.tls = process.output, process.tls
             process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
@@ -278,6 +279,11 @@ def _disk_of(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _cpu_s() -> tuple[float, float]:
+    times = os.times()
+    return times.user, times.system
 
 
 def _resident_bytes() -> int:

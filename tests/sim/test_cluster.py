@@ -1,6 +1,6 @@
 """Whole clusters under faults, one seed a run: nothing acknowledged is lost, no read lies, and all of it serves again.
 
-`make sim SEED=n` plays one again, and a failure says which; `pytest --seed 1000` plays three hundred others.
+`make sim SEED=n` plays one again, and a failure says which; `pytest --seed 1000` plays a hundred others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.sim.strikes.faults import FAULTS
 
 pytestmark = pytest.mark.sim
 
-CHUNKS, SEEDS_PER_CHUNK = 20, 10
+CHUNKS, SEEDS_PER_CHUNK = 10, 10
 ROAD_SEEDS_MAX = 25
 
 

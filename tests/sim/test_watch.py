@@ -35,7 +35,7 @@ async def watch(world: World, *keys: bytes | None) -> None:
         world.at_end.append(watcher.check)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0])
 def test_a_partition_joins_and_leaves_while_others_watch(seed: int) -> None:
     async def join_and_leave(world: World, users: Users) -> None:
         await watch(world, None, b"k3", b"k5")
