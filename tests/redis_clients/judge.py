@@ -73,7 +73,7 @@ def judge(client: str, report: Path, excused: Mapping[str, str]) -> int:
     def reason(outcome: Outcome) -> str:
         """Why a test may fail; empty if it may not."""
         failure = outcome.failure or ""
-        name = next((each for each in excused if each in outcome.name), "")
+        name = max((each for each in excused if each in outcome.name), key=len, default="")
         if name:
             return f"{name}: {excused[name]}"
         if _SCRIPT.search(failure):
