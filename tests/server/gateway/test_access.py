@@ -14,7 +14,7 @@ from kvstore.access import RevokeRole
 from kvstore.server.access import http_doorman
 from kvstore.server.gateway import routes
 from tests.server.access.tables import table
-from tests.server.gateway.world import Answer, World, gateway_world
+from tests.server.gateway.world import Answer, World, gateway_world, login_of
 from tests.waiting import PATIENCE_S, wait_until
 
 MINE, OTHERS = "t/a", "x"
@@ -45,10 +45,8 @@ async def each_route(world: World, user: str, key: str) -> dict[str, int]:
 
 async def head_of(world: World, target: str, user: str) -> Answer:
     """Of an answer that goes on and on."""
-    import aiohttp
-
-    auth = aiohttp.BasicAuth(user, "secret") if user else None
-    async with asyncio.timeout(PATIENCE_S), world.http.get(f"{world.url}{target}", auth=auth) as answer:
+    headers = {"Authorization": login_of(user)} if user else {}
+    async with asyncio.timeout(PATIENCE_S), world.http.get(f"{world.url}{target}", headers=headers) as answer:
         return Answer(answer.status, b"", answer.headers)
 
 
@@ -125,11 +123,9 @@ async def test_refusals_are_counted_and_in_the_audit_log(world: World, caplog: p
 
 
 async def test_a_watch_ends_when_its_right_is_taken_away(world: World) -> None:
-    import aiohttp
-
     async with (
         asyncio.timeout(PATIENCE_S),
-        world.http.get(f"{world.url}/v1/watch?prefix=t/", auth=aiohttp.BasicAuth("tenant", "secret")) as answer,
+        world.http.get(f"{world.url}/v1/watch?prefix=t/", headers={"Authorization": login_of("tenant")}) as answer,
     ):
         assert b"event: position" in await answer.content.readuntil(b"{}\n\n")
         world.access.take(table(RevokeRole("tenant", "owns")))

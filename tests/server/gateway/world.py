@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from kvstore.server.access.logins import Logins
 from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.http.door import HttpDoor
+from tests.server.access.tables import PASSWORD
 from tests.server.backends import OneServer, one_server
 from tests.server.feed.world import World as Feeds
 from tests.server.http.test_door import Shown
@@ -43,6 +45,11 @@ class Answer(NamedTuple):
         return orjson.loads(self.body)
 
 
+def login_of(user: str) -> str:
+    """The header of a user of tests/server/access/tables.py."""
+    return "Basic " + base64.b64encode(b"%b:%b" % (user.encode(), PASSWORD)).decode()
+
+
 class World:
     """One server's gateway."""
 
@@ -56,7 +63,7 @@ class World:
         """`target` goes out as it is. Underscores in names of headers become dashes."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if user:
-            sent["Authorization"] = aiohttp.BasicAuth(user, "secret").encode()
+            sent["Authorization"] = login_of(user)
         url = URL(f"{self.url}{target}", encoded=True)
         async with asyncio.timeout(PATIENCE_S), self.http.request(method, url, data=data, headers=sent) as answer:
             return Answer(answer.status, await answer.read(), answer.headers)
