@@ -83,7 +83,9 @@ RPC_NEEDS: dict[str, Check] = {
     ),
     "/grpc.health.v1.Health/Check": nothing,
     "/grpc.health.v1.Health/Watch": nothing,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": login,
+    **dict.fromkeys(
+        (f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")), login
+    ),
 }
 
 HTTP_NEEDS: dict[str, Check] = {
