@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection_pb2 as alpha  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2 as alpha
 
 from kvstore.proto import reflection_pb2, reflection_pb2_grpc
 
@@ -20,7 +20,7 @@ class Reflection(reflection_pb2_grpc.ServerReflectionServicer):
     def __init__(self, older: reflection.aio.ReflectionServicer) -> None:
         self._older = older
 
-    async def ServerReflectionInfo(  # type: ignore[override]  # gRPC takes async generators as well
+    async def ServerReflectionInfo(
         self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Any
     ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
         async def as_alpha() -> AsyncIterator[Any]:

@@ -8,7 +8,7 @@ from typing import cast
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection_pb2_grpc as alpha_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2_grpc as alpha_grpc
 
 from kvstore.env.certificates import Certificates
 from kvstore.env.tls import Tls

@@ -144,8 +144,9 @@ async def test_an_answer_that_nobody_takes_is_given_up(world: World, monkeypatch
     assert (await world.ask("PUT", "/v1/keys/k", b"v" * VALUE_BYTES_MAX)).status == 200
     reader, writer = await connected(world, b"GET /v1/keys/k HTTP/1.1\r\nHost: n1\r\n\r\n" * 16)
     await wait_until(lambda: is_over(world), what="the place is free")
-    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await reader.readexactly(17 * VALUE_BYTES_MAX)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(17 * VALUE_BYTES_MAX)
     writer.close()
 
 
