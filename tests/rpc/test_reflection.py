@@ -11,11 +11,11 @@ from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as alpha
 from grpc_reflection.v1alpha import reflection_pb2_grpc as alpha_grpc
 
-from kvstore.proto import kv_pb2, reflection_pb2, reflection_pb2_grpc
+from kvstore.proto import admin_pb2, data_pb2, feed_pb2, kv_pb2, reflection_pb2, reflection_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from tests.waiting import PATIENCE_S
 
-FILES = ("admin", "data", "feed", "kv")
+FILES = (admin_pb2, data_pb2, feed_pb2, kv_pb2)
 QUESTIONS: list[dict[str, Any]] = [
     {"list_services": ""},
     {"file_by_filename": "kvstore/proto/kv.proto"},
@@ -71,10 +71,9 @@ async def test_what_is_listed_can_be_described(channel: grpc.aio.Channel) -> Non
 
 
 def test_what_strangers_compile_has_its_package_in_their_languages() -> None:
-    for name in FILES:
-        file = kv_pb2.DESCRIPTOR.pool.FindFileByName(f"kvstore/proto/{name}.proto")
+    for module in FILES:
         found = descriptor_pb2.FileDescriptorProto()
-        file.CopyToProto(found)
+        module.DESCRIPTOR.CopyToProto(found)
         assert (found.options.go_package, found.options.java_package, found.options.java_multiple_files) == (
             "github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1",
             "io.github.kvstorelog.v1",
