@@ -24,6 +24,11 @@ class HttpDoorman:
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is asked who he is."""
+        return self._access.is_on
+
     async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
         """The answer to a request that may not be done; None if it may."""
         need = HTTP_NEEDS.get(request.path, admin)

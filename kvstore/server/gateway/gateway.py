@@ -8,6 +8,7 @@ every wait for him has an end.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from kvstore.partition.state.traits import READS
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.access.identities import Identity
 from kvstore.server.access.needs import HTTP_NEEDS, admin
+from kvstore.server.config import is_loopback
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.gateway import answers, bodies, requests, routes
 from kvstore.server.gateway.answers import Told, WithStatus
@@ -65,6 +67,8 @@ GONE = (ConnectionError, web.RequestPayloadError)
 class Doorman(Protocol):
     """Finds out who asks: kvstore.server.access.http_doorman.HttpDoorman."""
 
+    @property
+    def is_on(self) -> bool: ...
     async def identify(self, request: web.BaseRequest) -> Identity: ...
     def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend: ...
     def refused(self, identity: Identity | None, request: web.BaseRequest, call: str, error: StoreError) -> None: ...
@@ -142,6 +146,8 @@ class Gateway:
             route, key = _route_of(path, request)
             if self._is_closing:
                 raise Unavailable("the node stops; ask another one")
+            if not self._doorman.is_on:
+                self._check_name(request)
             if route.answer is Answer.EVENTS:
                 with self._room.watch():
                     return await self._watch(request, route, query)
@@ -154,6 +160,24 @@ class Gateway:
             if route is not None:
                 self._measure(route, "", began)
             return await _send(request, answers.failed(error))
+
+    def _check_name(self, request: web.BaseRequest) -> None:
+        """Raises PermissionDenied for a request from this machine that takes it for a machine of another name. Where
+        nobody is asked who he is, a page whose name its owner lets point here would be one of this server's own."""
+        said = request.headers.get("Host")
+        if said is None or not is_loopback(request.remote or ""):
+            return
+        try:
+            host = urlsplit(f"//{said}").hostname or ""
+        except ValueError:
+            host = ""
+        if is_loopback(host) or _is_address(host):
+            return
+        known = {each.http.rpartition(":")[0] for each in self._backend.topology.servers.values()}
+        if host not in known:
+            raise PermissionDenied(
+                f"want this machine's address or localhost in Host while access control is off, got {said[:60]!r}"
+            )
 
     def _measure(self, route: Route, key: str, began: float) -> None:
         if route.name not in self._histograms:
@@ -299,12 +323,13 @@ class Gateway:
         asked = requests.read(route, "", query, request.headers)
         watch = requests.watch_of(asked)
         check = partial(HTTP_NEEDS.get(route.template, admin), identity, watch)
+        note = partial(self._doorman.refused, identity, request, _call_of(route))
         try:
             check()
-            return await self._watches.serve(request, asked, watch, check)
-        except PermissionDenied as error:
-            self._doorman.refused(identity, request, _call_of(route), error)
+        except StoreError as error:
+            note(error)
             raise
+        return await self._watches.serve(request, asked, watch, check, note)
 
     # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -352,6 +377,14 @@ def _refuse_size(most: int, found: int) -> NoReturn:
     raise WithStatus(413, f"want a body of at most {most} bytes, got {found} or more")
 
 
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _call_of(route: Route) -> str:
     """As the audit log names it."""
     return f"HTTP {route.method} {route.template}"
@@ -367,7 +400,7 @@ def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
     if route is None:
         raise WithStatus(405, f"want {' or '.join(methods)}, got {request.method[:20]}", Allow=", ".join(methods))
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         # A page of another site must not write by the login, or from the machine, of whoever looks at it.
         raise PermissionDenied(f"want no request of another site's page, got Origin {origin[:60]!r}")
     return route, found[1]

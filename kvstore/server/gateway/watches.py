@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from kvstore.errors import StoreError, Unavailable
+from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
@@ -71,10 +71,15 @@ class Watches:
             each.end(Unavailable(STOPS))
 
     async def serve(
-        self, request: web.BaseRequest, asked: Asked, watch: kv_pb2.WatchRequest, check: Callable[[], None]
+        self,
+        request: web.BaseRequest,
+        asked: Asked,
+        watch: kv_pb2.WatchRequest,
+        check: Callable[[], None],
+        note: Callable[[StoreError], None],
     ) -> web.StreamResponse:
-        """Send what is watched until the client goes. `check` raises once he may not see it any more. Raises
-        StoreError before anything was sent."""
+        """Send what is watched until the client goes. `check` raises once he may not see it any more; `note` is told
+        so. Raises StoreError before anything was sent."""
         stream, stay = EventStream(request, asked), _Stay(check)
         self._stays[stay] = None
         try:
@@ -86,6 +91,8 @@ class Watches:
             if stay.refused is None:
                 raise
             error: StoreError = stay.refused
+            if isinstance(error, NotAuthenticated | PermissionDenied):
+                note(error)
         except StoreError as failure:
             error = failure
         finally:

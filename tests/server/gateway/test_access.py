@@ -112,12 +112,14 @@ async def test_refusals_are_counted_and_in_the_audit_log(world: World, caplog: p
     await world.ask("PUT", "/v1/keys/x", b"a value", user="tenant")
     await world.ask("PUT", "/v1/keys/x", b"a value")
     await world.ask("GET", "/v1/watch", user="tenant")
-    assert world.access.denied == before + 3
+    await world.ask("GET", "/v1/watch")
+    assert world.access.denied == before + 4
     lines = [orjson.loads(record.getMessage()) for record in caplog.records if record.name == "kvstore.audit"]
     assert [(line["who"], line["call"], line["outcome"]) for line in lines] == [
         ("tenant", "put", "PERMISSION_DENIED"),
         ("-", "HTTP PUT /v1/keys/{key}", "NOT_AUTHENTICATED"),
         ("tenant", "HTTP GET /v1/watch", "PERMISSION_DENIED"),
+        ("-", "HTTP GET /v1/watch", "NOT_AUTHENTICATED"),
     ]
     assert "a value" not in caplog.text
 
@@ -132,6 +134,7 @@ async def test_a_watch_ends_when_its_right_is_taken_away(world: World) -> None:
         rest = await answer.read()
     assert b"event: error\n" in rest
     assert orjson.loads(rest.rpartition(b"data: ")[2])["reason"] == "PERMISSION_DENIED"
+    assert world.access.denied == 1
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
@@ -142,6 +145,25 @@ async def test_a_page_of_another_site_gets_nothing_done(world: World, origin: st
     assert world.backend.submitted == []
     own = await world.ask("POST", "/v1/increment/t/a", user="tenant", Origin=world.url)
     assert own.status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example", 403), ("evil.example:8401", 403), ("[", 403), ("", 403), ("localhost:8401", 200),
+     ("LOCALHOST", 200), ("127.0.0.1", 200), ("[::1]:8401", 200), ("10.0.0.9:8401", 200)],
+)  # fmt: skip
+async def test_a_name_that_was_made_to_point_here_is_none_of_this_machine(
+    tmp_path: Path, host: str, status: int
+) -> None:
+    """A page of that name would be one of this server's own, and nobody is asked who he is."""
+    async with gateway_world(tmp_path) as world:
+        answer = await world.ask("PUT", "/v1/keys/k", b"v", Host=host)
+        assert answer.status == status
+        assert len(world.backend.submitted) == (status == 200)
+
+
+async def test_where_users_are_asked_a_node_may_have_any_name(world: World) -> None:
+    assert (await world.ask("GET", "/v1/cluster", user="tenant", Host="kv.example")).status == 200
 
 
 async def test_a_gateway_without_its_guard_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ async def status_of(reader: asyncio.StreamReader) -> int:
         return int((await reader.readline()).split()[1])
 
 
-HEAD = b"PUT /v1/keys/k HTTP/1.1\r\nHost: n1\r\n"
+HEAD = b"PUT /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_is_done_is_told_whatever_room_there_is() -> None:
 async def test_an_answer_that_nobody_takes_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "SEND_S", 0.05)
     assert (await world.ask("PUT", "/v1/keys/k", b"v" * VALUE_BYTES_MAX)).status == 200
-    reader, writer = await connected(world, b"GET /v1/keys/k HTTP/1.1\r\nHost: n1\r\n\r\n" * 16)
+    reader, writer = await connected(world, b"GET /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
     await wait_until(lambda: is_over(world), what="the place is free")
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):

@@ -211,7 +211,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_little(
     monkeypatch.setattr(feed_watch, "SLOW_S", 0.1)
     host, _, port = world.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    writer.write(b"GET /v1/watch HTTP/1.1\r\nHost: n1\r\n\r\n")
+    writer.write(b"GET /v1/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await wait_until(lambda: watched(world, 1), what="the watch is open")
     for number in range(32):
         world.feeds.logs["p1"].put((b"k%d" % number, b"v" * (1 << 20)))
