@@ -216,11 +216,13 @@ class Gateway:
         except StoreError as error:
             partition = self._backend.topology.ring.partition_of(asked.key)
             told = answers.failed(error, partition)
-            return told._replace(headers={**told.headers, **self._seal(token, partition)})
+            return told._replace(headers={**told.headers, **self._seal(token, asked.key)})
 
-    def _seal(self, token: Mapping[str, int], partition: str) -> dict[str, str]:
-        """Headers with what the client has seen with this answer, and the partition's time."""
+    def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
+        """Headers with what the client has seen with this answer, and the partition's time; both by the ring of now,
+        which the token names."""
         ring = self._backend.topology.ring
+        partition = ring.partition_of(key)
         sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
         seen = {each: number for each, number in token.items() if each in ring.partitions}
         seen[partition] = max(sequence, seen.get(partition, 0))
@@ -236,7 +238,7 @@ class Gateway:
         level = routes.LEVELS.index(asked.get(routes.LEVEL))
         op = requests.read_op(asked, code, level, call.token.get(partition, 0))
         record = await self._in_time(call, op, call.backend)
-        headers = {**self._seal(call.token, partition), "Vary": "Accept"}
+        headers = {**self._seal(call.token, asked.key), "Vary": "Accept"}
         if not _is_wanted(asked, 0 if record is None else record[1]):
             return Told(304, b"", {**headers, **answers.record_headers(record)})
         if record is None:
@@ -255,7 +257,7 @@ class Gateway:
         op = requests.write_op(asked, value)
         result = await self._in_time(call, op, call.backend)
         outcome = answers.outcome_of(op, result, as_base64=call.as_base64)
-        headers = self._seal(call.token, self._backend.topology.ring.partition_of(asked.key))
+        headers = self._seal(call.token, asked.key)
         if isinstance(outcome, bodies.Written) and outcome.applied is not False:
             headers["ETag"] = answers.tag_of(outcome.version)
         return answers.told(outcome, headers=headers)
@@ -264,13 +266,12 @@ class Gateway:
         if call.request.content_type != answers.JSON:
             raise WithStatus(415, f"want Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
         op = requests.batch_of(call.asked, await self._body(call, JSON_BYTES_MAX))
-        ring = self._backend.topology.ring
-        check_one_partition(op, ring.partition_of)
+        check_one_partition(op, self._backend.topology.ring.partition_of)
         results = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))
         told = answers.batch_told(op, results, as_base64=call.as_base64)
         if len(told.body) > MESSAGE_BYTES_MAX:
             raise answer_too_large(len(told.body))
-        return told._replace(headers=self._seal(call.token, ring.partition_of(op[1])))
+        return told._replace(headers=self._seal(call.token, op[1]))
 
     async def _in_time(self, call: Call, op: Op, backend: Submits) -> Any:
         """The result. Whoever goes away takes nothing back."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote_from_bytes
 
@@ -12,6 +14,7 @@ from kvstore.errors import OutcomeUnknown, Overloaded, Unavailable
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level
 from tests.server.gateway.world import CLIENT, World
+from tests.waiting import wait_until
 
 EVERY_BYTE = bytes(range(256))
 
@@ -256,6 +259,29 @@ async def test_a_token_goes_from_answer_to_request(world: World) -> None:
     assert world.backend.submitted[-1] == (Code.GET, b"k", Level.SESSION, 1)
     assert got.headers["Kvstore-Token"] == f"={ring},{owner}=1"
     assert int(got.headers["Kvstore-Time-Ms"]) > 0
+
+
+async def test_a_token_names_whoever_owns_the_key_by_the_ring_that_it_names(world: World) -> None:
+    """The ring may change while an answer is on its way: a token of the newer one that lacks the newer owner would have
+    the next session read go to a replica that lacks what was seen."""
+    await world.ask("PUT", "/v1/keys/k", b"v")
+    before = world.backend.topology
+    owner = before.ring.partition_of(b"k")
+    other = next(each for each in sorted(world.backend.partitions) if each != owner)
+    tokens = type(before.ring.tokens)(dict.fromkeys(before.ring.tokens, other))
+    world.backend.held_reads = []
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(world.ask("GET", "/v1/keys/k"))
+        await wait_until(lambda: is_held(world), what="the read is under way")
+        ring = replace(before.ring, version=before.ring.version + 1, tokens=tokens)
+        world.backend.topology = replace(before, ring=ring)
+        world.backend.do_held_reads()
+    token = dict(pair.split("=") for pair in asked.result().headers["Kvstore-Token"].split(","))
+    assert (token[""], other in token) == (str(ring.routed), True)
+
+
+async def is_held(world: World) -> bool:
+    return bool(world.backend.held_reads)
 
 
 @pytest.mark.parametrize("token", ["p1", "p1=", "p1=x", "P1=1", "p1=1,p1=2", "p1=-1", f"p1={1 << 62}", "p1=1,,"])
