@@ -7,16 +7,19 @@ from typing import cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2_grpc as alpha_grpc
 
 from kvstore.env.certificates import Certificates
 from kvstore.env.tls import Tls
+from kvstore.proto import reflection_pb2_grpc
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
 from kvstore.rpc.front import HOST, Front
 from kvstore.rpc.gate import Gate
 from kvstore.rpc.handshakes import Handshakes
 from kvstore.rpc.health import SERVICE, Health
 from kvstore.rpc.malformed import Guarded
+from kvstore.rpc.reflection import SERVICE_NAME, Reflection
 
 Register = Callable[[grpc.aio.Server], None]
 
@@ -43,8 +46,10 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         for add in register:
             add(guarded)
-        names = (*services, SERVICE, reflection.SERVICE_NAME)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), guarded)
+        names = (*services, SERVICE, reflection.SERVICE_NAME, SERVICE_NAME)
+        older = reflection.aio.ReflectionServicer(names)
+        alpha_grpc.add_ServerReflectionServicer_to_server(older, guarded)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(older), guarded)
 
     async def start(self, address: str, tls: Tls | Certificates | None = None) -> int:
         """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. With

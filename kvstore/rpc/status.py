@@ -64,6 +64,23 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.ConfigError: Code.FAILED_PRECONDITION,
 }
 
+HTTP_OF_CODE: dict[grpc.StatusCode, int] = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.NOT_FOUND: 404,
+    Code.FAILED_PRECONDITION: 409,
+    Code.ALREADY_EXISTS: 409,
+    Code.OUT_OF_RANGE: 410,
+    Code.ABORTED: 412,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.INTERNAL: 500,
+    Code.DATA_LOSS: 500,
+    Code.UNAVAILABLE: 503,
+    Code.UNKNOWN: 504,
+}
+"""The same over HTTP."""
+
 FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ...]] = {
     errors.NotLeader: (("partition", str), ("leader", str), ("address", str)),
     errors.Moved: (("partition", str), ("ring_version", int)),
@@ -92,6 +109,13 @@ _BY_REASON = {reason_of(kind): kind for kind in STATUS}
 def listed(kind: type[errors.StoreError]) -> type[errors.StoreError]:
     """The class by which an error travels: its own, or the nearest above it that the table lists."""
     return next(base for base in kind.__mro__ if base in STATUS)
+
+
+def http_status(error: errors.StoreError) -> int:
+    """The HTTP status of an error: by its gRPC status, but for refusals that pass by themselves, which are 503."""
+    kind = listed(type(error))
+    status = HTTP_OF_CODE[STATUS[kind]]
+    return 503 if status == 409 and issubclass(kind, errors.Retryable) else status
 
 
 def describe(error: errors.StoreError) -> Description:

@@ -38,6 +38,8 @@ class Limits:
     """RESP connections; one more is closed with an error."""
     grpc_connections_max: int = 2_500
     """gRPC connections; one more is closed."""
+    http_connections_max: int = 512
+    """HTTP connections; for one more the one on which nothing has been asked for the longest time is closed."""
     bookie_connections_max: int = 1_024
     """Connections to the bookie; for one more the oldest that has never asked for anything is closed, or the new."""
     output_bytes_max: int = 128 << 20
@@ -58,6 +60,7 @@ class Limits:
             self,
             connections_max=min(self.connections_max, files // 2),
             grpc_connections_max=min(self.grpc_connections_max, files // 8),
+            http_connections_max=min(self.http_connections_max, files // 16),
             bookie_connections_max=min(self.bookie_connections_max, files // 8),
         )
 

@@ -31,6 +31,7 @@ from kvstore.server.app import Node
 from kvstore.server.composition import serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
+from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.grpc.door import GrpcDoor
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.last_snapshot import LastSnapshot
@@ -148,7 +149,13 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     _look_at(certificates, env, loop)
     process = Process(config, env, certificates, output)
     wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
-    http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=wants_certificate)
+    http = process.http = HttpDoor(
+        process,
+        env.transport,
+        env.beat,
+        wants_certificate=wants_certificate,
+        connections_max=config.limits.http_connections_max,
+    )
     if config.tls.admits_plain:
         log.warning("[tls] mode is prefer: connections without TLS are let in, and made where others have none")
     await http.open(config.http)
@@ -210,22 +217,36 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             node.resident_bytes, node.cpu_s = _resident_bytes, _cpu_s
             node.engine_statistics = engines.statistics
             node.log_output, node.tls = process.output, process.tls
-            process.http.doorman = HttpDoorman(node.access, node.logins)
+            doorman = process.http.doorman = HttpDoorman(node.access, node.logins)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)
             snapshots.start()
+            gateway = None
             if Role.SERVER in config.plays:
+                gateway = process.http.gateway = _gateway(node, doorman)
                 node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
                 process.http.dashboard = dashboard = Dashboard(node.env.nursery, node.surveyor, node.ledger_survey)
                 dashboard.start()
             await stop.wait()
             loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
+            if gateway is not None:
+                gateway.close()
             if process.http.dashboard is not None:
                 await process.http.dashboard.close()
                 process.http.dashboard = None
             await snapshots.close()
     finally:
         await store.close()
+
+
+def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
+    """Make the gateway for HTTP clients, on the same operations, feeds and bounds as the other doors."""
+    batches = node.streams.sessions.batches
+    connections_max = node.config.limits.http_connections_max
+    gateway = Gateway(node.env, node.dispatcher, node.id, node.feeds, batches, doorman, connections_max)
+    others = node.door_histograms
+    node.door_histograms = lambda: {**others(), **gateway.statistics()}
+    return gateway
 
 
 async def _connect(config: NodeConfig, stop: asyncio.Event) -> Store | None:

@@ -3,7 +3,13 @@ fetched descriptors."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tests.cluster.harness import Cluster, running_cluster
+from tests.source import ROOT
 
 pytestmark = [pytest.mark.cluster]
 
@@ -40,11 +47,16 @@ class Tool:
 
 
 @pytest.fixture(scope="module")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
-    with running_cluster(tmp_path_factory.mktemp("tools")) as cluster:
-        found = Tool(address_of(cluster, "n1"))
-        yield found
-        found.channel.close()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("tools")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def tool(cluster: Cluster) -> Iterator[Tool]:
+    found = Tool(address_of(cluster, "n1"))
+    yield found
+    found.channel.close()
 
 
 def address_of(cluster: Cluster, node: str) -> str:
@@ -84,3 +96,57 @@ def test_health_is_asked_as_load_balancers_do(tool: Tool, service: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=5)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def quickstart(name: str, root: Path) -> Path:
+    """A copy of an example beside the .proto files, where it may be built."""
+    shutil.copytree(ROOT / "examples" / name, root / "examples" / name, ignore=shutil.ignore_patterns("target"))
+    (root / "kvstore" / "proto").mkdir(parents=True)
+    shutil.copy(ROOT / "kvstore" / "proto" / "kv.proto", root / "kvstore" / "proto")
+    return root / "examples" / name
+
+
+def build(*words: str, cwd: Path, lacks: str, **environ: str) -> str:
+    """What a step of a build prints. Skips the test where what it would fetch is not to be had."""
+    done = subprocess.run(
+        words, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=500, check=False
+    )
+    said = done.stdout + done.stderr
+    if done.returncode and re.search(lacks, said):
+        pytest.skip(f"{words[0]} cannot fetch what the example needs")
+    assert done.returncode == 0, said
+    return done.stdout
+
+
+SHOWN = re.compile(
+    r'got "hello", version (\d+)\n'
+    r"refused: CONDITION_FAILED, the version is (\d+)\n"
+    r'changed to "hello", version (\d+)\nchanged to "world", version (\d+)\n'
+)
+
+
+def check_shown(said: str) -> None:
+    shown = SHOWN.search(said)
+    assert shown is not None, said
+    assert (shown[1], shown[2]) == (shown[3], shown[4])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("go") is None, reason="no Go here")
+def test_the_go_quickstart_is_built_and_runs(cluster: Cluster, tmp_path: Path) -> None:
+    folder = quickstart("go", tmp_path)
+    no_modules = r"dial tcp|no such host|i/o timeout|connection refused|requires go >= |toolchain not available"
+    build("go", "mod", "download", cwd=folder, lacks=r".", GOFLAGS="-mod=readonly")
+    build("./generate.sh", cwd=folder, lacks=no_modules, PROTOC=f"{sys.executable} -m grpc_tools.protoc")
+    assert build("gofmt", "-l", "main.go", cwd=folder, lacks="$^") == ""
+    build("go", "vet", ".", cwd=folder, lacks=no_modules)
+    check_shown(build("go", "run", ".", address_of(cluster, "n2"), cwd=folder, lacks="$^"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mvn") is None or shutil.which("javac") is None, reason="no Maven here")
+def test_the_java_quickstart_is_built_and_runs(cluster: Cluster, tmp_path: Path) -> None:
+    folder = quickstart("java", tmp_path)
+    address = f"-Dexec.args={address_of(cluster, 'n3')}"
+    words = ("mvn", "-q", "-B", "-Dstyle.color=never", "compile", "exec:java", address)
+    check_shown(build(*words, cwd=folder, lacks=r"Could not (resolve|transfer)|was not found in"))

@@ -1,14 +1,19 @@
-"""Asks at the HTTP door: 401 for whoever does not say who he is, 403 for whoever may not."""
+"""Asks at the HTTP door: 401 for whoever does not say who he is, 403 for whoever may not. Knows callers of the gateway
+there."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from aiohttp import web
 
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
 from kvstore.server.access.certificates import common_names
+from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, credentials_or_none, network_of
 from kvstore.server.access.needs import HTTP_NEEDS, admin, nothing
+from kvstore.server.routing.backend import Backend
 
 ASK = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
 
@@ -19,6 +24,11 @@ class HttpDoorman:
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is asked who he is."""
+        return self._access.is_on
+
     async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
         """The answer to a request that may not be done; None if it may."""
         need = HTTP_NEEDS.get(request.path, admin)
@@ -26,7 +36,7 @@ class HttpDoorman:
             return None
         identity = self._access.nobody
         try:
-            identity = await self._identify(request)
+            identity = await self.identify(request)
             need(identity, None)
         except NotAuthenticated as error:
             return self._refusal(identity, request, error, 401)
@@ -36,7 +46,11 @@ class HttpDoorman:
             return self._refusal(identity, request, error, 503)
         return None
 
-    async def _identify(self, request: web.BaseRequest) -> Identity:
+    async def identify(self, request: web.BaseRequest) -> Identity:
+        """Find out who asks: by the header, else by the certificate; nobody if he says nothing, or is not asked. Raises
+        NotAuthenticated, Overloaded."""
+        if not self._access.is_on:
+            return self._access.nobody
         header = request.headers.get("Authorization")
         if header is not None:
             said = credentials_or_none(header)
@@ -46,6 +60,18 @@ class HttpDoorman:
         certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
         return self._access.of_certificate(common_names(certificate)) or self._access.nobody
 
+    def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend:
+        """The backend as he may use it."""
+        return Guard(self._access, identity, backend, request.remote or "?") if self._access.is_on else backend
+
+    def refused(self, identity: Identity | None, request: web.BaseRequest, call: str, error: StoreError) -> None:
+        """Count a refusal, and have it in the audit log. None: nobody knows who it was."""
+        self._access.refused("" if identity is None else identity.who, request.remote or "?", call, error)
+
+    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each change of who may do what; returns what ends that."""
+        return self._access.on_change(changed)
+
     def _refusal(self, identity: Identity, request: web.BaseRequest, error: StoreError, status: int) -> web.Response:
-        self._access.refused(identity.who, request.remote or "?", f"HTTP {request.path[:100]}", error)
+        self.refused(identity, request, f"HTTP {request.path[:100]}", error)
         return web.Response(text=f"{status}: {error}\n", status=status, headers=ASK if status == 401 else None)

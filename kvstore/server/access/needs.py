@@ -83,7 +83,9 @@ RPC_NEEDS: dict[str, Check] = {
     ),
     "/grpc.health.v1.Health/Check": nothing,
     "/grpc.health.v1.Health/Watch": nothing,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": login,
+    **dict.fromkeys(
+        (f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")), login
+    ),
 }
 
 HTTP_NEEDS: dict[str, Check] = {
@@ -97,5 +99,14 @@ HTTP_NEEDS: dict[str, Check] = {
     "/readyz": nothing,
     "/clusterz": nothing,
     "/metrics": login,
+    **dict.fromkeys(
+        (
+            *(f"/v1/{name}/{{key}}" for name in ("keys", "increment", "append", "expire")),
+            *(f"/v1/{name}" for name in ("keys", "batch", "cluster", "openapi.json")),
+        ),
+        login,
+    ),
+    "/v1/watch": _watch,
 }
-"""`/metrics` is for a scraper, which is a user without a role."""
+"""`/metrics` is for a scraper, which is a user without a role. Below `/v1/` a request is that of the gateway's route
+(kvstore/server/gateway/routes.py), and each operation is checked by a Guard."""

@@ -12,8 +12,8 @@ WITHIN_S, KEEP_S = 60.0, 10.0
 """The time that counts, and how often the counts are kept meanwhile."""
 UNIT_S = 1e-6
 SOURCES: Mapping[str, Sequence[tuple[str, str]]] = {
-    "get": (("resp_command_s", "GET"), ("grpc_call_s", "Get")),
-    "put": (("resp_command_s", "SET"), ("grpc_call_s", "Put")),
+    "get": (("resp_command_s", "GET"), ("grpc_call_s", "Get"), ("http_request_s", "get")),
+    "put": (("resp_command_s", "SET"), ("grpc_call_s", "Put"), ("http_request_s", "put")),
     "session": (("grpc_call_s", "Execute"), ("grpc_call_s", "Session")),
 }
 """Operation → tables of the server's histograms, and names in them. A session's batch, as Python clients send them, is

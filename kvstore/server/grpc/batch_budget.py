@@ -10,6 +10,8 @@ from kvstore.errors import Overloaded, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Op, Result, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
+from kvstore.server.routing.backend import Backend
+from kvstore.types import PartitionId
 
 BYTES_MAX = 512 << 20
 _RETURN_OLD = int(Flag.RETURN_OLD)
@@ -31,6 +33,19 @@ class BatchBudget:
             raise Overloaded("the batches under way may read too much together; ask again")
         self.bytes += size
         return _Counted(self, size, sink)
+
+
+class BudgetedBackend:
+    """Stands before the backend where batches come one by one."""
+
+    def __init__(self, backend: Backend, room: BatchBudget) -> None:
+        self._backend, self._room = backend, room
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        """Raises Overloaded."""
+        self._backend.submit(op, self._room.sink(op, sink), token, ring_version, partition)
 
 
 class _Counted(Sink):

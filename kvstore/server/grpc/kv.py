@@ -13,13 +13,13 @@ import grpc
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
 from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError, Unavailable
-from kvstore.partition.state.commands import Code, Flag, Op, Result, Sink
+from kvstore.partition.state.commands import Code, Flag, Op, Result
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
-from kvstore.server.grpc.batch_budget import BatchBudget
+from kvstore.server.grpc.batch_budget import BudgetedBackend
 from kvstore.server.grpc.decode import (
     batch_op,
     check_flags,
@@ -36,7 +36,6 @@ from kvstore.server.grpc.topology import Topologies
 from kvstore.server.routing.ask import Submits, ask
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
-from kvstore.types import PartitionId
 
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -123,7 +122,7 @@ class KV(kv_pb2_grpc.KVServicer):
             op = batch_op(request.operations, request.flags, request_id(request.request))
             check_one_partition(op, self._backend.topology.ring.partition_of)
             result = await self._in_time(
-                op, request.ring_version, context, _Batches(self._guarded(self._backend), self._sessions.batches)
+                op, request.ring_version, context, BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
             )
             response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
             check_answer(response)
@@ -220,19 +219,6 @@ class KV(kv_pb2_grpc.KVServicer):
             raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None
         finally:
             self.histograms[_METHODS[op[0]]].add(now() - begun)
-
-
-class _Batches:
-    """Stands before the backend where batches come one by one."""
-
-    def __init__(self, backend: Backend, room: BatchBudget) -> None:
-        self._backend, self._room = backend, room
-
-    def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
-    ) -> None:
-        """Raises Overloaded."""
-        self._backend.submit(op, self._room.sink(op, sink), token, ring_version, partition)
 
 
 def _token(token: Mapping[str, int], partition: str) -> int:

@@ -1,5 +1,8 @@
-"""The HTTP door: health, metrics and a status page. Bounded: it has few connections, reads no bodies and answers from
-memory. A crowd on another door does not keep it from saying that the process is well."""
+"""The HTTP door: health, metrics and a status page; behind it the gateway, which has everything below /v1/, and the
+dashboard. Bounded: it has few connections, and for its own pages reads no bodies and answers from memory. A crowd on
+another door does not keep it from saying that the process is well, nor does one at the gateway: connections on which
+nothing is under way give way first, and the gateway may use but a part of them.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,19 @@ from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
 from kvstore.env.beat import Beat
+from kvstore.errors import Unavailable
+from kvstore.server.gateway.answers import failed
+from kvstore.server.gateway.requests import path_and_query
+from kvstore.server.gateway.routes import PREFIX, TEMPLATES
 from kvstore.server.http.exposition import exposition
 from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.page import page_of
 from kvstore.server.ui.dashboard import Dashboard
 
-HEADER_BYTES_MAX = 8190
-CONNECTIONS_MAX = 64
-"""One more takes the place of that which has asked for nothing for the longest time."""
+HEADER_BYTES_MAX = 16_380
+"""Of the first line, which may hold a key of which every byte is percent-encoded; and of each header."""
+CONNECTIONS_MAX = 512
+"""One more takes the place of that on which nothing is under way, and has been for the longest time."""
 SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
@@ -66,12 +74,31 @@ class Doorman(Protocol):
         ...
 
 
+class Answers(Protocol):
+    """All that is below /v1/: kvstore.server.gateway.gateway.Gateway."""
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer, and send the answer."""
+        ...
+
+
 class HttpDoor:
     """Listens from `open` to `close`."""
 
-    def __init__(self, shown: Shown, transport: Transport, beat: Beat, *, wants_certificate: bool = False) -> None:
+    def __init__(
+        self,
+        shown: Shown,
+        transport: Transport,
+        beat: Beat,
+        *,
+        wants_certificate: bool = False,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
         """`wants_certificate`: of whoever asks for more than health."""
         self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
+        self._connections_max = connections_max
+        self.gateway: Answers | None = None
+        """None while the node starts or stops, and on nodes that are no servers."""
         self.doorman: Doorman | None = None
         """Without one nobody is asked who he is; then only health is told, and that the node starts."""
         self.dashboard: Dashboard | None = None
@@ -101,7 +128,7 @@ class HttpDoor:
 
     async def open(self, address: str) -> None:
         """Raises OSError."""
-        connections = Connections(self._answer)
+        connections = Connections(self._answer, self._connections_max)
         self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         self._listener = await self._transport.listen(address, connections, is_vital=True, is_lenient=True)
@@ -116,16 +143,19 @@ class HttpDoor:
 
     def paths(self) -> set[str]:
         """All that is answered here."""
-        return {*self._pages, *self._parts_of_ui}
+        return {*self._pages, *self._parts_of_ui, *TEMPLATES}
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        # As it came: a key with `..` in it is none of the pages that it would lead to.
+        if path_and_query(request.raw_path)[0].startswith(PREFIX):
+            return await self._through_gateway(request)
         page, part_of_ui = self._pages.get(request.path), self._parts_of_ui.get(request.path)
         if page is None and part_of_ui is None:
             return web.Response(text="404: Not Found", status=404)
         if request.method not in ("GET", "HEAD"):
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
-        if self._wants_certificate and request.path not in HEALTH and not _shows_certificate(request):
-            return web.Response(text="403: want a client's certificate for all but health\n", status=403)
+        if request.path not in HEALTH and (without := self._refusal_without_certificate(request)) is not None:
+            return without
         if self.doorman is not None and (refusal := await self.doorman.refusal_or_none(request)) is not None:
             return refusal
         if page is not None:
@@ -133,6 +163,21 @@ class HttpDoor:
         if part_of_ui is None or self.dashboard is None:
             return web.Response(text="503: no dashboard here: the node starts, or is no server\n", status=503)
         return await part_of_ui(self.dashboard, request)
+
+    async def _through_gateway(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := self._refusal_without_certificate(request)) is not None:
+            return refusal
+        if self.gateway is None:
+            told = failed(Unavailable("no gateway here: the node starts or stops, or is no server"))
+            return web.Response(
+                status=told.status, body=told.body, headers=told.headers, content_type=told.content_type
+            )
+        return await self.gateway.answer(request)
+
+    def _refusal_without_certificate(self, request: web.BaseRequest) -> web.Response | None:
+        if not self._wants_certificate or _shows_certificate(request):
+            return None
+        return web.Response(text="403: want a client's certificate for all but health\n", status=403)
 
     async def _ui(self, dashboard: Dashboard, _: web.BaseRequest) -> web.Response:
         return await dashboard.page()
@@ -191,7 +236,9 @@ def _shows_certificate(request: web.BaseRequest) -> bool:
 class Connections(web.Server):
     """Speaks HTTP on as many connections as there may be."""
 
-    def __init__(self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+    def __init__(
+        self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], connections_max: int
+    ) -> None:
         super().__init__(
             self._handle,
             access_log=None,
@@ -199,16 +246,19 @@ class Connections(web.Server):
             max_line_size=HEADER_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
             keepalive_timeout=SILENT_S,
+            auto_decompress=False,  # a few bytes may become very many
         )
-        self._answer = answer
+        self._answer, self._connections_max = answer, connections_max
         self._silent: dict[asyncio.Transport, None] = {}
         """All of them; who has asked for nothing for the longest time is the first."""
+        self._busy: set[asyncio.Transport] = set()
+        """Those on which a request is under way."""
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self._silent[transport] = None
-        if len(self._silent) > CONNECTIONS_MAX:
-            longest = next(iter(self._silent))
+        if len(self._silent) > self._connections_max:
+            longest = next((each for each in self._silent if each not in self._busy), next(iter(self._silent)))
             del self._silent[longest]
             longest.abort()
 
@@ -218,10 +268,17 @@ class Connections(web.Server):
             self._silent.pop(handler.transport, None)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.transport in self._silent:
-            del self._silent[request.transport]
-            self._silent[request.transport] = None
-        return await self._answer(request)
+        transport = request.transport
+        if transport is None or transport not in self._silent:
+            return await self._answer(request)
+        self._busy.add(transport)
+        try:
+            return await self._answer(request)
+        finally:
+            self._busy.discard(transport)
+            if transport in self._silent:
+                del self._silent[transport]
+                self._silent[transport] = None
 
 
 class _OwnFault(logging.Filter):

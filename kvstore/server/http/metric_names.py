@@ -375,6 +375,12 @@ NAMES: dict[str, tuple[str, str]] = {
         "engine_flushes_for_memory_total",
         "Write buffers that became files before they were full, since all together were too large.",
     ),
+    "server_http_requests": ("server_http_requests", "Requests of the HTTP gateway that are under way."),
+    "server_http_watches": ("server_http_watches", "Watches that are open at the HTTP gateway."),
+    "server_http_overloaded_total": (
+        "server_http_overloaded_total",
+        "Requests and watches that the HTTP gateway refused for want of room.",
+    ),
     # One partition's replica; `leading` only where it leads.
     "partition_is_leader": ("partition_is_leader", "1 where this node leads the partition and answers for it."),
     "partition_is_in_doubt": (
@@ -482,5 +488,9 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_grpc_call_s": (
         "server_grpc_call_seconds",
         "Calls of the KV service, from their arrival to their result; of Execute and Session, each lane of a frame.",
+    ),
+    "server_http_request_s": (
+        "server_http_request_seconds",
+        "Requests of the HTTP gateway, from their head to their result; refused ones too.",
     ),
 }

@@ -14,7 +14,11 @@ PREFIX = "kvstore"
 
 Statistics = Mapping[str, Any]
 
-HISTOGRAM_LABELS = {"server_resp_command_s": "command", "server_grpc_call_s": "method"}
+HISTOGRAM_LABELS = {
+    "server_resp_command_s": "command",
+    "server_grpc_call_s": "method",
+    "server_http_request_s": "route",
+}
 BUCKETS = {"_seconds": range(6, 25), "": range(13)}
 """Which powers of two of a histogram's unit bound a published bucket: 64 µs to 17 s, or 1 to 4,096."""
 

@@ -3,6 +3,7 @@ no door."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -12,8 +13,9 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
+from http.client import HTTPSConnection
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -164,6 +166,26 @@ def test_a_certificate_alone_reads_nothing_and_a_wrong_password_neither(cluster:
     with pytest.raises(redis.RedisError, match="invalid"):
         verified(cluster, username="admin", password="guessed").get("answer")
     assert verified(cluster, username=login.user, password=login.password.decode()).ping() is True
+
+
+def test_the_gateway_lets_in_whom_the_other_doors_let_in(cluster: Cluster) -> None:
+    folder, (host, port) = folder_of(cluster), cluster.address("n1", "http")
+    known = ssl.create_default_context(cafile=str(folder.ca))
+    known.load_cert_chain(folder.client)
+
+    def status(method: str, password: str = "", context: ssl.SSLContext = known) -> int:
+        word = base64.b64encode(f"admin:{password}".encode()).decode()
+        headers = {"Authorization": f"Basic {word}"} if password else {}
+        connection = HTTPSConnection(host, port, timeout=30, context=context)
+        with closing(connection):
+            connection.request(method, "/v1/keys/of%20http", b"v" if method == "PUT" else None, headers)
+            return connection.getresponse().status
+
+    password = folder.login().password.decode()
+    for method in ("PUT", "GET", "DELETE"):
+        assert status(method) == status(method, "guessed") == 401, "a certificate alone is nobody"
+        assert status(method, password, ssl.create_default_context(cafile=str(folder.ca))) == 403, "no certificate"
+        assert status(method, password) == 200
 
 
 def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:

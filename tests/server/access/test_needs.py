@@ -75,7 +75,8 @@ def allowed(name: str) -> set[str]:
 
 OPEN = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
 KV = {f"KV/{name}" for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Topology")}
-LOGGED_IN = OPEN | KV | {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}
+REFLECTION = {f"/grpc.reflection.{each}.ServerReflection/ServerReflectionInfo" for each in ("v1", "v1alpha")}
+LOGGED_IN = OPEN | KV | REFLECTION
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ def tables() -> dict[str, dict[str, Histogram]]:
     return {
         "resp_command_s": {name: Histogram(UNIT_S) for name in ("GET", "SET", "DEL")},
         "grpc_call_s": {name: Histogram(UNIT_S) for name in ("Get", "Session")},
+        "http_request_s": {name: Histogram(UNIT_S) for name in ("get", "put")},
     }
 
 
@@ -37,9 +38,11 @@ def test_doors_are_added_up_and_quantiles_are_bounds() -> None:
         found["grpc_call_s"]["Get"].add(0.1)
     found["resp_command_s"]["SET"].add(0.002)
     found["grpc_call_s"]["Session"].add(0.003)
+    found["http_request_s"]["get"].add(0.0003)
+    found["http_request_s"]["put"].add(0.002)
     told = {each.operation: each for each in recent.take(found, 5.0)}
-    assert (told["get"].p50_s, told["get"].p99_s, told["get"].timed) == (0.000512, 0.131072, 100)
-    assert (told["put"].p50_s, told["put"].timed, told["session"].p50_s) == (0.002048, 1, 0.004096)
+    assert (told["get"].p50_s, told["get"].p99_s, told["get"].timed) == (0.000512, 0.131072, 101)
+    assert (told["put"].p50_s, told["put"].timed, told["session"].p50_s) == (0.002048, 2, 0.004096)
 
 
 def test_a_node_without_doors_has_none() -> None:

@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 import pytest
 import trustme
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.devcluster.zookeeper import free_port
@@ -108,30 +109,64 @@ async def test_what_is_too_large_is_refused_and_the_door_stays_open(url: str) ->
     assert (await fetch(f"{url}/healthz"))[0] == 200
 
 
-async def test_connections_that_ask_for_nothing_give_way_to_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_door, "CONNECTIONS_MAX", 2)
-    host, _, port = url.removeprefix("http://").partition(":")
-    request = b"GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n"
 
-    async def connected(data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(data)
-        return reader, writer
 
+async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    return reader, writer
+
+
+async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
+    await door.open(address)
     async with asyncio.timeout(PATIENCE_S):
-        asks, asking = await connected(request)
+        asks, asking = await connected(address, REQUEST)
         assert (await asks.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
-        silent, idle = await connected(b"GET /healthz HT")
-        asking.write(request)
+        silent, idle = await connected(address, b"GET /healthz HT")
+        asking.write(REQUEST)
         await asks.readuntil(b"ok\n")
-        late, later = await connected(request)
+        late, later = await connected(address, REQUEST)
         await late.readuntil(b"ok\n")
         with contextlib.suppress(ConnectionError):
             assert await silent.read() == b"", "closed: it was the longest without a whole request"
-        asking.write(request)
+        asking.write(REQUEST)
         await asks.readuntil(b"ok\n")
     for writer in (asking, idle, later):
         writer.close()
+    await door.close()
+
+
+async def test_connections_with_a_request_under_way_give_way_last() -> None:
+    """A request at the gateway may take its time. However many do, whoever asks for health is answered."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+        async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+            self.begun.set()
+            await self.go_on.wait()
+            return web.Response(text="done\n")
+
+    address = f"127.0.0.1:{free_port()}"
+    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
+    door.gateway = slow = Slow()
+    await door.open(address)
+    async with asyncio.timeout(PATIENCE_S):
+        first, held = await connected(address, REQUEST.replace(b"/healthz", b"/v1/keys/k"))
+        await slow.begun.wait()
+        for _ in range(3):
+            asks, asking = await connected(address, REQUEST)
+            await asks.readuntil(b"ok\n")
+        slow.go_on.set()
+        assert await first.readuntil(b"done\n")
+    for writer in (held, asking):
+        writer.close()
+    await door.close()
 
 
 async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

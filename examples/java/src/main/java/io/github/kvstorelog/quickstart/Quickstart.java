@@ -1,0 +1,159 @@
+package io.github.kvstorelog.quickstart;
+
+import com.google.protobuf.Any;
+import com.google.protobuf.ByteString;
+import com.google.rpc.ErrorInfo;
+import io.github.kvstorelog.v1.Change;
+import io.github.kvstorelog.v1.Flag;
+import io.github.kvstorelog.v1.GetRequest;
+import io.github.kvstorelog.v1.KVGrpc;
+import io.github.kvstorelog.v1.Partition;
+import io.github.kvstorelog.v1.PutRequest;
+import io.github.kvstorelog.v1.PutResponse;
+import io.github.kvstorelog.v1.Record;
+import io.github.kvstorelog.v1.RequestId;
+import io.github.kvstorelog.v1.TopologyRequest;
+import io.github.kvstorelog.v1.WatchRequest;
+import io.github.kvstorelog.v1.WatchResponse;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.StatusRuntimeException;
+import io.grpc.protobuf.StatusProto;
+import java.security.SecureRandom;
+import java.util.Iterator;
+import java.util.Optional;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Quickstart: put, get, compare-and-set and watch over gRPC, with the three outcomes told apart.
+ *
+ * <p>{@code mvn -q compile exec:java -Dexec.args=127.0.0.1:7401}
+ */
+public final class Quickstart {
+    private static final long TIMEOUT_S = 30;
+    private static final long ATTEMPT_S = 2;
+    private static final long PAUSE_MS = 100;
+
+    private final KVGrpc.KVBlockingStub store;
+    private final ByteString client;
+    private final long seenMs;
+    private long sequence;
+
+    /** Numbers the mutations of one client at one partition, so that a retry is done once. */
+    private Quickstart(KVGrpc.KVBlockingStub store) {
+        this.store = store;
+        byte[] random = new byte[16];
+        new SecureRandom().nextBytes(random);
+        this.client = ByteString.copyFrom(random);
+        this.seenMs = within(TIMEOUT_S).topology(TopologyRequest.getDefaultInstance()).getPartitionsList().stream()
+                .map(Partition::getProgress)
+                .mapToLong(progress -> progress.getTimeMs())
+                .min()
+                .orElseThrow();
+    }
+
+    private KVGrpc.KVBlockingStub within(long seconds) {
+        return store.withDeadlineAfter(seconds, TimeUnit.SECONDS);
+    }
+
+    /** The error as the store has it; empty where it is gRPC's own, which says nothing of what was done. */
+    private static Optional<ErrorInfo> errorOf(StatusRuntimeException failure) {
+        com.google.rpc.Status status = StatusProto.fromThrowable(failure);
+        if (status == null) {
+            return Optional.empty();
+        }
+        for (Any detail : status.getDetailsList()) {
+            try {
+                if (detail.is(ErrorInfo.class)) {
+                    ErrorInfo found = detail.unpack(ErrorInfo.class);
+                    if (found.getDomain().equals("kvstore")) {
+                        return Optional.of(found);
+                    }
+                }
+            } catch (com.google.protobuf.InvalidProtocolBufferException malformed) {
+                return Optional.empty();
+            }
+        }
+        return Optional.empty();
+    }
+
+    /** Whether the store said that nothing was done and never will be by this call, so that trying again is in vain. */
+    private static boolean isRefused(StatusRuntimeException failure) {
+        Optional<ErrorInfo> error = errorOf(failure);
+        if (error.isEmpty() || error.get().getReason().equals("OUTCOME_UNKNOWN")) {
+            return false;
+        }
+        return switch (failure.getStatus().getCode()) {
+            case UNAVAILABLE, RESOURCE_EXHAUSTED -> false;
+            default -> true;
+        };
+    }
+
+    /** Stores a value, and tries again under the same request id. */
+    private PutResponse put(PutRequest.Builder request) throws InterruptedException {
+        sequence++;
+        request.setRequest(RequestId.newBuilder()
+                .setClient(client)
+                .setSequence(sequence)
+                .setFirstUnacknowledged(sequence)
+                .setSeenMs(seenMs));
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(TIMEOUT_S);
+        while (true) {
+            try {
+                return within(ATTEMPT_S).put(request.build());
+            } catch (StatusRuntimeException failure) {
+                if (isRefused(failure) || System.nanoTime() > until) {
+                    throw failure;
+                }
+                Thread.sleep(PAUSE_MS);
+            }
+        }
+    }
+
+    private void run() throws InterruptedException {
+        ByteString key = ByteString.copyFromUtf8("quickstart/java");
+        ByteString behind = key.concat(ByteString.copyFrom(new byte[] {0}));
+        Iterator<WatchResponse> watch =
+                within(TIMEOUT_S).watch(WatchRequest.newBuilder().setStart(key).setEnd(behind).build());
+        watch.next(); // from the first message on nothing is missed
+
+        PutResponse put = put(PutRequest.newBuilder().setKey(key).setValue(ByteString.copyFromUtf8("hello")));
+        Record got = within(TIMEOUT_S).get(GetRequest.newBuilder().setKey(key).build()).getRecord();
+        System.out.printf("got \"%s\", version %d%n", got.getValue().toStringUtf8(), got.getVersion());
+
+        // Compare-and-set: once with the version that is there, once with one that is not any more.
+        PutRequest.Builder set = PutRequest.newBuilder()
+                .setKey(key)
+                .setValue(ByteString.copyFromUtf8("world"))
+                .setFlags(Flag.IF_VERSION_VALUE)
+                .setVersion(put.getVersion());
+        put(set);
+        try {
+            put(set);
+            throw new IllegalStateException("want CONDITION_FAILED, and it was done");
+        } catch (StatusRuntimeException failure) {
+            ErrorInfo error = errorOf(failure).orElseThrow(() -> failure);
+            System.out.printf(
+                    "refused: %s, the version is %s%n", error.getReason(), error.getMetadataMap().get("version"));
+        }
+
+        for (int shown = 0; shown < 2; ) {
+            for (Change change : watch.next().getChangesList()) {
+                shown++;
+                String value = change.getRecord().getValue().toStringUtf8();
+                System.out.printf("changed to \"%s\", version %d%n", value, change.getSequence());
+            }
+        }
+    }
+
+    public static void main(String[] arguments) throws InterruptedException {
+        String address = arguments.length > 0 ? arguments[0] : "127.0.0.1:7401";
+        ManagedChannel channel = Grpc.newChannelBuilder(address, InsecureChannelCredentials.create()).build();
+        try {
+            new Quickstart(KVGrpc.newBlockingStub(channel)).run();
+        } finally {
+            channel.shutdownNow().awaitTermination(TIMEOUT_S, TimeUnit.SECONDS);
+        }
+    }
+}

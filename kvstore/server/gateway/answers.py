@@ -1,0 +1,194 @@
+"""Results and errors as the gateway tells them: statuses, headers and JSON. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from kvstore.errors import (
+    InvalidRequest,
+    NotAuthenticated,
+    Refused,
+    Retryable,
+    StoreError,
+)
+from kvstore.partition.state.commands import Code, Flag, Op, Record
+from kvstore.proto import kv_pb2
+from kvstore.rpc.status import describe, http_status
+from kvstore.server.gateway import bodies
+from kvstore.server.gateway.bodies import Item, fields_of
+
+RETRY_S = 1
+"""After which a refusal that passes may have passed."""
+RAW, JSON = "application/octet-stream", "application/json"
+COMMON = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    # A value is what anybody has stored: no browser may run it as a page of this server.
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+}
+ASK = 'Basic realm="kvstore", charset="UTF-8"'
+_NUMBERS = frozenset(("version", "ring_version", "asked", "oldest"))
+
+
+class Told(NamedTuple):
+    """An answer."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = {}
+    content_type: str = JSON
+
+
+class WithStatus(InvalidRequest):
+    """A request that cannot be done as it is, for a reason that HTTP has a status of its own for."""
+
+    def __init__(self, status: int, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+def told(body: Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Told:
+    """JSON."""
+    return Told(status, msgspec.json.encode(body), headers or {})
+
+
+def failed(error: StoreError, partition: str = "") -> Told:
+    """An error, by the table that all doors share (kvstore/rpc/status.py)."""
+    body = failure_of(error, partition)
+    headers = {"Retry-After": str(RETRY_S)} if body.retry_after is not UNSET else {}
+    if isinstance(error, WithStatus):
+        headers |= {name.replace("_", "-"): value for name, value in error.headers.items()}
+    if isinstance(error, NotAuthenticated):
+        headers["WWW-Authenticate"] = ASK
+    return told(body, body.code, headers)
+
+
+def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
+    """An error as it stands in bodies. `partition`: of the key that the request names."""
+    reason, message, metadata = describe(error)
+    fields: dict[str, Any] = {"partition": partition} if partition else {}
+    fields |= {name: int(value) if name in _NUMBERS else value for name, value in metadata.items() if value}
+    if isinstance(error, Retryable):
+        fields["retry_after"] = RETRY_S
+    code = error.status if isinstance(error, WithStatus) else http_status(error)
+    outcome = "refused" if isinstance(error, Refused) else "unknown"
+    return bodies.Failure(code=code, reason=reason, message=message, outcome=outcome, **fields)  # type: ignore[arg-type]
+
+
+def absent(partition: str) -> Told:
+    """The answer to a read of a key that is not there."""
+    body = bodies.Failure(
+        code=404, reason="ABSENT", message="the key is absent", outcome="refused", partition=partition
+    )
+    return told(body, 404)
+
+
+def wants_json(accept: str | None) -> bool:
+    """Whether JSON is named before the raw bytes, or they are not named. Whoever says nothing gets the bytes."""
+    for part in (accept or "").lower().split(","):
+        kind = part.partition(";")[0].strip()
+        if kind in (JSON, RAW):
+            return kind == JSON
+    return False
+
+
+# ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def record_headers(record: Record | tuple[Any, ...]) -> dict[str, str]:
+    """Headers that tell of a record, or of what a META finds."""
+    _, version, created, written_ms, expires_ms = record
+    told_ = {"ETag": tag_of(version), "Kvstore-Created": str(created), "Kvstore-Written-Ms": str(written_ms)}
+    return told_ | {"Kvstore-Expires-Ms": str(expires_ms)} if expires_ms else told_
+
+
+def tag_of(version: int) -> str:
+    """A version as an entity tag."""
+    return f'"{version}"'
+
+
+def item_of(record: Record | tuple[Any, ...], key: bytes | None, *, as_base64: bool, keys_only: bool = False) -> Item:
+    """A record as JSON has it; one that was read with its value, unless `keys_only`."""
+    value, version, created, written_ms, expires_ms = record
+    fields = {} if key is None else fields_of("key", key, as_base64=as_base64)
+    if not keys_only:
+        fields |= fields_of("value", value, as_base64=as_base64)
+    return Item(version=version, created=created, written_ms=written_ms, expires_ms=expires_ms, **fields)
+
+
+def _old(record: Record | None, *, as_base64: bool) -> dict[str, Any]:
+    return {} if record is None else {"old": item_of(record, None, as_base64=as_base64)}
+
+
+def outcome_of(op: Op, result: Any, *, as_base64: bool) -> bodies.Outcome:
+    """The result of one operation."""
+    if isinstance(result, StoreError):
+        return bodies.Failed(failure_of(result))
+    match op[0]:
+        case Code.GET:
+            return bodies.Found(None if result is None else item_of(result, op[1], as_base64=as_base64))
+        case Code.META:
+            return bodies.Found(None if result is None else _meta(op[1], result, as_base64=as_base64))
+        case Code.PUT if op[4] & Flag.RETURN_OLD:
+            applied, version, old = result
+            return bodies.Written(version, applied=applied, **_old(old, as_base64=as_base64))
+        case Code.DELETE if op[2] & Flag.RETURN_OLD:
+            sequence, old = result
+            return bodies.Deleted(sequence, **_old(old, as_base64=as_base64))
+        case Code.PUT:
+            return bodies.Written(result)
+        case Code.DELETE:
+            return bodies.Deleted(result)
+        case Code.CHECK:
+            return bodies.Checked(result)
+        case Code.INCREMENT:
+            return bodies.Incremented(*result)
+        case Code.APPEND:
+            return bodies.Appended(*result)
+        case Code.EXPIRE:
+            return bodies.Expiring(bool(result))
+    raise AssertionError(f"no body for the result of {op[0]}")
+
+
+def _meta(key: bytes, result: tuple[Any, ...], *, as_base64: bool) -> Item:
+    item = item_of(result, key, as_base64=as_base64, keys_only=True)
+    item.length = result[0]
+    return item
+
+
+def batch_told(op: Op, results: Sequence[Any], *, as_base64: bool) -> Told:
+    """The outcomes of a batch."""
+    pairs = zip(op[2], results, strict=True)
+    return told(bodies.BatchAnswer([outcome_of(each, result, as_base64=as_base64) for each, result in pairs]))
+
+
+def page_told(
+    found: Iterable[tuple[bytes, kv_pb2.Record]], next: str | None, *, as_base64: bool, keys_only: bool
+) -> Told:
+    """A page of a scan."""
+    items = [item_of(fields_of_message(record), key, as_base64=as_base64, keys_only=keys_only) for key, record in found]
+    return told(bodies.Page(items, UNSET if next is None else next))
+
+
+def fields_of_message(record: kv_pb2.Record) -> tuple[bytes, int, int, int, int]:
+    """A record that was made a message."""
+    return record.value, record.version, record.created, record.written_ms, record.expires_ms
+
+
+def change_of(partition: str, change: kv_pb2.Change, *, as_base64: bool, keys_only: bool) -> bodies.Change:
+    """One change, as an event has it."""
+    item = None
+    if change.HasField("record"):
+        item = item_of(fields_of_message(change.record), None, as_base64=as_base64, keys_only=keys_only)
+    return bodies.Change(
+        partition=partition,
+        version=change.sequence,
+        time_ms=change.time_ms,
+        item=item,
+        expired=change.expired,
+        **fields_of("key", change.key, as_base64=as_base64),
+    )

@@ -1,0 +1,437 @@
+"""The HTTP/JSON gateway: the operations of the other doors for whoever speaks HTTP, on the node's HTTP port.
+
+routes.py says what there is, requests.py reads it, answers.py tells the result; here it is done. The same backend, the
+same rights, the same errors and request ids as over gRPC. All that a client can make it hold has a bound (room.py), and
+every wait for him has an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, Protocol
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_exceptions import HTTPException
+
+from kvstore.env import Env
+from kvstore.env.histogram import Histogram
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    OutcomeUnknown,
+    PermissionDenied,
+    StoreError,
+    Unavailable,
+)
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.traits import READS
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.server.access.identities import Identity
+from kvstore.server.access.needs import HTTP_NEEDS, admin
+from kvstore.server.config import is_loopback
+from kvstore.server.feed.feeds import Feeds
+from kvstore.server.gateway import answers, bodies, requests, routes
+from kvstore.server.gateway.answers import Told, WithStatus
+from kvstore.server.gateway.openapi import document
+from kvstore.server.gateway.requests import RING, Asked
+from kvstore.server.gateway.room import Load, Room
+from kvstore.server.gateway.routes import Answer, Body, Route
+from kvstore.server.gateway.watches import Watches
+from kvstore.server.grpc.batch_budget import BatchBudget, BudgetedBackend
+from kvstore.server.grpc.encode import MESSAGE_BYTES, answer_too_large
+from kvstore.server.grpc.scan import scan_pages
+from kvstore.server.grpc.scan_slots import ScanSlots
+from kvstore.server.grpc.session import stand_of
+from kvstore.server.routing.ask import Submits, ask
+from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.pending import check_one_partition
+
+JSON_BYTES_MAX = 2 << 20
+"""Of a JSON body: it is read in one turn of the event loop."""
+BODY_S, SEND_S = 30.0, 30.0
+"""How long a body may take to come, and an answer to be taken."""
+SHARE = 4
+"""Of the connections of the HTTP port a quarter may have requests under way, and a quarter watches; so there are
+always some for health."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+GONE = (ConnectionError, web.RequestPayloadError)
+
+
+class Doorman(Protocol):
+    """Finds out who asks: kvstore.server.access.http_doorman.HttpDoorman."""
+
+    @property
+    def is_on(self) -> bool: ...
+    async def identify(self, request: web.BaseRequest) -> Identity: ...
+    def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend: ...
+    def refused(self, identity: Identity | None, request: web.BaseRequest, call: str, error: StoreError) -> None: ...
+    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request whose caller is known."""
+
+    request: web.BaseRequest
+    asked: Asked
+    token: Mapping[str, int]
+    """What the client has seen, by partition; under RING the version of its ring."""
+    backend: Backend
+    """As the caller may use it."""
+    load: Load
+
+    @property
+    def as_base64(self) -> bool:
+        return bool(self.asked.get(routes.ENCODING) == "base64")
+
+    @property
+    def timeout_ms(self) -> int:
+        return int(self.asked.get(routes.TIMEOUT))
+
+
+class Gateway:
+    """That of one server, from its making to `close`."""
+
+    def __init__(
+        self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget, doorman: Doorman,
+        connections_max: int,
+    ) -> None:  # fmt: skip
+        """`batches`: the room for what batches read, of all doors. `connections_max`: those of the HTTP port."""
+        self._env, self._backend, self._server, self._doorman = env, backend, server, doorman
+        self._batches = batches
+        self._watches = Watches(feeds, doorman)
+        self._scans = ScanSlots(env.clock.now)
+        share = max(1, connections_max // SHARE)
+        self._room = Room(share, share)
+        self._is_closing = False
+        self._document = document()
+        self._histograms = {each.name: Histogram(1e-6) for each in routes.ROUTES if each.answer is not Answer.EVENTS}
+        self._do: dict[str, Callable[[Call], Awaitable[Told]]] = {
+            "get": self._read,
+            "meta": self._read,
+            **dict.fromkeys(("put", "delete", "increment", "append", "expire"), self._write),
+            "batch": self._batch,
+            "scan": self._scan,
+            "cluster": self._cluster,
+            "openapi": self._openapi,
+        }
+
+    def close(self) -> None:
+        """Take nothing more, and end the watches. What is under way ends by itself."""
+        self._is_closing = True
+        self._watches.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Numbers of the server's part, for metrics."""
+        return {
+            "http_request_s": self._histograms,
+            "http_requests": self._room.requests,
+            "http_watches": self._room.watches,
+            "http_overloaded_total": self._room.refused,
+        }
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request below /v1/. It is sent when this returns."""
+        began = self._env.clock.now()
+        path, query = requests.path_and_query(request.raw_path)
+        route: Route | None = None
+        try:
+            route, key = _route_of(path, request)
+            if self._is_closing:
+                raise Unavailable("the node stops; ask another one")
+            if not self._doorman.is_on:
+                self._check_name(request)
+            if route.answer is Answer.EVENTS:
+                with self._room.watch():
+                    return await self._watch(request, route, query)
+            with self._room.request() as load:
+                told = await self._told(request, route, key, query, load)
+                load.take(len(told.body), must=route.is_write)
+                self._measure(route, key, began)
+                return await _send(request, told)
+        except StoreError as error:
+            if route is not None:
+                self._measure(route, "", began)
+            return await _send(request, answers.failed(error))
+
+    def _check_name(self, request: web.BaseRequest) -> None:
+        """Raises PermissionDenied for a request from this machine that takes it for a machine of another name. Where
+        nobody is asked who he is, a page whose name its owner lets point here would be one of this server's own."""
+        said = request.headers.get("Host")
+        if said is None or not is_loopback(request.remote or ""):
+            return
+        try:
+            host = urlsplit(f"//{said}").hostname or ""
+        except ValueError:
+            host = ""
+        if is_loopback(host) or _is_address(host):
+            return
+        known = {each.http.rpartition(":")[0] for each in self._backend.topology.servers.values()}
+        if host not in known:
+            raise PermissionDenied(
+                f"want this machine's address or localhost in Host while access control is off, got {said[:60]!r}"
+            )
+
+    def _measure(self, route: Route, key: str, began: float) -> None:
+        if route.name not in self._histograms:
+            return
+        took, slow = self._env.clock.now() - began, self._env.slow
+        self._histograms[route.name].add(took)
+        if took > slow.limit_s:
+            bytes_ = requests.unquoted(key)
+            partition = self._backend.topology.ring.partition_of(bytes_) if bytes_ else ""
+            slow.note("door", route.name.upper(), took, key=bytes_, partition=partition)
+
+    # ── who asks, and for what ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _admitted(self, request: web.BaseRequest, route: Route) -> Identity:
+        """Raises NotAuthenticated, PermissionDenied, Overloaded."""
+        identity: Identity | None = None
+        try:
+            identity = await self._doorman.identify(request)
+            if route.answer is not Answer.EVENTS:  # of a watch it is asked when it is known what for
+                HTTP_NEEDS.get(route.template, admin)(identity, None)
+        except StoreError as error:
+            self._doorman.refused(identity, request, _call_of(route), error)
+            raise
+        return identity
+
+    async def _told(self, request: web.BaseRequest, route: Route, key: str, query: str, load: Load) -> Told:
+        identity = await self._admitted(request, route)
+        asked = requests.read(route, key, query, request.headers)
+        token = requests.token_of(asked.given.get(routes.TOKEN.key, ""), routes.TOKEN.name)
+        backend = self._doorman.guarded(identity, request, self._backend)
+        call = Call(request=request, asked=asked, token=token, backend=backend, load=load)
+        if not asked.key:
+            return await self._do[route.name](call)
+        try:
+            return await self._do[route.name](call)
+        except StoreError as error:
+            partition = self._backend.topology.ring.partition_of(asked.key)
+            told = answers.failed(error, partition)
+            return told._replace(headers={**told.headers, **self._seal(token, asked.key)})
+
+    def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
+        """Headers with what the client has seen with this answer, and the partition's time; both by the ring of now,
+        which the token names."""
+        ring = self._backend.topology.ring
+        partition = ring.partition_of(key)
+        sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
+        seen = {each: number for each, number in token.items() if each in ring.partitions}
+        seen[partition] = max(sequence, seen.get(partition, 0))
+        seen[RING] = max(ring.routed, token.get(RING, 0))
+        return {"Kvstore-Token": requests.token_text(seen), "Kvstore-Time-Ms": str(time_ms)}
+
+    # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _read(self, call: Call) -> Told:
+        asked, code = call.asked, Code.GET if call.asked.route.name == "get" else Code.META
+        await self._no_body(call)
+        partition = self._backend.topology.ring.partition_of(asked.key)
+        level = routes.LEVELS.index(asked.get(routes.LEVEL))
+        op = requests.read_op(asked, code, level, call.token.get(partition, 0))
+        record = await self._in_time(call, op, call.backend)
+        headers = {**self._seal(call.token, asked.key), "Vary": "Accept"}
+        if not _is_wanted(asked, 0 if record is None else record[1]):
+            return Told(304, b"", {**headers, **answers.record_headers(record)})
+        if record is None:
+            told = answers.absent(partition)
+            return told._replace(headers=headers)
+        headers |= answers.record_headers(record)
+        if code == Code.META:
+            return Told(200, b"", {**headers, "Content-Length": str(record[0])}, answers.RAW)
+        if answers.wants_json(call.request.headers.get("Accept")):
+            return answers.told(answers.item_of(record, asked.key, as_base64=call.as_base64), headers=headers)
+        return Told(200, record[0], headers, answers.RAW)
+
+    async def _write(self, call: Call) -> Told:
+        asked = call.asked
+        value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
+        op = requests.write_op(asked, value)
+        result = await self._in_time(call, op, call.backend)
+        outcome = answers.outcome_of(op, result, as_base64=call.as_base64)
+        headers = self._seal(call.token, asked.key)
+        if isinstance(outcome, bodies.Written) and outcome.applied is not False:
+            headers["ETag"] = answers.tag_of(outcome.version)
+        return answers.told(outcome, headers=headers)
+
+    async def _batch(self, call: Call) -> Told:
+        if call.request.content_type != answers.JSON:
+            raise WithStatus(415, f"want Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
+        op = requests.batch_of(call.asked, await self._body(call, JSON_BYTES_MAX))
+        check_one_partition(op, self._backend.topology.ring.partition_of)
+        results = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))
+        told = answers.batch_told(op, results, as_base64=call.as_base64)
+        if len(told.body) > MESSAGE_BYTES_MAX:
+            raise answer_too_large(len(told.body))
+        return told._replace(headers=self._seal(call.token, op[1]))
+
+    async def _in_time(self, call: Call, op: Op, backend: Submits) -> Any:
+        """The result. Whoever goes away takes nothing back."""
+        try:
+            async with asyncio.timeout(call.timeout_ms / 1000):
+                return await ask(backend, op, ring_version=call.token.get(RING, 0))
+        except TimeoutError:
+            kind = Unavailable if op[0] in READS else OutcomeUnknown
+            raise kind(f"no answer within {call.timeout_ms} ms") from None
+
+    # ── all partitions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _scan(self, call: Call) -> Told:
+        await self._no_body(call)
+        page = requests.scan_of(call.asked, call.token)
+        found: list[tuple[bytes, Any]] = []
+        size, next_ = 0, None
+        try:
+            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place():
+                if page.end and page.start >= page.end:
+                    return answers.page_told((), None, as_base64=call.as_base64, keys_only=page.keys_only)
+                async for message in scan_pages(call.backend, partial(ask, call.backend), page):
+                    found += zip(message.keys, message.records, strict=True)
+                    size += message.ByteSize()
+                    call.load.take(message.ByteSize())
+                    if size >= MESSAGE_BYTES or len(found) >= page.limit:
+                        next_ = requests.cursor_text(found[-1][0] + b"\0")
+                        break
+        except TimeoutError:
+            raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
+        return answers.page_told(found, next_, as_base64=call.as_base64, keys_only=page.keys_only)
+
+    async def _cluster(self, call: Call) -> Told:
+        await self._no_body(call)
+        topology = self._backend.topology
+        partitions = []
+        for each in sorted(topology.ring.partitions):
+            sequence, time_ms = stand_of(self._backend, self._env.clock, each)
+            leader = topology.leaders.get(each, ("", 0))[0]
+            partitions.append(bodies.PartitionState(each, leader, sequence, time_ms))
+        servers = [bodies.ServerState(each, found.http) for each, found in sorted(topology.servers.items())]
+        return answers.told(bodies.ClusterState(self._server, topology.ring.routed, partitions, servers))
+
+    async def _openapi(self, call: Call) -> Told:
+        await self._no_body(call)
+        return Told(200, self._document)
+
+    async def _watch(self, request: web.BaseRequest, route: Route, query: str) -> web.StreamResponse:
+        identity = await self._admitted(request, route)
+        asked = requests.read(route, "", query, request.headers)
+        watch = requests.watch_of(asked)
+        check = partial(HTTP_NEEDS.get(route.template, admin), identity, watch)
+        note = partial(self._doorman.refused, identity, request, _call_of(route))
+        try:
+            check()
+        except StoreError as error:
+            note(error)
+            raise
+        return await self._watches.serve(request, asked, watch, check, note)
+
+    # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _value(self, call: Call) -> bytes:
+        """The value that a request brings. Raises InvalidRequest, Overloaded."""
+        if call.request.content_type != answers.JSON:
+            return await self._body(call, VALUE_BYTES_MAX)
+        read = bodies.read(await self._body(call, JSON_BYTES_MAX), bodies.ValueBody)
+        value = bodies.bytes_of(read.value, read.value_base64, "value")
+        if len(value) > VALUE_BYTES_MAX:
+            _refuse_size(VALUE_BYTES_MAX, len(value))
+        return value
+
+    async def _no_body(self, call: Call) -> bytes:
+        """Raises InvalidRequest for one that has: what stands there would be left out."""
+        if call.request.body_exists:
+            raise InvalidRequest(f"want no body of {call.asked.route.name}: what it needs stands in the query")
+        return b""
+
+    async def _body(self, call: Call, most: int) -> bytes:
+        """The body, of at most so many bytes, checked while it comes. Raises InvalidRequest, Overloaded."""
+        request = call.request
+        if encoding := request.headers.get("Content-Encoding"):
+            raise WithStatus(415, f"want no Content-Encoding, got {encoding[:60]!r}")
+        if (length := request.content_length or 0) > most:
+            _refuse_size(most, length)
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(CONTINUE)
+        data = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                while chunk := await request.content.readany():
+                    if len(data) + len(chunk) > most:
+                        _refuse_size(most, len(data) + len(chunk))
+                    call.load.take(len(chunk))
+                    data += chunk
+        except TimeoutError:
+            raise WithStatus(408, f"the body has not come within {BODY_S:g} s") from None
+        except (*GONE, HttpProcessingError, HTTPException) as error:
+            raise InvalidRequest(f"want a whole body, got {error}") from None
+        return bytes(data)
+
+
+def _refuse_size(most: int, found: int) -> NoReturn:
+    raise WithStatus(413, f"want a body of at most {most} bytes, got {found} or more")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _call_of(route: Route) -> str:
+    """As the audit log names it."""
+    return f"HTTP {route.method} {route.template}"
+
+
+def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
+    """The route, and the encoded key. Raises InvalidRequest, PermissionDenied."""
+    found = routes.template_of(path)
+    if found is None:
+        raise WithStatus(404, f"no route {path[:60]!r}; /v1/openapi.json lists them")
+    methods = routes.TEMPLATES[found[0]]
+    route = methods.get(request.method)
+    if route is None:
+        raise WithStatus(405, f"want {' or '.join(methods)}, got {request.method[:20]}", Allow=", ".join(methods))
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
+        # A page of another site must not write by the login, or from the machine, of whoever looks at it.
+        raise PermissionDenied(f"want no request of another site's page, got Origin {origin[:60]!r}")
+    return route, found[1]
+
+
+def _is_wanted(asked: Asked, version: int) -> bool:
+    """Whether a read's record is to be told; `version` 0: it is absent. Raises ConditionFailed, InvalidRequest."""
+    match_ = asked.given.get(routes.IF_MATCH.key)
+    if match_ is not None:
+        is_met = version > 0 if match_.strip() == "*" else version in requests.versions_of(match_, "If-Match")
+        if not is_met:
+            raise ConditionFailed(version)
+    none_match = asked.given.get(routes.IF_NONE_MATCH.key)
+    if none_match is None or not version:
+        return True
+    return none_match.strip() != "*" and version not in requests.versions_of(none_match, "If-None-Match")
+
+
+async def _send(request: web.BaseRequest, told: Told) -> web.Response:
+    """Send an answer here, where it counts as under way until it is taken."""
+    response = web.Response(
+        status=told.status, body=told.body, headers={**answers.COMMON, **told.headers}, content_type=told.content_type
+    )
+    try:
+        async with asyncio.timeout(SEND_S):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        return response  # the client is gone; what was done is done
+    return response

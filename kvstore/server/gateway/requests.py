@@ -1,0 +1,363 @@
+"""Requests of the gateway → the partition's operations, checked. Decides only.
+
+What a route does not list is refused, so that a `ttl` in the place of `ttl_ms` is no key that lives for ever. Keys are
+bytes: a path is taken as it came, percent-decoded once, and never normalised.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
+
+from kvstore.client.core.scanning import scan_bounds
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.limits import CLIENT_BYTES, KEY_BYTES_MAX
+from kvstore.partition.state.commands import Code, Flag, Op, RequestId
+from kvstore.proto import kv_pb2
+from kvstore.server.gateway import bodies, routes
+from kvstore.server.gateway.routes import Kind, Parameter, Route
+from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_operation_sizes, op_or_error
+
+SHOWN = 60
+"""Characters of what came, in errors."""
+RING = ""
+"""The name under which a token has the version of the ring."""
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_NAME = re.compile(r"[a-z0-9-]{0,63}")
+_TAG = re.compile(r'"([0-9]{1,19})"')
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_FLAGS = {"true": True, "false": False}
+_CLIENT_DIGITS = 2 * CLIENT_BYTES
+
+
+class Asked(NamedTuple):
+    """A request, read by its route's table."""
+
+    route: Route
+    key: bytes
+    given: Mapping[str, Any]
+    """Parameters by their `key`; those that were not given are absent."""
+
+    def get(self, parameter: Parameter) -> Any:
+        return self.given.get(parameter.key, parameter.default)
+
+
+def path_and_query(target: str) -> tuple[str, str]:
+    """Split the target of a request, as it came. It may name the server first."""
+    if not target.startswith("/"):
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    path, _, query = target.partition("#")[0].partition("?")
+    return path, query
+
+
+def unquoted(text: str) -> bytes:
+    """The bytes of percent-encoded text. Raises InvalidRequest."""
+    data = text.encode("utf-8", "surrogateescape")
+    if found := _BAD_ESCAPE.search(data):
+        raise InvalidRequest(f"want two hexadecimal digits behind each %, got {_shown(data[found.start() :][:3])}")
+    return _ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), data)
+
+
+def read(route: Route, encoded_key: str, query: str, headers: Mapping[str, str]) -> Asked:
+    """Read what came before the body. Raises InvalidRequest."""
+    key = unquoted(encoded_key)
+    if routes.KEY in route.template:
+        check_operation_sizes(Code.GET, key, b"")
+    known = {each.name: each for each in route.parameters if not each.is_header}
+    given: dict[str, Any] = {}
+    for pair in query.split("&") if query else ():
+        name, _, value = pair.replace("+", " ").partition("=")
+        parameter = known.get(_text(unquoted(name), "a parameter's name"))
+        if parameter is None:
+            raise InvalidRequest(f"{route.name} has no parameter {_shown(unquoted(name))}; it has {sorted(known)}")
+        if parameter.key in given:
+            raise InvalidRequest(f"want {parameter.name} once")
+        given[parameter.key] = _value(parameter, unquoted(value))
+    for parameter in route.parameters:
+        found = headers.get(parameter.name) if parameter.is_header else None
+        if found is not None:
+            given[parameter.key] = _value(parameter, found.encode("utf-8", "surrogateescape"))
+    return Asked(route, key, given)
+
+
+def _value(parameter: Parameter, data: bytes) -> int | str | bool | bytes:
+    match parameter.kind:
+        case Kind.BYTES:
+            if len(data) > KEY_BYTES_MAX + 1:  # from behind a key on: that with a zero byte
+                raise InvalidRequest(f"want {parameter.name} of at most {KEY_BYTES_MAX} bytes, got {len(data)}")
+            return data
+        case Kind.INTEGER:
+            return _integer(_text(data, parameter.name), parameter.name, parameter.least, parameter.most)
+        case Kind.FLAG | Kind.CHOICE:
+            choices = parameter.choices or tuple(_FLAGS)
+            text = _text(data, parameter.name)
+            if text not in choices:
+                raise InvalidRequest(f"want {parameter.name} to be {' or '.join(choices)}, got {_shown(data)}")
+            return text if parameter.choices else _FLAGS[text]
+        case Kind.TEXT:
+            return _text(data, parameter.name)
+
+
+def _integer(text: str, name: str, least: int, most: int) -> int:
+    if not _INTEGER.fullmatch(text) or not least <= int(text) <= most:
+        raise InvalidRequest(f"want {name} to be a number from {least} to {most}, got {text[:SHOWN]!r}")
+    return int(text)
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"want {name} in UTF-8, got {_shown(data)}") from None
+
+
+def _shown(data: bytes) -> str:
+    return ascii(data[:SHOWN].decode("utf-8", "backslashreplace"))
+
+
+# ── what stands in headers ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def token_of(text: str, name: str) -> dict[str, int]:
+    """Read a token, or a position in the feeds: `p1=17,p2=9`. Raises InvalidRequest."""
+    found: dict[str, int] = {}
+    for pair in text.split(",") if text.strip() else ():
+        partition, equals, number = pair.strip().partition("=")
+        if not equals or not _NAME.fullmatch(partition) or partition in found:
+            raise InvalidRequest(f"want {name} as an answer has told it, got {text[:SHOWN]!r}")
+        found[partition] = _integer(number, f"the numbers of {name}", 0, NUMBER_MAX)
+    return found
+
+
+def token_text(token: Mapping[str, int]) -> str:
+    """The same as text."""
+    return ",".join(f"{partition}={number}" for partition, number in sorted(token.items()))
+
+
+def request_of(asked: Asked) -> RequestId | None:
+    """The request's id, by which a retry of it is done once (docs/protocol.md P16); None if it has none. Raises
+    InvalidRequest."""
+    text = asked.given.get(routes.REQUEST.key)
+    if text is None:
+        return None
+    parts: dict[str, str] = {}
+    for pair in text.split(";"):
+        name, _, value = pair.strip().partition("=")
+        if name in parts or name not in ("client", "sequence", "first", "seen"):
+            raise InvalidRequest(f"want Kvstore-Request to have client, sequence, seen and first, got {pair[:SHOWN]!r}")
+        parts[name] = value
+    client = parts.get("client", "").replace("-", "")
+    if len(client) != _CLIENT_DIGITS or not re.fullmatch(r"[0-9A-Fa-f]*", client):
+        raise InvalidRequest(
+            f"want Kvstore-Request to have a client of {_CLIENT_DIGITS} hexadecimal digits, got {client[:SHOWN]!r}"
+        )
+    numbers = [
+        _integer(parts.get(name, default), f"{name} of Kvstore-Request", least, NUMBER_MAX)
+        for name, default, least in (("sequence", "", 1), ("first", parts.get("sequence", ""), 0), ("seen", "", 1))
+    ]
+    return RequestId(bytes.fromhex(client), *numbers)
+
+
+def conditions_of(asked: Asked) -> tuple[int, int]:
+    """(flags, version) that a mutation stands under. Raises InvalidRequest."""
+    match_, none_match = (asked.given.get(each.key) for each in (routes.IF_MATCH, routes.IF_NONE_MATCH))
+    if match_ is not None and none_match is not None:
+        raise InvalidRequest("want If-Match or If-None-Match, got both")
+    if none_match is not None:
+        if none_match.strip() != "*":
+            raise InvalidRequest(f"want If-None-Match of a write to be *, got {none_match[:SHOWN]!r}")
+        return int(Flag.IF_ABSENT), 0
+    if match_ is None:
+        return 0, 0
+    if match_.strip() == "*":
+        return int(Flag.IF_PRESENT), 0
+    (version, *others) = versions_of(match_, "If-Match")
+    if others:
+        raise InvalidRequest(f"want one version in If-Match of a write, got {match_[:SHOWN]!r}")
+    return int(Flag.IF_VERSION), version
+
+
+def versions_of(text: str, name: str) -> list[int]:
+    """The versions of a list of entity tags. Raises InvalidRequest."""
+    found = []
+    for tag in text.split(","):
+        match_ = _TAG.fullmatch(tag.strip())
+        if match_ is None:
+            raise InvalidRequest(f'want {name} to be * or versions as `ETag` has them ("17"), got {text[:SHOWN]!r}')
+        found.append(_integer(match_[1], name, 1, NUMBER_MAX))
+    return found
+
+
+# ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_op(asked: Asked, code: Code, level: int, sequence: int) -> Op:
+    """A get or a meta. Raises InvalidRequest."""
+    return _op(code, asked.key, b"", kv_pb2.Options(), None, level, sequence)
+
+
+def write_op(asked: Asked, value: bytes) -> Op:
+    """Any mutation of one key. Raises InvalidRequest."""
+    request, options = request_of(asked), kv_pb2.Options()
+    match asked.route.name:
+        case "put":
+            options.flags, options.version = conditions_of(asked)
+            options.expires_ms, ttl_flags = _expiry(asked)
+            options.flags |= ttl_flags | _old(asked)
+            code = Code.PUT
+        case "delete":
+            options.flags, options.version = conditions_of(asked)
+            options.flags |= _old(asked)
+            code = Code.DELETE
+        case "increment":
+            options.delta = asked.given.get("delta", 1)
+            code = Code.INCREMENT
+        case "append":
+            code = Code.APPEND
+        case "expire":
+            options.expires_ms, options.flags = _expiry(asked)
+            if not options.flags and "expires_ms" not in asked.given:
+                raise InvalidRequest("want ttl_ms or expires_ms, got neither")
+            code = Code.EXPIRE
+        case name:
+            raise AssertionError(f"{name} writes no key")
+    return _op(code, asked.key, value, options, request, 0, 0)
+
+
+def _old(asked: Asked) -> int:
+    return int(Flag.RETURN_OLD) if asked.get(routes.RETURN_OLD) else 0
+
+
+def _expiry(asked: Asked) -> tuple[int, int]:
+    given = asked.given
+    ttls = {given[each.key] for each in (routes.TTL, routes.TTL_HEADER) if each.key in given}
+    if len(ttls) > 1:
+        raise InvalidRequest(f"want one time to live, got {sorted(ttls)} ms in ttl_ms and Kvstore-TTL-Ms")
+    return _expiry_of(ttls.pop() if ttls else None, given.get("expires_ms"), keep=bool(asked.get(routes.KEEP_TTL)))
+
+
+def _expiry_of(ttl_ms: int | None, expires_ms: int | None, *, keep: bool) -> tuple[int, int]:
+    """(expires_ms, flags)."""
+    if (ttl_ms is not None) + (expires_ms is not None) + keep > 1:
+        raise InvalidRequest("want one of ttl_ms, expires_ms and keep_ttl, got more")
+    if ttl_ms is not None:
+        return ttl_ms, int(Flag.RELATIVE_TTL)
+    return expires_ms or 0, int(Flag.KEEP_TTL) if keep else 0
+
+
+def _op(
+    code: int, key: bytes, value: bytes, options: kv_pb2.Options, request: RequestId | None, level: int, token: int
+) -> Op:
+    found = op_or_error(code, key, value, options, request, level, token)
+    if isinstance(found, StoreError):
+        raise found
+    return found
+
+
+def batch_of(asked: Asked, body: bytes) -> Op:
+    """An atomic batch. Raises InvalidRequest."""
+    read_ = bodies.read(body, bodies.BatchBody)
+    flags = int(Flag.INDEPENDENT) if read_.independent else 0
+    return batch_op([_operation(each) for each in read_.operations], flags, request_of(asked))
+
+
+def _operation(body: bodies.OperationBody) -> kv_pb2.Operation:
+    name = body.operation
+    given = {each for each in body.__struct_fields__ if getattr(body, each) is not UNSET}
+    if wrong := given - bodies.FIELDS[name]:
+        raise InvalidRequest(f"{name} in a batch has no {sorted(wrong)}; it has {sorted(bodies.FIELDS[name])}")
+    part = kv_pb2.Operation(code=bodies.CODES[name], key=bodies.bytes_of(body.key, body.key_base64, "key"))
+    if "value" in bodies.FIELDS[name]:
+        part.value = bodies.bytes_of(body.value, body.value_base64, "value")
+    options, is_conditional = part.options, (bool(body.if_version), body.if_absent is True, body.if_present is True)
+    if sum(is_conditional) > 1:
+        raise InvalidRequest("want one of if_version, if_absent and if_present, got more")
+    if isinstance(body.if_version, int):
+        options.version, options.flags = body.if_version, int(Flag.IF_VERSION)
+    elif any(is_conditional):
+        options.flags = int(Flag.IF_ABSENT if body.if_absent is True else Flag.IF_PRESENT)
+    elif name == "check":
+        raise InvalidRequest("want one of if_version, if_absent and if_present of a check, got none")
+    ttl_ms, expires_ms = (None if each is UNSET else each for each in (body.ttl_ms, body.expires_ms))
+    if name == "expire" and ttl_ms is None and expires_ms is None:
+        raise InvalidRequest("want ttl_ms or expires_ms of an expire, got neither")
+    options.expires_ms, flags = _expiry_of(ttl_ms, expires_ms, keep=body.keep_ttl is True)
+    options.flags |= flags | (int(Flag.RETURN_OLD) if body.return_old is True else 0)
+    if name == "increment":
+        options.delta = _delta(body.delta)
+    return part
+
+
+def _delta(delta: Any) -> int:
+    least, most = -(1 << 63), (1 << 63) - 1
+    if delta is UNSET:
+        return 1
+    if not least <= delta <= most:
+        raise InvalidRequest(f"want delta to be a number from {least} to {most}, got {delta}")
+    return int(delta)
+
+
+# ── scans and watches ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
+    """A page of a scan. Raises InvalidRequest."""
+    start, end = _bounds(asked)
+    cursor = asked.given.get("cursor")
+    if cursor is not None:
+        start = max(start, cursor_of(cursor))
+    check_operation_sizes(Code.SCAN, start, b"")
+    check_operation_sizes(Code.SCAN, end, b"")
+    return kv_pb2.ScanRequest(
+        start=start,
+        end=end,
+        limit=asked.given.get("limit", routes.PAGE_KEYS),
+        level=routes.LEVELS.index(asked.get(routes.LEVEL)),  # type: ignore[arg-type]  # the enum's number
+        token={partition: number for partition, number in token.items() if partition != RING},
+        keys_only=bool(asked.get(routes.KEYS_ONLY)),
+    )
+
+
+def _bounds(asked: Asked) -> tuple[bytes, bytes]:
+    start, end, prefix = (asked.given.get(each.key, b"") for each in (routes.START, routes.END, routes.PREFIX_OF))
+    return scan_bounds(start, end, prefix)
+
+
+def cursor_text(start: bytes) -> str:
+    """The place where a scan goes on, as its answer tells it."""
+    return base64.urlsafe_b64encode(start).decode().rstrip("=")
+
+
+def cursor_of(text: str) -> bytes:
+    """The same, read. Raises InvalidRequest."""
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"want the cursor that a page told, got {text[:SHOWN]!r}") from None
+
+
+def watch_of(asked: Asked) -> kv_pb2.WatchRequest:
+    """A watch. Raises InvalidRequest."""
+    start, end = _bounds(asked)
+    key = asked.given.get("key")
+    if key is not None:
+        if start or end:
+            raise InvalidRequest("want a key, a prefix, or bounds, got more than one")
+        check_operation_sizes(Code.GET, key, b"")
+        start, end = key, key + b"\0"
+    position = asked.given.get("last_event_id", asked.given.get("after", ""))
+    token = token_of(asked.given.get(routes.TOKEN.key, ""), routes.TOKEN.name)
+    return kv_pb2.WatchRequest(
+        start=start,
+        end=end,
+        after=token_of(position, "Last-Event-ID"),
+        seen={partition: number for partition, number in token.items() if partition != RING},
+        heartbeat_ms=asked.given.get("heartbeat_ms", routes.HEARTBEAT_MS),
+        keys_only=bool(asked.get(routes.KEYS_ONLY)),
+    )

@@ -1,0 +1,163 @@
+"""Watches over HTTP: the change feed as server-sent events.
+
+    id: p1=17                      where the watch goes on behind this event
+    event: change                  or position (nothing new: the heartbeat), or error (the last one)
+    data: {…}
+
+A browser's EventSource comes back by itself with the last id. A reader who takes nothing is cut off as at the other
+doors; one message of one partition waits for him, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
+from kvstore.proto import kv_pb2
+from kvstore.server.feed.feeds import Feeds
+from kvstore.server.feed.watch import send_watch
+from kvstore.server.gateway import answers, requests, routes
+from kvstore.server.gateway.requests import Asked
+
+RETRY_MS = 2_000
+"""After which a browser whose stream has ended comes back."""
+EXACT_MAX = 16
+"""Partitions. An id names all that are followed; where they are more, only the last change of a message has one, and
+whoever comes back may see some changes of that message again."""
+WRITE_BYTES = 64 << 10
+"""About how much is written before the network is waited for."""
+STOPS = "the node stops; go on at another one, behind the last id"
+
+
+class Access(Protocol):
+    """kvstore.server.access.http_doorman.HttpDoorman."""
+
+    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]: ...
+
+
+class _Stay:
+    """A watch that is open."""
+
+    __slots__ = ("check", "refused", "timeout")
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+        self.refused: StoreError | None = None
+        self.timeout = asyncio.timeout(None)
+
+    def end(self, why: StoreError) -> None:
+        if self.refused is None:
+            self.refused = why
+            self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class Watches:
+    """Those of one server."""
+
+    def __init__(self, feeds: Feeds, access: Access) -> None:
+        self._feeds = feeds
+        self._stays: dict[_Stay, None] = {}
+        self._forget = access.on_change(self._look_again)
+
+    def close(self) -> None:
+        """End all. Their clients go on elsewhere."""
+        self._forget()
+        for each in list(self._stays):
+            each.end(Unavailable(STOPS))
+
+    async def serve(
+        self,
+        request: web.BaseRequest,
+        asked: Asked,
+        watch: kv_pb2.WatchRequest,
+        check: Callable[[], None],
+        note: Callable[[StoreError], None],
+    ) -> web.StreamResponse:
+        """Send what is watched until the client goes. `check` raises once he may not see it any more; `note` is told
+        so. Raises StoreError before anything was sent."""
+        stream, stay = EventStream(request, asked), _Stay(check)
+        self._stays[stay] = None
+        try:
+            async with stay.timeout:
+                await send_watch(self._feeds, watch, stream)
+        except ConnectionError:
+            return stream.response
+        except TimeoutError:
+            if stay.refused is None:
+                raise
+            error: StoreError = stay.refused
+            if isinstance(error, NotAuthenticated | PermissionDenied):
+                note(error)
+        except StoreError as failure:
+            error = failure
+        finally:
+            self._stays.pop(stay, None)
+        if not stream.is_begun:
+            raise error
+        await stream.fail(error)
+        return stream.response
+
+    def _look_again(self) -> None:
+        """There is another table: watches that may not go on end."""
+        for stay in list(self._stays):
+            try:
+                stay.check()
+            except StoreError as error:
+                stay.end(error)
+
+
+class EventStream:
+    """The messages of one watch, as events. Its head goes out with the first."""
+
+    def __init__(self, request: web.BaseRequest, asked: Asked) -> None:
+        headers = {**answers.COMMON, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        self.response = web.StreamResponse(headers=headers)
+        self.is_begun = False
+        self._request = request
+        self._as_base64 = asked.get(routes.ENCODING) == "base64"
+        self._keys_only = bool(asked.get(routes.KEYS_ONLY))
+        self._position: dict[str, int] = {}
+
+    async def write(self, message: kv_pb2.WatchResponse) -> None:
+        """Returns when the network can take more. Raises ConnectionError."""
+        if not self.is_begun:
+            self.is_begun = True
+            await self.response.prepare(self._request)
+            await self.response.write(b"retry: %d\n\n" % RETRY_MS)
+        if not message.changes:
+            self._position = dict(message.positions)
+            return await self.response.write(_event("position", b"{}", requests.token_text(self._position)))
+        gathered, size = list[bytes](), 0
+        for number, change in enumerate(message.changes, start=1):
+            is_last = number == len(message.changes)
+            self._position[message.partition] = message.sequence if is_last else change.sequence
+            told = answers.change_of(message.partition, change, as_base64=self._as_base64, keys_only=self._keys_only)
+            has_id = is_last or len(self._position) <= EXACT_MAX
+            event = _event("change", msgspec.json.encode(told), self._id() if has_id else "")
+            gathered.append(event)
+            size += len(event)
+            if size >= WRITE_BYTES or is_last:
+                await self.response.write(b"".join(gathered))
+                gathered, size = [], 0
+        return None
+
+    async def fail(self, error: StoreError) -> None:
+        """Tell why nothing more comes."""
+        try:
+            await self.response.write(_event("error", answers.failed(error).body, ""))
+            await self.response.write_eof()
+        except ConnectionError:
+            return  # the client is gone
+
+    def _id(self) -> str:
+        return requests.token_text(self._position)
+
+
+def _event(kind: str, data: bytes, id_: str) -> bytes:
+    head = f"id: {id_}\n" if id_ else ""
+    return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), kind.encode(), data)

@@ -1,0 +1,184 @@
+"""Who may do what through the gateway: each route, by users of each kind; and that a way around it is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from kvstore.access import RevokeRole
+from kvstore.server.access import http_doorman
+from kvstore.server.gateway import routes
+from tests.server.access.tables import table
+from tests.server.gateway.world import Answer, World, gateway_world, login_of
+from tests.waiting import PATIENCE_S, wait_until
+
+MINE, OTHERS = "t/a", "x"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with gateway_world(tmp_path, table()) as made:
+        yield made
+
+
+async def each_route(world: World, user: str, key: str) -> dict[str, int]:
+    """The status of each route on a key, by a user."""
+    found: dict[str, int] = {}
+    for route in routes.ROUTES:
+        target = route.template.replace("{key}", key)
+        more = {"expire": "?ttl_ms=1000", "scan": f"?prefix={key}", "watch": f"?key={key}"}.get(route.name, "")
+        if route.name == "batch":
+            answer = await world.batch({"operation": "get", "key": key}, user=user)
+        elif route.name == "watch":
+            answer = await head_of(world, f"{target}{more}", user)
+        else:
+            data = b"1" if route.body is not routes.Body.NONE else None
+            answer = await world.ask(route.method, f"{target}{more}", data, user=user)
+        found[route.name] = answer.status
+    return found
+
+
+async def head_of(world: World, target: str, user: str) -> Answer:
+    """Of an answer that goes on and on."""
+    headers = {"Authorization": login_of(user)} if user else {}
+    async with asyncio.timeout(PATIENCE_S), world.http.get(f"{world.url}{target}", headers=headers) as answer:
+        return Answer(answer.status, b"", answer.headers)
+
+
+ALL = {each.name for each in routes.ROUTES}
+OPEN_TO_USERS = {"cluster", "openapi"}
+READS = {"get", "meta", "scan", "batch"}
+WRITES = {"put", "delete", "append", "expire"}
+
+
+@pytest.mark.parametrize(
+    ("user", "key", "allowed"),
+    [
+        ("tenant", MINE, ALL),
+        ("tenant", OTHERS, OPEN_TO_USERS),
+        ("reader", MINE, OPEN_TO_USERS | READS | {"watch"}),
+        ("nothing", MINE, OPEN_TO_USERS),
+        ("root", MINE, OPEN_TO_USERS),
+        ("", MINE, set()),
+    ],
+)
+async def test_each_route_asks_for_its_rights(world: World, user: str, key: str, allowed: set[str]) -> None:
+    world.feeds.logs["p1"].put((b"x", b"1"))
+    found = await each_route(world, user, key)
+    refused = 403 if user else 401
+    assert {name for name, status in found.items() if status == refused} == ALL - allowed
+    assert {found[name] for name in allowed} <= {200, 404}
+    assert WRITES <= ALL
+
+
+async def test_an_operation_of_a_batch_beyond_the_prefix_is_refused_with_all_of_it(world: World) -> None:
+    mine, others = ({"operation": "put", "key": f"{{same}}{key}", "value": "v"} for key in (MINE, OTHERS))
+    answer = await world.batch({**mine, "key": "t/{same}"}, others, user="tenant")
+    assert (answer.status, answer.json["reason"]) == (403, "PERMISSION_DENIED")
+    assert "user tenant lacks the right write" in answer.json["message"]
+    assert world.backend.submitted == []
+
+
+async def test_old_values_are_read_so_they_need_the_right_to_read(world: World) -> None:
+    for target in ("/v1/keys/x?return_old=true", "/v1/keys/t/a?return_old=true"):
+        answer = await world.ask("PUT", target, b"v", user="tenant")
+        assert answer.status == (403 if "x" in target.partition("?")[0] else 200)
+
+
+@pytest.mark.parametrize("query", ["", "?prefix=u", "?start=t/&end=t1", "?start=s&end=t0"])
+async def test_a_scan_and_a_watch_beyond_the_prefix_are_refused(world: World, query: str) -> None:
+    assert (await world.ask("GET", f"/v1/keys{query}", user="tenant")).status == 403
+    assert (await world.ask("GET", f"/v1/watch{query}", user="tenant")).status == 403
+    assert world.backend.submitted == []
+
+
+async def test_whoever_is_not_known_is_asked_who_he_is_and_his_body_is_not_read(world: World) -> None:
+    answer = await world.ask("PUT", "/v1/keys/k", b"v")
+    assert (answer.status, answer.json["reason"]) == (401, "NOT_AUTHENTICATED")
+    assert answer.headers["WWW-Authenticate"].startswith("Basic ")
+    for header in ("Basic !", "Digest x", "Bearer kvt_1"):
+        assert (await world.ask("GET", "/v1/keys/k", Authorization=header)).status == 401
+    assert (await world.ask("GET", "/v1/nothing")).status == 404
+
+
+async def test_refusals_are_counted_and_in_the_audit_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvstore.audit")
+    before = world.access.denied
+    await world.ask("PUT", "/v1/keys/x", b"a value", user="tenant")
+    await world.ask("PUT", "/v1/keys/x", b"a value")
+    await world.ask("GET", "/v1/watch", user="tenant")
+    await world.ask("GET", "/v1/watch")
+    assert world.access.denied == before + 4
+    lines = [orjson.loads(record.getMessage()) for record in caplog.records if record.name == "kvstore.audit"]
+    assert [(line["who"], line["call"], line["outcome"]) for line in lines] == [
+        ("tenant", "put", "PERMISSION_DENIED"),
+        ("-", "HTTP PUT /v1/keys/{key}", "NOT_AUTHENTICATED"),
+        ("tenant", "HTTP GET /v1/watch", "PERMISSION_DENIED"),
+        ("-", "HTTP GET /v1/watch", "NOT_AUTHENTICATED"),
+    ]
+    assert "a value" not in caplog.text
+
+
+async def test_a_watch_ends_when_its_right_is_taken_away(world: World) -> None:
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        world.http.get(f"{world.url}/v1/watch?prefix=t/", headers={"Authorization": login_of("tenant")}) as answer,
+    ):
+        assert b"event: position" in await answer.content.readuntil(b"{}\n\n")
+        world.access.take(table(RevokeRole("tenant", "owns")))
+        rest = await answer.read()
+    assert b"event: error\n" in rest
+    assert orjson.loads(rest.rpartition(b"data: ")[2])["reason"] == "PERMISSION_DENIED"
+    assert world.access.denied == 1
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
+async def test_a_page_of_another_site_gets_nothing_done(world: World, origin: str) -> None:
+    """A browser sends the login that it knows, whoever made the page."""
+    answer = await world.ask("POST", "/v1/increment/t/a", user="tenant", Origin=origin, Content_Type="text/plain")
+    assert (answer.status, answer.json["reason"]) == (403, "PERMISSION_DENIED")
+    assert world.backend.submitted == []
+    own = await world.ask("POST", "/v1/increment/t/a", user="tenant", Origin=world.url)
+    assert own.status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example", 403), ("evil.example:8401", 403), ("[", 403), ("", 403), ("localhost:8401", 200),
+     ("LOCALHOST", 200), ("127.0.0.1", 200), ("[::1]:8401", 200), ("10.0.0.9:8401", 200)],
+)  # fmt: skip
+async def test_a_name_that_was_made_to_point_here_is_none_of_this_machine(
+    tmp_path: Path, host: str, status: int
+) -> None:
+    """A page of that name would be one of this server's own, and nobody is asked who he is."""
+    async with gateway_world(tmp_path) as world:
+        answer = await world.ask("PUT", "/v1/keys/k", b"v", Host=host)
+        assert answer.status == status
+        assert len(world.backend.submitted) == (status == 200)
+
+
+async def test_where_users_are_asked_a_node_may_have_any_name(world: World) -> None:
+    assert (await world.ask("GET", "/v1/cluster", user="tenant", Host="kv.example")).status == 200
+
+
+async def test_a_gateway_without_its_guard_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above look at what the guard does: without it the tenant reads and writes everywhere."""
+    monkeypatch.setattr(http_doorman, "Guard", lambda access, identity, backend, address: backend)
+    found = await each_route(world, "tenant", OTHERS)
+    assert {name for name in READS | WRITES if found[name] == 403} == set()
+
+
+async def test_while_nobody_is_asked_everybody_may(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        assert (await world.ask("PUT", "/v1/keys/x", b"v")).status == 200
+        await wait_until(lambda: _is_empty(world), what="nothing is under way")
+
+
+async def _is_empty(world: World) -> bool:
+    numbers = world.gateway.statistics()
+    return numbers["http_requests"] == numbers["http_watches"] == 0

@@ -1,0 +1,217 @@
+"""Batches and scans over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import orjson
+import pytest
+
+from kvstore.errors import Overloaded
+from kvstore.partition.state.commands import Code, Flag
+from kvstore.server.gateway import gateway, requests, routes
+from kvstore.server.grpc import scan_slots
+from kvstore.types import PartitionId
+from tests.server.gateway.world import World
+
+
+def operation(name: str, key: str = "{t}a", **fields: Any) -> dict[str, Any]:
+    return {"operation": name, "key": key, **fields}
+
+
+async def test_a_batch_is_done_as_a_whole_and_answers_each_of_its_operations(world: World) -> None:
+    answer = await world.batch(
+        operation("put", value="7", if_absent=True),
+        operation("increment", delta=-9),
+        operation("increment", "{t}b"),
+        operation("get"),
+        {"operation": "append", "key_base64": base64.b64encode(b"{t}\xff").decode(), "value_base64": "/w=="},
+        operation("meta", "{t}b"),
+        operation("expire", "{t}b", ttl_ms=60_000),
+        operation("put", "{t}c", value="1", return_old=True),
+        operation("delete", "{t}c", return_old=True, if_present=True),
+        operation("delete", "{t}nothing"),
+        operation("get", "{t}nothing"),
+        operation("check", if_version=2),
+    )
+    assert answer.status == 200, answer.body
+    results = answer.json["results"]
+    assert results[:3] == [{"version": 1}, {"value": -2, "version": 2}, {"value": 1, "version": 3}]
+    assert (results[3]["item"]["key"], results[3]["item"]["value"]) == ("{t}a", "-2")
+    assert results[4] == {"length": 1, "version": 4}
+    assert (results[5]["item"]["length"], "value" in results[5]["item"]) == (1, False)
+    assert results[6] == {"changed": True}
+    assert (results[7]["applied"], "old" in results[7], results[8]["old"]["value"]) == (True, False, "1")
+    assert results[9:] == [{"sequence": 0}, {"item": None}, {"version": 2}]
+    assert answer.headers["Kvstore-Token"]
+
+
+async def test_an_unmet_condition_undoes_the_whole_batch_or_its_own_operation(world: World) -> None:
+    parts = (operation("put", value="1"), operation("put", "{t}b", value="2", if_present=True))
+    whole = await world.batch(*parts)
+    assert (whole.status, whole.json["reason"]) == (412, "CONDITION_FAILED")
+    assert (await world.ask("GET", "/v1/keys/{t}a")).status == 404
+    each = await world.batch(*parts, independent=True)
+    assert (each.status, each.json["results"][0]) == (200, {"version": 1})
+    failure = each.json["results"][1]["failure"]
+    assert (failure["code"], failure["reason"], failure["version"]) == (412, "CONDITION_FAILED", 0)
+
+
+async def test_a_batch_over_two_partitions_names_both(world: World) -> None:
+    ring = world.backend.topology.ring
+    keys = [next(k for n in range(99) if ring.partition_of((k := f"k{n}").encode()) == p) for p in ("p1", "p2")]
+    answer = await world.batch(*(operation("put", key, value="v") for key in keys))
+    assert (answer.status, "p1 and p2" in answer.json["message"]) == (400, True)
+    assert world.backend.submitted == []
+
+
+# docs/protocol.md P16
+async def test_a_retried_batch_is_done_once(world: World) -> None:
+    await world.batch(operation("increment"))
+    data, id_ = orjson.dumps({"operations": [operation("increment")]}), world.request_id(1)
+    for _ in range(2):
+        answer = await world.ask("POST", "/v1/batch", data, Content_Type="application/json", Kvstore_Request=id_)
+        assert answer.json["results"] == [{"value": 2, "version": 2}]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"operation": "scan", "key": "k"}, "operation"),
+        ({"operation": "get"}, "key or key_base64, got neither"),
+        ({"operation": "get", "key": "k", "key_base64": "aw=="}, "got both"),
+        ({"operation": "get", "key": ""}, "at least one byte"),
+        ({"operation": "get", "key": "k" * 4097}, "4096"),
+        ({"operation": "get", "key": "k", "value": "v"}, "get in a batch has no ['value']"),
+        ({"operation": "put", "key": "k"}, "value or value_base64, got neither"),
+        ({"operation": "put", "key": "k", "value": "v", "ttl": 1}, "ttl"),
+        ({"operation": "put", "key": "k", "value": "v", "ttl_ms": "1"}, "$.operations[0].ttl_ms"),
+        ({"operation": "put", "key": "k", "value": "v", "ttl_ms": 1, "expires_ms": 2}, "want one of"),
+        ({"operation": "put", "key": "k", "value": "v", "if_absent": True, "if_version": 1}, "want one of"),
+        ({"operation": "put", "key": "k", "value": "v", "if_version": 0}, "if_version"),
+        ({"operation": "expire", "key": "k"}, "got neither"),
+        ({"operation": "check", "key": "k"}, "got none"),
+        ({"operation": "increment", "key": "k", "delta": 1 << 63}, "delta"),
+        ({"operation": "increment", "key": "k", "delta": 1.5}, "delta"),
+    ],
+)
+async def test_a_batch_that_is_malformed_is_refused_and_says_where(
+    world: World, part: dict[str, Any], said: str
+) -> None:
+    answer = await world.batch(part)
+    assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
+    assert said in answer.json["message"]
+    assert world.backend.submitted == []
+
+
+async def test_a_batch_is_json_and_not_empty(world: World) -> None:
+    answer = await world.ask("POST", "/v1/batch", b"{}", Content_Type="text/plain")
+    assert (answer.status, "application/json" in answer.json["message"]) == (415, True)
+    assert (await world.batch()).status == 400
+
+
+async def test_an_answer_that_is_larger_than_a_message_is_no_refusal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "MESSAGE_BYTES_MAX", 300)
+    await world.ask("PUT", "/v1/keys/k", b"v" * 200)
+    answer = await world.batch(operation("get", "k"))
+    assert (answer.status, answer.json["reason"], answer.json["outcome"]) == (504, "OUTCOME_UNKNOWN", "unknown")
+
+
+async def test_batches_may_read_so_much_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise Overloaded("full")
+
+    monkeypatch.setattr(world.gateway._batches, "sink", full)
+    answer = await world.batch(operation("get", "k"))
+    assert (answer.status, answer.json["reason"]) == (429, "OVERLOADED")
+
+
+# ── scans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def filled(world: World, *keys: str) -> None:
+    for key in keys:
+        assert (await world.ask("PUT", f"/v1/keys/{key}", f"of {key}".encode())).status == 200
+
+
+async def scanned(world: World, query: str) -> list[Any]:
+    """The items of all pages."""
+    found: list[Any] = []
+    cursor = ""
+    for _ in range(100):
+        page = await world.ask("GET", f"/v1/keys?{query}{cursor}")
+        assert page.status == 200, page.body
+        found += page.json["items"]
+        if "next" not in page.json:
+            return found
+        cursor = f"&cursor={page.json['next']}"
+    raise AssertionError("the scan goes on and on")
+
+
+async def test_a_scan_gives_each_key_once_and_in_order_whatever_the_pages(world: World) -> None:
+    keys = sorted([f"a{number:02}" for number in range(25)])
+    await filled(world, *keys, "b", "%FF", "%FF%00")
+    for limit in (1, 3, 7, 1000):
+        found = await scanned(world, f"prefix=a&limit={limit}")
+        assert [(each["key"], each["value"]) for each in found] == [(key, f"of {key}") for key in keys]
+    found = await scanned(world, "start=a24&limit=2")
+    assert [each.get("key", each.get("key_base64")) for each in found] == ["a24", "b", "/w==", "/wA="]
+    assert [each["key"] for each in await scanned(world, "start=a03&end=a05&limit=1")] == ["a03", "a04"]
+    assert [each["key_base64"] for each in await scanned(world, "prefix=%FF&encoding=base64")] == ["/w==", "/wA="]
+    assert await scanned(world, "prefix=nothing") == []
+
+
+async def test_a_cursor_leads_nowhere_but_into_what_is_scanned(world: World) -> None:
+    await filled(world, "a", "b", "c")
+    before, behind = (requests.cursor_text(each) for each in (b"", b"zz"))
+    assert [each["key"] for each in await scanned(world, f"start=b&cursor={before}")] == ["b", "c"]
+    assert await scanned(world, f"start=a&end=b&cursor={behind}") == []
+
+
+async def test_a_scan_of_keys_alone_leaves_the_values_out(world: World) -> None:
+    await filled(world, "a", "b")
+    found = await scanned(world, "keys_only=true&level=strict&limit=1")
+    assert [(each["key"], "value" in each) for each in found] == [("a", False), ("b", False)]
+    scans = [op for op in world.backend.submitted if op[0] == Code.SCAN]
+    assert {op[4] for op in scans} == {Flag.KEYS_ONLY}
+    assert {op[5] for op in scans} == {routes.LEVELS.index("strict")}
+
+
+async def test_a_page_ends_where_it_is_large(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await filled(world, "a", "b", "c")
+    monkeypatch.setattr(gateway, "MESSAGE_BYTES", 1)
+    monkeypatch.setattr("kvstore.server.grpc.scan.MESSAGE_BYTES", 1)
+    page = (await world.ask("GET", "/v1/keys?limit=1000")).json
+    assert len(page["items"]) == 1
+    assert [each["key"] for each in await scanned(world, "limit=1000")] == ["a", "b", "c"]
+
+
+async def test_a_scan_waits_for_a_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_slots, "SCANS_MAX", 0)
+    monkeypatch.setattr(scan_slots, "WAIT_S", 0.0)
+    answer = await world.ask("GET", "/v1/keys")
+    assert (answer.status, answer.json["reason"]) == (429, "OVERLOADED")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=1001", "prefix=a&start=b", "cursor=%2B", "cursor=abc%3D%3D%3D", "cursor=a", "keys_only=yes",
+     "level=fresh", f"start={'k' * 4098}", "prefix", "key=a"],
+)  # fmt: skip
+async def test_a_scan_that_is_malformed_is_refused(world: World, query: str) -> None:
+    answer = await world.ask("GET", f"/v1/keys?{query}")
+    assert answer.status == (200 if query == "prefix" else 400), answer.body
+
+
+async def test_the_cluster_tells_who_leads_and_what_time_it_is(world: World) -> None:
+    await world.ask("PUT", "/v1/keys/k", b"v")
+    found = (await world.ask("GET", "/v1/cluster")).json
+    assert (found["server"], found["ring_version"]) == ("n1", world.backend.topology.ring.routed)
+    assert [each["id"] for each in found["partitions"]] == ["p1", "p2", "p3"]
+    owner = world.backend.topology.ring.partition_of(b"k")
+    state = next(each for each in found["partitions"] if each["id"] == owner)
+    assert (state["sequence"], state["time_ms"] > 0) == (1, True)
+    assert PartitionId(owner) in world.backend.partitions

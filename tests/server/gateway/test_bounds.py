@@ -1,0 +1,183 @@
+"""Bounds of the gateway: sizes while they come, requests and bytes under way, whoever is slow or gone; and its
+numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.env.slow_log import SlowLog, hash_of
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.server.gateway import gateway, room
+from tests.server.gateway.world import World, gateway_world
+from tests.waiting import PATIENCE_S, wait_until
+
+
+async def connected(world: World, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = world.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    return reader, writer
+
+
+async def status_of(reader: asyncio.StreamReader) -> int:
+    async with asyncio.timeout(PATIENCE_S):
+        return int((await reader.readline()).split()[1])
+
+
+HEAD = b"PUT /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: %d\r\n\r\n" % (VALUE_BYTES_MAX + 1),
+        b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % (VALUE_BYTES_MAX + 1),
+        b"Content-Length: %d\r\nContent-Type: application/json\r\n\r\n" % (gateway.JSON_BYTES_MAX + 1),
+    ],
+)
+async def test_what_is_too_large_is_refused_before_it_comes(world: World, head: bytes) -> None:
+    reader, writer = await connected(world, HEAD + head)
+    assert await status_of(reader) == 413
+    writer.close()
+    assert world.backend.submitted == []
+
+
+async def test_a_body_of_unknown_length_is_refused_as_soon_as_it_is_too_large(world: World) -> None:
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    reader, writer = await connected(world, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(VALUE_BYTES_MAX // 0x10000 + 1):
+        writer.write(chunk)
+    assert await status_of(reader) == 413, "the end has not come"
+    writer.close()
+    assert world.backend.submitted == []
+
+
+async def test_a_value_in_json_that_is_too_large_is_refused(world: World) -> None:
+    body = b'{"value": "%b"}' % (b"x" * (VALUE_BYTES_MAX + 1))
+    answer = await world.ask("PUT", "/v1/keys/k", body, Content_Type="application/json")
+    assert (answer.status, answer.json["reason"]) == (413, "INVALID_REQUEST")
+
+
+async def test_whoever_asks_whether_to_go_on_is_told(world: World) -> None:
+    reader, writer = await connected(world, HEAD + b"Content-Length: 1\r\nExpect: 100-continue\r\n\r\n")
+    assert await status_of(reader) == 100
+    assert await reader.readline() == b"\r\n"
+    writer.write(b"v")
+    assert await status_of(reader) == 200
+    writer.close()
+
+
+async def test_a_body_is_taken_as_it_is_and_not_unpacked(world: World) -> None:
+    answer = await world.ask("PUT", "/v1/keys/k", b"\x1f\x8b", Content_Encoding="gzip")
+    assert (answer.status, "Content-Encoding" in answer.json["message"]) == (415, True)
+    assert world.backend.submitted == []
+
+
+async def test_half_a_body_stores_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is gone, or does not go on."""
+    _, writer = await connected(world, HEAD + b"Content-Length: 10\r\n\r\nhalf")
+    await wait_until(lambda: holds(world, 4), what="the half has come")
+    writer.close()
+    await wait_until(lambda: holds(world, 0), what="it is forgotten")
+    monkeypatch.setattr(gateway, "BODY_S", 0.01)
+    reader, writer = await connected(world, HEAD + b"Content-Length: 10\r\n\r\nhalf")
+    assert await status_of(reader) == 408
+    writer.close()
+    reader, writer = await connected(world, HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+    assert await status_of(reader) == 400
+    writer.close()
+    assert world.backend.submitted == []
+
+
+async def holds(world: World, size: int) -> bool:
+    return world.gateway._room.bytes == size
+
+
+async def test_more_requests_than_there_may_be_are_refused_and_health_is_told(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path, connections_max=16) as world:
+        world.backend.hold()
+        async with asyncio.TaskGroup() as tasks:
+            held = [tasks.create_task(world.ask("PUT", f"/v1/keys/{number}", b"v")) for number in range(4)]
+            await wait_until(lambda: requests(world, 4), what="four under way")
+            answer = await world.ask("GET", "/v1/keys/k")
+            assert (answer.status, answer.json["reason"]) == (429, "OVERLOADED")
+            assert (await world.ask("GET", "/healthz")).status == 200
+            world.backend.let_go()
+        assert [each.result().status for each in held] == [200] * 4
+        assert world.gateway.statistics()["http_overloaded_total"] == 1
+        assert (await world.ask("GET", "/v1/keys/1")).status == 200
+
+
+async def requests(world: World, count: int) -> bool:
+    return bool(world.gateway.statistics()["http_requests"] == count)
+
+
+async def test_bodies_and_answers_may_be_so_large_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.ask("PUT", "/v1/keys/k", b"v" * 100)
+    monkeypatch.setattr(world.gateway._room, "_bytes_max", 120)
+    assert (await world.ask("GET", "/v1/keys/k")).status == 200, "one of any size is always done"
+    _, writer = await connected(world, HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 50)
+    await wait_until(lambda: holds(world, 50), what="the half has come")
+    assert (await world.ask("GET", "/v1/keys/k")).status == 429
+    assert (await world.ask("PUT", "/v1/keys/k", b"v" * 100)).status == 429
+    assert (await world.ask("PUT", "/v1/keys/k?return_old=true", b"w")).status == 200, "what is done is told"
+    assert world.backend.submitted[-1][2] == b"w"
+    writer.close()
+    await wait_until(lambda: holds(world, 0), what="nothing is held")
+
+
+def test_what_is_done_is_told_whatever_room_there_is() -> None:
+    bounds = room.Room(1, 1, bytes_max=10)
+    with bounds.request() as load:
+        load.take(10)
+        load.take(50, must=True)
+        assert bounds.bytes == 60
+    assert bounds.bytes == 0
+
+
+async def test_an_answer_that_nobody_takes_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "SEND_S", 0.05)
+    assert (await world.ask("PUT", "/v1/keys/k", b"v" * VALUE_BYTES_MAX)).status == 200
+    reader, writer = await connected(world, b"GET /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
+    await wait_until(lambda: is_over(world), what="the place is free")
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(17 * VALUE_BYTES_MAX)
+    writer.close()
+
+
+async def is_over(world: World) -> bool:
+    numbers = world.gateway.statistics()
+    return bool(numbers["http_request_s"]["get"].count and not numbers["http_requests"])
+
+
+async def test_a_gateway_that_closes_takes_nothing_more(world: World) -> None:
+    world.gateway.close()
+    answer = await world.ask("PUT", "/v1/keys/k", b"v")
+    assert (answer.status, answer.json["outcome"]) == (503, "refused")
+    assert world.backend.submitted == []
+
+
+async def test_each_route_is_timed_and_what_is_slow_is_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    env: Any = world.gateway._env
+    slow = SlowLog(1, env.clock.now, env.clock.date_ms)
+    monkeypatch.setattr(slow, "limit_s", 0.0)
+    monkeypatch.setattr(world.gateway, "_env", env.__class__(**{**_fields(env), "slow": slow}))
+    await world.ask("PUT", "/v1/keys/k", b"v")
+    await world.ask("GET", "/v1/keys/k?level=none")
+    (note,) = [each for each in slow.latest() if each.operation == "PUT"]
+    assert (note.at, note.key, note.partition) == (
+        "door",
+        hash_of(b"k"),
+        world.backend.topology.ring.partition_of(b"k"),
+    )
+    timed = world.gateway.statistics()["http_request_s"]
+    assert {name: each.count for name, each in timed.items() if each.count} == {"put": 1, "get": 1}
+
+
+def _fields(env: Any) -> dict[str, Any]:
+    return {name: getattr(env, name) for name in env.__dataclass_fields__}

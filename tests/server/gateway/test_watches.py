@@ -1,0 +1,232 @@
+"""Watches over HTTP, as server-sent events: what is shown, where a reader goes on, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import orjson
+import pytest
+
+from kvstore.server.feed import feeds
+from kvstore.server.feed import watch as feed_watch
+from kvstore.server.gateway import watches
+from tests.server.feed.world import owned_by
+from tests.server.gateway.world import World, gateway_world
+from tests.waiting import PATIENCE_S, wait_until
+
+
+class Event(NamedTuple):
+    """One event, as EventSource takes it."""
+
+    id: str
+    name: str
+    data: Any
+
+
+class Events:
+    """A stream of events, read by the rules of the standard."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+        self.last_id = ""
+
+    async def next_or_none(self) -> Event | None:
+        """The next event; None: the stream has ended."""
+        name, data = "message", ""
+        async with asyncio.timeout(PATIENCE_S):
+            while line := (await self._content.readline()).decode():
+                field, _, value = line.rstrip("\n").partition(": ")
+                match field:
+                    case "id":
+                        self.last_id = value
+                    case "event":
+                        name = value
+                    case "data":
+                        data += value
+                    case "" if data:
+                        return Event(self.last_id, name, orjson.loads(data))
+        return None
+
+    async def take(self, count: int) -> list[Event]:
+        """So many changes; what else comes is passed over."""
+        found: list[Event] = []
+        while len(found) < count:
+            event = await self.next_or_none()
+            assert event is not None, "the stream goes on"
+            if event.name == "change":
+                found.append(event)
+        return found
+
+
+@asynccontextmanager
+async def watching(world: World, query: str = "", **headers: str) -> AsyncIterator[Events]:
+    """A watch that has begun."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with world.http.get(f"{world.url}/v1/watch{query}", headers=sent) as answer:
+        assert answer.status == 200, await answer.read()
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        events = Events(answer.content)
+        begun = await events.next_or_none()
+        assert begun is not None
+        assert begun.name == "position"
+        yield events
+
+
+async def test_changes_are_shown_as_they_were_logged(world: World) -> None:
+    log = world.feeds.logs["p1"]
+    async with watching(world) as events:
+        assert events.last_id == "p1=0,p2=0"
+        log.put((b"a", b"1"), (b"\xff", b"\xfe"))
+        log.delete(b"a")
+        shown = [each.data for each in await events.take(3)]
+    assert {name: shown[0][name] for name in ("partition", "key", "version", "time_ms")} == {
+        "partition": "p1", "key": "a", "version": 1, "time_ms": 1_000,
+    }  # fmt: skip
+    assert (shown[0]["item"]["value"], shown[0]["item"]["version"]) == ("1", 1)
+    assert (shown[1]["key_base64"], shown[1]["item"]["value_base64"]) == ("/w==", "/g==")
+    assert (shown[2]["key"], shown[2]["item"], shown[2]["version"]) == ("a", None, 3)
+
+
+# docs/protocol.md F5
+@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("by", ["Last-Event-ID", "after"])
+async def test_a_reader_that_comes_back_goes_on_behind_the_last_event(world: World, after: int, by: str) -> None:
+    """Also within an entry: nothing is missed, and nothing comes twice."""
+    log = world.feeds.logs["p1"]
+    async with watching(world) as events:
+        log.put(*((b"k%d" % number, b"v") for number in range(3)))
+        log.put(*((b"k%d" % number, b"w") for number in range(3)))
+        await events.take(after)
+        last_id = events.last_id
+    query, headers = ("", {by: last_id}) if by == "Last-Event-ID" else (f"?after={last_id}", {})
+    async with watching(world, query, **headers) as events:
+        log.put((b"last", b"v"))
+        shown = await events.take(7 - after)
+    assert [each.data["version"] for each in shown] == list(range(after + 1, 8))
+    assert shown[-1].id == "p1=7,p2=0"
+
+
+async def test_the_last_event_id_goes_before_where_the_page_began(world: World) -> None:
+    world.feeds.logs["p1"].put((b"a", b"1"), (b"b", b"2"))
+    async with watching(world, "?after=p1=0,p2=0", Last_Event_ID="p1=1,p2=0") as events:
+        assert [each.data["key"] for each in await events.take(1)] == ["b"]
+
+
+async def test_a_key_a_prefix_and_a_range_are_watched_alone(world: World) -> None:
+    key = owned_by(world.feeds.ring, "p1")
+    log = world.feeds.logs["p1"]
+    for query, wanted in (
+        (f"?key={key.decode()}", [key]),
+        ("?prefix=k", [key]),
+        (f"?start={key.decode()}&end={key.decode()}0", [key]),
+        ("?prefix=z&keys_only=true&encoding=base64", [b"z"]),
+    ):
+        async with watching(world, query) as events:
+            log.put((b"a", b"1"), (key, b"2"), (b"z", b"3"))
+            (event,) = await events.take(1)
+            assert event.data.get("key", event.data.get("key_base64")) in (wanted[0].decode(), "eg==")
+            assert ("value" in event.data["item"]) == ("keys_only" not in query)
+
+
+async def test_silence_is_broken_by_positions(world: World) -> None:
+    async with watching(world, "?heartbeat_ms=50&prefix=z") as events:
+        world.feeds.logs["p2"].put((b"a", b"1"))
+        for _ in range(100):
+            event = await events.next_or_none()
+            assert event is not None
+            assert (event.name, event.data) == ("position", {})
+            if event.id == "p1=0,p2=1":
+                return
+    raise AssertionError("what is of no interest moves the position too")
+
+
+async def test_where_partitions_are_many_an_id_stands_behind_each_message(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "EXACT_MAX", 1)
+    async with watching(world) as events:
+        world.feeds.logs["p1"].put(*((b"k%d" % number, b"v") for number in range(3)))
+        assert [each.id for each in await events.take(3)] == ["p1=0,p2=0", "p1=0,p2=0", "p1=3,p2=0"]
+
+
+async def test_a_position_that_is_gone_is_told_with_the_oldest_there_is(world: World) -> None:
+    log = world.feeds.logs["p1"]
+    for number in range(4):
+        log.put((b"a", b"%d" % number))
+        log.roll()
+    log.trim(2)
+    answer = await world.ask("GET", "/v1/watch?after=p1=1,p2=0")
+    assert (answer.status, answer.json["reason"]) == (410, "POSITION_TRIMMED")
+    assert (answer.json["partition"], answer.json["asked"], answer.json["oldest"] > 1) == ("p1", 1, True)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?after=p9=1", "?after=p1", "?after=p1=9,p2=0", "?key=a&prefix=b", "?key=", "?prefix=a&end=b", "?start=b&end=a",
+     "?heartbeat_ms=1", "?level=stale"],
+)  # fmt: skip
+async def test_a_watch_that_is_malformed_is_refused(world: World, query: str) -> None:
+    answer = await world.ask("GET", f"/v1/watch{query}")
+    assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
+
+
+async def test_what_a_client_has_seen_is_not_shown_again(world: World) -> None:
+    log = world.feeds.logs["p1"]
+    log.shown = 0  # this server has not heard of it yet
+    log.put((b"a", b"1"))
+    async with watching(world, Kvstore_Token="=1,p1=1") as events:
+        log.shown = None
+        log.put((b"a", b"2"))
+        assert [each.data["version"] for each in await events.take(1)] == [2]
+
+
+async def test_a_gateway_that_closes_ends_its_watches_and_says_where_to_go_on(world: World) -> None:
+    async with watching(world) as events:
+        world.gateway.close()
+        event = await events.next_or_none()
+        assert event is not None
+        assert (event.name, event.data["reason"], event.id) == ("error", "UNAVAILABLE", "p1=0,p2=0")
+        assert await events.next_or_none() is None
+    await wait_until(lambda: watched(world, 0), what="the watch is over")
+
+
+async def watched(world: World, count: int) -> bool:
+    return bool(world.gateway.statistics()["http_watches"] == world.feeds.feeds.watches == count)
+
+
+async def test_a_reader_that_is_gone_is_let_go(world: World) -> None:
+    async with watching(world, "?heartbeat_ms=50"):
+        assert await watched(world, 1)
+    await wait_until(lambda: watched(world, 0), what="the watch is over")
+
+
+async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_little(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_watch, "SLOW_S", 0.1)
+    host, _, port = world.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"GET /v1/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await wait_until(lambda: watched(world, 1), what="the watch is open")
+    for number in range(32):
+        world.feeds.logs["p1"].put((b"k%d" % number, b"v" * (1 << 20)))
+    await wait_until(lambda: watched(world, 0), what="the watch is over")
+    assert world.feeds.feeds.slow_total == 1
+    assert world.feeds.feeds.changes_total < 32, "what it has not taken was not read for it"
+    writer.transport.abort()
+    del reader
+
+
+async def test_more_watches_than_there_may_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway_world(tmp_path, connections_max=4) as world, watching(world):
+        answer = await world.ask("GET", "/v1/watch")
+        assert (answer.status, answer.json["reason"], answer.headers["Retry-After"]) == (429, "OVERLOADED", "1")
+        assert (await world.ask("GET", "/v1/cluster")).status == 200
+    monkeypatch.setattr(feeds, "WATCHES_MAX", 0)
+    async with gateway_world(tmp_path / "2") as world:
+        assert (await world.ask("GET", "/v1/watch")).status == 429
