@@ -34,6 +34,7 @@ from kvstore.server.engines import Engines
 from kvstore.server.grpc.door import GrpcDoor
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.tracing.open import traced_pages
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import PartitionId
 
@@ -210,6 +211,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             node.resident_bytes, node.engine_statistics = _resident_bytes, engines.statistics
             node.log_output, node.tls = process.output, process.tls
             process.http.doorman = HttpDoorman(node.access, node.logins)
+            process.http.traced = traced_pages(node.env.traces)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)
             snapshots.start()
@@ -242,7 +244,7 @@ async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExit
     """Open the doors that take operations beside the Redis door."""
     if Role.SERVER not in node.config.plays:
         return
-    door = GrpcDoor(node.env, node.dispatcher, node.id, node, node.config.limits.grpc_connections_max)
+    door = GrpcDoor(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
     await door.open(node.config.grpc, certificates)
     stack.push_async_callback(door.close)
     node.door_histograms = door.histograms
