@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+COUNTS = (
+    *("traces_sampled_total", "traces_left_out_total"),
+    *("traces_spans_exported_total", "traces_spans_dropped_total", "traces_spans_refused_total"),
+)
+
 
 class Span(Protocol):
     """One step of a sampled operation. Times are seconds of the node's clock; without one it is now."""
@@ -45,4 +50,4 @@ class Traces:
         """Give `span`, the append of an entry, a child for each bookie that has stored it or will soon."""
 
     def statistics(self) -> dict[str, int]:
-        return {}
+        return dict.fromkeys(COUNTS, 0)

@@ -17,7 +17,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from kvstore.env import Clock
 from kvstore.env.slow_log import hash_of
-from kvstore.env.traces import Span, Traces
+from kvstore.env.traces import COUNTS, Span, Traces
 from kvstore.partition.state.commands import Code, Op
 from kvstore.server.tracing.export import ExportQueue
 from kvstore.server.tracing.parents import Parent, parse, spell
@@ -163,13 +163,8 @@ class NodeTraces(Traces):
 
     def statistics(self) -> dict[str, int]:
         queue = self._queue
-        return {
-            "traces_sampled_total": self.sampled,
-            "traces_left_out_total": self.left_out,
-            "traces_spans_exported_total": queue.exported,
-            "traces_spans_dropped_total": queue.dropped,
-            "traces_spans_refused_total": queue.refused,
-        }
+        values = (self.sampled, self.left_out, queue.exported, queue.dropped, queue.refused)
+        return dict(zip(COUNTS, values, strict=True))
 
     def close(self) -> None:
         """Send what has ended. Blocks for at most export.CLOSE_S."""
