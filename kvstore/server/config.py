@@ -16,7 +16,7 @@ from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
-from kvstore.server.tracing.config import TracingConfig
+from kvstore.server.tracing_config import TracingConfig
 from kvstore.wal.config import Keepers, LogConfig
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

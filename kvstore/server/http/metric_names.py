@@ -285,14 +285,8 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_slow_left_out_total",
         "Slow operations that are not in the slow log, but counted: too many in one second.",
     ),
-    "server_traces_sampled_total": (
-        "server_traces_sampled_total",
-        "Operations and calls that were sampled here: traces that begin here, or go on here.",
-    ),
-    "server_traces_left_out_total": (
-        "server_traces_left_out_total",
-        "Operations and calls that were to be sampled and are not: 500 had been in that second.",
-    ),
+    "server_traces_sampled_total": ("server_traces_sampled_total", "Operations and calls that were sampled here."),
+    "server_traces_left_out_total": ("server_traces_left_out_total", "Those left out: 500 had been in that second."),
     "server_traces_spans_exported_total": (
         "server_traces_spans_exported_total",
         "Spans that the collector has taken.",

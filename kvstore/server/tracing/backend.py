@@ -16,14 +16,14 @@ _GET = int(Code.GET)
 
 
 class Choice(Protocol):
-    """Which operations are sampled."""
+    """Chooses the operations that are sampled."""
 
     def next_among(self, count: int) -> int:
         """The place of the next one among so many that come now; `count`: none of them."""
         ...
 
     def pass_over(self, count: int) -> None:
-        """So many have gone without being sampled."""
+        """Take note that so many have gone without being sampled."""
         ...
 
     def begin(self, op: Op) -> TakenSpan | None:
@@ -77,7 +77,7 @@ class TracedBackend:
             ops, tokens = ops[place + 1 :], tokens[place + 1 :]
 
     def read_now(self, key: bytes) -> bytes | NotNow | None:
-        """The next one to sample is submitted in its place."""
+        """Submit the next one to sample in place of reading it."""
         if self._choice.next_among(1):
             row = self.behind.read_now(key)
             if row is not NOT_NOW:

@@ -11,7 +11,7 @@ from kvstore.env import Env
 from kvstore.env.traces import Traces
 from kvstore.errors import ConfigError
 from kvstore.server.routing.backend import Backend
-from kvstore.server.tracing.config import TracingConfig
+from kvstore.server.tracing_config import TracingConfig
 
 if TYPE_CHECKING:
     from kvstore.server.tracing.calls import TracedPages

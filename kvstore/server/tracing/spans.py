@@ -76,7 +76,7 @@ class NodeTraces(Traces):
         return self._until_next if self._until_next < count else count
 
     def pass_over(self, count: int) -> None:
-        """So many operations have gone without being sampled."""
+        """Take note that so many operations have gone without being sampled."""
         self._until_next -= count
 
     def sample(self, door: str, op: Op) -> TakenSpan | None:
@@ -152,7 +152,7 @@ class NodeTraces(Traces):
         self.live -= 1
 
     def count(self, spans: int) -> None:
-        """So many more steps are under way."""
+        """Take note that so many more steps are under way."""
         self._spans += spans
         self.live += spans
 

@@ -17,8 +17,8 @@ from kvstore.partition.leading.traced import TracedSink
 from kvstore.partition.state.commands import NOT_NOW, Op, Sink, put
 from kvstore.server.routing.backend import Backend
 from kvstore.server.tracing.backend import ByRatio, TracedBackend
-from kvstore.server.tracing.config import TracingConfig
 from kvstore.server.tracing.open import open_traces, traced_backend, traced_calls, traced_pages
+from kvstore.server.tracing_config import TracingConfig
 from tests.server.backends import Collector, OneServer, one_server
 from tests.server.tracing.kept import Kept, traces
 
