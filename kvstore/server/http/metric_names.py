@@ -7,6 +7,8 @@ without a line here is published under the name that it has.
 
 from __future__ import annotations
 
+from kvstore.server.http.metric_names_of_traces import TRACES
+
 NAMES: dict[str, tuple[str, str]] = {
     # The process.
     "process_ready": ("process_ready", "1 if /readyz says yes."),
@@ -285,20 +287,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_slow_left_out_total",
         "Slow operations that are not in the slow log, but counted: too many in one second.",
     ),
-    "server_traces_sampled_total": ("server_traces_sampled_total", "Operations and calls that were sampled here."),
-    "server_traces_left_out_total": ("server_traces_left_out_total", "Those left out: 500 had been in that second."),
-    "server_traces_spans_exported_total": (
-        "server_traces_spans_exported_total",
-        "Spans that the collector has taken.",
-    ),
-    "server_traces_spans_dropped_total": (
-        "server_traces_spans_dropped_total",
-        "Spans that were dropped since 4,096 waited for the collector.",
-    ),
-    "server_traces_spans_refused_total": (
-        "server_traces_spans_refused_total",
-        "Spans that the collector has not taken in time, or at all.",
-    ),
+    **TRACES,
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",

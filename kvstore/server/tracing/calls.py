@@ -11,11 +11,12 @@ import grpc
 from aiohttp import web
 from opentelemetry.trace import SpanKind
 
-from kvstore.partition.state.commands import Op
+from kvstore.partition.state.commands import Op, Sink
 from kvstore.server.routing.backend import Backend
 from kvstore.server.tracing.backend import TracedBackend
 from kvstore.server.tracing.parents import Parent, parent_of
 from kvstore.server.tracing.spans import NodeTraces, TakenSpan
+from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 64
 """Operations of one call that get spans."""
@@ -55,6 +56,18 @@ def backend_of_call(backend: Backend) -> Backend:
         return backend
     behind = backend.behind if isinstance(backend, TracedBackend) else backend
     return TracedBackend(behind, call)
+
+
+class CallsBackend(TracedBackend):
+    """A Backend for a door that submits operations in the tasks of their calls alone: those of a call with a parent are
+    sampled as that one is, all others by ratio."""
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        if _call.get() is None:
+            return super().submit(op, sink, token, ring_version, partition)
+        backend_of_call(self.behind).submit(op, sink, token, ring_version, partition)
 
 
 class TracedCalls(grpc.aio.ServerInterceptor):

@@ -53,6 +53,18 @@ def traced_backend(traces: Traces, backend: Backend, door: str) -> Backend:
     return TracedBackend(backend, ByRatio(traces, door))
 
 
+def backend_of_calls(traces: Traces, backend: Backend, door: str) -> Backend:
+    """Return the same for a door that submits in the tasks of its calls alone, which may bring parents along."""
+    if not traces.is_on:
+        return backend
+    from kvstore.server.tracing.backend import ByRatio
+    from kvstore.server.tracing.calls import CallsBackend
+    from kvstore.server.tracing.spans import NodeTraces
+
+    assert isinstance(traces, NodeTraces)
+    return CallsBackend(backend, ByRatio(traces, door))
+
+
 def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend]]:
     """Return what a gRPC server needs to take the parents of its calls, and what gives the backend as the present call
     is to use it."""
