@@ -100,6 +100,17 @@ CLUSTER: dict[str, list[Panel]] = {
             "kvstore node slow-log NODE shows them.",
         ),
         Panel(
+            "Traces",
+            "ops",
+            {
+                "sampled": rate("kvstore_server_traces_sampled_total", "job"),
+                "left out": rate("kvstore_server_traces_left_out_total", "job"),
+                "spans dropped": rate("kvstore_server_traces_spans_dropped_total", "job"),
+                "spans not taken": rate("kvstore_server_traces_spans_refused_total", "job"),
+            },
+            "0 where [tracing] has no endpoint.",
+        ),
+        Panel(
             "Refused",
             "ops",
             {

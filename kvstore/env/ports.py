@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from kvstore.env.beat import Beat
 from kvstore.env.slow_log import SlowLog
+from kvstore.env.traces import Traces
 
 
 class Clock(Protocol):
@@ -267,3 +268,4 @@ class Env:
     behind it in its turn, so that these do not hold the reports up."""
     beat: Beat = Beat()  # noqa: RUF009 - it holds nothing
     slow: SlowLog = SlowLog()  # noqa: RUF009 - it takes nothing in
+    traces: Traces = Traces()  # noqa: RUF009 - it takes none

@@ -33,13 +33,16 @@ class GrpcServer:
         register: Sequence[Register],
         connections_max: int = CONNECTIONS_MAX,
         gate: Gate | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        """Without a gate nobody is asked who he is."""
+        """Without a gate nobody is asked who he is. `interceptors` stand before it."""
         self._services = tuple(services)
         self._connections_max = connections_max
         self._front: Front | None = None
         self._server = grpc.aio.server(
-            options=server_options(connections_max), maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX
+            options=server_options(connections_max),
+            maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
+            interceptors=interceptors,
         )
         guarded = cast("grpc.aio.Server", Guarded(self._server, gate))
         self._health = Health()

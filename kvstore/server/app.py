@@ -35,10 +35,12 @@ from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.redis.door import RespServer
 from kvstore.server.redis.session import Facts
+from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology
+from kvstore.server.tracing.open import traced_backend
 from kvstore.types import PartitionId, ServerId
 
 VERSION = "0.1.0"
@@ -144,6 +146,7 @@ class Node:
                 **self.access.statistics(),
                 **self.logins.statistics(),
                 **self.env.slow.statistics(),
+                **self.env.traces.statistics(),
             }
             found["engine"] = self.engine_statistics()
             heat = self.load_sampler.numbers()
@@ -174,6 +177,10 @@ class Node:
         if Role.SERVER in self.config.plays:
             found["server"] = {**self.resp.histograms(), **self.door_histograms()}
         return found
+
+    def backend_of(self, door: str) -> Backend:
+        """Return what a door submits operations to: where traces are on, by way of who samples them."""
+        return traced_backend(self.env.traces, self.dispatcher, door)
 
     @property
     def topology(self) -> ClusterTopology:

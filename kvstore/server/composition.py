@@ -7,6 +7,7 @@ The simulation runs the same composition; doors that need the real world (gRPC, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -52,6 +53,7 @@ from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import Member
+from kvstore.server.tracing.open import open_traces
 from kvstore.types import BookieId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
@@ -86,8 +88,13 @@ async def serve(
     """
     clock = JudgedClock(env.clock, ServerId(config.id))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
-    node = Node(config, replace(env, clock=clock, slow=slow), store, secret)
+    env = replace(env, clock=clock, slow=slow)
+    traces = open_traces(config.tracing, config.id, VERSION, env)
     async with AsyncExitStack() as stack:
+        if traces is not None:
+            env = replace(env, traces=traces)
+            stack.push_async_callback(asyncio.to_thread, traces.close)
+        node = Node(config, env, store, secret)
         await _follow_access(node, stack)
         logs, view, bookies = await _open_log(node, stack)
         if Role.SERVER in config.plays:
@@ -238,9 +245,9 @@ async def _open_server(
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
     doorman = StreamDoorman(node.access, node.logins, env.nursery)
-    node.streams = SessionStreams(Sessions(dispatcher, env.clock, env.slow), config.id, doorman)
+    node.streams = SessionStreams(Sessions(node.backend_of("session"), env.clock, env.slow), config.id, doorman)
     node.resp = RespServer(
-        *(env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts),
+        *(env, node.backend_of("redis"), config.limits, node.streams.beside(node.peers.accept), node.facts),
         access=node.access,
         logins=node.logins,
         id=node.id,

@@ -16,6 +16,7 @@ from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
+from kvstore.server.tracing_config import TracingConfig
 from kvstore.wal.config import Keepers, LogConfig
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -148,6 +149,7 @@ class NodeConfig:
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     log: LogConfig = field(default_factory=LogConfig)
     autorecovery: AutorecoveryConfig = field(default_factory=AutorecoveryConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         faults = []

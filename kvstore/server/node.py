@@ -35,6 +35,7 @@ from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.grpc.door import GrpcDoor
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import PartitionId
 
@@ -218,6 +219,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             node.engine_statistics = engines.statistics
             node.log_output, node.tls = process.output, process.tls
             doorman = process.http.doorman = HttpDoorman(node.access, node.logins)
+            process.http.traced = traced_pages(node.env.traces)
             process.node = node
             process.snapshots = snapshots = LastSnapshot(node.env, store)
             snapshots.start()
@@ -243,7 +245,8 @@ def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
     """Make the gateway for HTTP clients, on the same operations, feeds and bounds as the other doors."""
     batches = node.streams.sessions.batches
     connections_max = node.config.limits.http_connections_max
-    gateway = Gateway(node.env, node.dispatcher, node.id, node.feeds, batches, doorman, connections_max)
+    backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
+    gateway = Gateway(node.env, backend, node.id, node.feeds, batches, doorman, connections_max)
     others = node.door_histograms
     node.door_histograms = lambda: {**others(), **gateway.statistics()}
     return gateway
@@ -264,7 +267,7 @@ async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExit
     """Open the doors that take operations beside the Redis door."""
     if Role.SERVER not in node.config.plays:
         return
-    door = GrpcDoor(node.env, node.dispatcher, node.id, node, node.config.limits.grpc_connections_max)
+    door = GrpcDoor(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
     await door.open(node.config.grpc, certificates)
     stack.push_async_callback(door.close)
     node.door_histograms = door.histograms

@@ -11,6 +11,7 @@ from functools import partial
 from typing import assert_never
 
 from kvstore.env.ports import Clock, Nursery
+from kvstore.env.traces import Traces
 from kvstore.errors import (
     BookieError,
     LedgerClosed,
@@ -68,6 +69,7 @@ class LedgerPorts:
     bookies: BookieClient
     ledgers: LedgerStore
     choice: BookieChoice
+    traces: Traces = Traces()  # noqa: RUF009 - it takes none
 
 
 class LedgerHandle:
@@ -95,6 +97,7 @@ class LedgerHandle:
         self.writer = LedgerWriter(metadata, partial(self._digest.packet, metadata.ledger))
         self._add_to_all = ports.bookies.add_to_all
         self._now = ports.clock.now
+        self._traces = ports.traces
         self._waiting: deque[AppendDone] = deque()
         self._events: deque[Event] = deque()
         self._is_feeding = False
@@ -212,6 +215,8 @@ class LedgerHandle:
 
     def _added(self, entry: EntryId, bookie: BookieId, error: StoreError | None) -> None:
         if error is None:
+            if self._traces.live:
+                self._traces.stored(self.ledger, entry, bookie)
             if self._is_feeding:
                 self._events.append(Stored(entry, bookie))
             elif commands := self.writer.stored(entry, bookie):

@@ -51,7 +51,7 @@ class PartitionLogs:
         self._store = store
         self._config = config or LogConfig()
         self._ledgers = LedgerStore(store)
-        self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice)
+        self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice, env.traces)
         self._lists = LedgerLists(store)
         self._identity = Identity(store, instance_id)
         self._is_release = is_release

@@ -72,6 +72,13 @@ def test_a_cluster_is_founded_beside_what_a_bookkeeper_has_and_touches_none_of_i
     assert [each["bookie"] for each in cluster.local.status()["nodes"]] == [None, None, None]
 
 
+def test_a_node_that_has_only_a_bookie_cannot_be_asked_about_itself_and_is_said_to_be_one(cluster: Cluster) -> None:
+    for command in ("log-level", "slow-log", "profile"):
+        refused = kvstore("node", command, "b1", "--data-dir", str(cluster.local.data_dir))
+        assert refused.returncode != 0
+        assert "b1 has only a bookie (b1-" in refused.stderr, refused.stderr
+
+
 def test_leaders_and_bookies_die_and_nothing_is_lost(outside: Outside, cluster: Cluster) -> None:
     victim = cluster.wait_led()["p1"]
     others = [node for node in cluster.ids if node != victim]

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,50 @@ def test_boards_can_be_loaded_side_by_side() -> None:
                 assert set(re.findall(r"\$\{?(\w+)", target["expr"])) <= variables
         places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]}
         assert len(places) == len(ids), "no chart lies over another"
+
+
+def strays(board: dict[str, Any]) -> list[str]:
+    """What a board has that Grafana's own types for boards do not, or take for something else."""
+    from grafana_foundation_sdk.cog import plugins
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    plugins.register_default_plugins()
+    return list(_differences(board, json.loads(JSONEncoder().encode(Dashboard.from_json(board)))))
+
+
+def _differences(ours: Any, theirs: Any, place: str = "") -> Iterator[str]:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name, value in ours.items():
+            yield from _differences(value, theirs[name], f"{place}.{name}") if name in theirs else [f"{place}.{name}"]
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differences(*pair, f"{place}[{number}]")
+    elif ours != theirs:
+        yield place
+
+
+@pytest.mark.parametrize("name", sorted(documents()))
+def test_boards_have_the_form_that_grafana_publishes(name: str) -> None:
+    pytest.importorskip("grafana_foundation_sdk")
+    assert strays(documents()[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"title": "t", "refreshes": "30s"}, ".refreshes"),
+        ({"panels": [{"type": "timeseries", "gridPosition": {}}]}, ".panels[0].gridPosition"),
+        ({"panels": [{"type": "timeseries", "fieldConfig": {"defaults": {"custom": {"line": 1}}, "overrides": []}}]},
+         ".panels[0].fieldConfig.defaults.custom.line"),
+        ({"panels": [{"type": "timeseries", "datasource": {"type": "prometheus"}, "targets": [{"query": "up"}]}]},
+         ".panels[0].targets[0].query"),
+        ({"templating": {"list": [{"name": "n", "type": "query", "querry": "q"}]}}, ".templating.list[0].querry"),
+    ],
+)  # fmt: skip
+def test_a_board_of_another_form_is_noticed(wrong: dict[str, Any], place: str) -> None:
+    pytest.importorskip("grafana_foundation_sdk")
+    assert place in strays(wrong)
 
 
 def promtool(*arguments: str) -> str:

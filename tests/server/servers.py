@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import redis.asyncio as redis
 
+from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.env.secret import ClusterSecret
+from kvstore.env.traces import Traces
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
@@ -38,7 +41,8 @@ class Server:
     def __init__(self, cluster: Servers, name: str, root: Path, limits: Limits) -> None:
         self.id = ServerId(name)
         self.cluster = cluster
-        self.env = real_env(root, name=name)
+        env = real_env(root, name=name)
+        self.env = replace(env, traces=cluster.traces_of(name, env))
         self.store = MemoryStore(cluster.tree)
         self.sink = Collector()
         self.limits = limits
@@ -96,6 +100,7 @@ class Servers:
     """The cluster."""
 
     def __init__(self) -> None:
+        self.traces_of: Callable[[str, Env], Traces] = lambda name, env: Traces()
         self.tree = MemoryTree()
         self.secret = ClusterSecret((bytes(range(32)),))
         self.instance = "the cluster"
@@ -153,10 +158,16 @@ class Servers:
 
 @asynccontextmanager
 async def servers(
-    root: Path, names: list[str], *, partitions: int = 1, limits: Limits | None = None
+    root: Path,
+    names: list[str],
+    *,
+    partitions: int = 1,
+    limits: Limits | None = None,
+    traces_of: Callable[[str, Env], Traces] = lambda name, env: Traces(),
 ) -> AsyncIterator[Servers]:
-    """Started servers that know each other; nobody leads yet."""
+    """Started servers that know each other; nobody leads yet. `traces_of`: of the server with a name."""
     cluster = Servers()
+    cluster.traces_of = traces_of
     await cluster.found(names, partitions)
     async with AsyncExitStack() as stack:
         for name in names:

@@ -167,6 +167,19 @@ def profile(
         print(f"{title}: {file}")
 
 
+def why_unasked(node: str, servers: list[str], bookies: list[str]) -> str:
+    """Say why a node that is no server cannot be asked: one that has only a bookie, if it is the node of one of these,
+    has no door for it."""
+    want = f"want one of {', '.join(servers)}"
+    own = next((each for each in bookies if node and node in (each, each.rpartition("-")[0])), None)
+    if own is None:
+        return f"no server {node!r}: {want}"
+    return (
+        f"{node} has only a bookie ({own}), and no gRPC door to be asked at: {want}; what it logs is set by "
+        "[log_output] in its node.toml and a restart, its numbers are at /metrics of its HTTP port"
+    )
+
+
 def ask_node(
     node: str,
     place: tuple[Path, str | None, str | None],
@@ -175,12 +188,13 @@ def ask_node(
 ) -> T:
     """Return the answer of one node. Raises StoreError; ConfigError names the nodes there are, if it is none of
     them."""
-    from kvstore.proto.admin_pb2 import StatusRequest
+    from kvstore.proto.admin_pb2 import BookiesRequest, StatusRequest
 
     status = ask_admin(*place, lambda stub, within: stub.Status(StatusRequest(), timeout=within))
     grpc = {each.id: each.grpc for each in status.nodes}
     if node not in grpc:
-        raise ConfigError(f"no server {node!r}: want one of {', '.join(sorted(grpc))}")
+        found = ask_admin(*place, lambda stub, within: stub.Bookies(BookiesRequest(), timeout=within))
+        raise ConfigError(why_unasked(node, sorted(grpc), [each.id for each in found.bookies]))
     if not grpc[node]:
         raise ConfigError(f"{node} is not up, as far as {status.server} knows: want a node that runs")
     return ask_admin(place[0], None, grpc[node], work, timeout_s)

@@ -109,8 +109,9 @@ def partition_document(view: PartitionView) -> dict[str, Any]:
 
 
 def bookie_document(bookie: BookieReport) -> dict[str, Any]:
-    """A bookie, as it, its node and its registration tell of it."""
-    has_disk = bookie.HasField("disk")
+    """A bookie, as it, its node and its registration tell of it. What only a server in its process tells is None where
+    there is none."""
+    has_disk, is_told = bookie.HasField("disk"), bool(bookie.node)
     return {
         "id": bookie.id,
         "address": bookie.address or None,
@@ -123,9 +124,9 @@ def bookie_document(bookie: BookieReport) -> dict[str, Any]:
         "reserve_bytes": bookie.disk.reserve_bytes if has_disk else None,
         "directories": [_plain(each) for each in bookie.directories],
         "failed_directories": [each.path for each in bookie.directories if each.failure],
-        "stored_ledgers": bookie.ledgers,
-        "limbo_ledgers": bookie.limbo_ledgers,
-        "damaged_records": bookie.damaged_records,
+        "stored_ledgers": bookie.ledgers if is_told else None,
+        "limbo_ledgers": bookie.limbo_ledgers if is_told else None,
+        "damaged_records": bookie.damaged_records if is_told else None,
     }
 
 

@@ -34,6 +34,7 @@ from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.record_time import LeadClock
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.sweeping import Sweeper
+from kvstore.partition.leading.traced import trace_entry
 from kvstore.partition.leading.waiting import Waiting
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.engine import BEHIND_S
@@ -67,6 +68,7 @@ class Leader:
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
         self._slow, self._slow_s = env.slow, env.slow.limit_s
+        self._traces = env.traces
         self._loop = asyncio.get_running_loop()
         self._read_lease = ReadLease(config.lease_ms / 1000)
         self._answers, self.serving_ranges = Answers(), ServingRanges(state)
@@ -380,6 +382,8 @@ class Leader:
         self._rest.last_took = now - sent_at
         if now - flight.arrived > self._slow_s:
             note_slow(self._slow, self._state.partition, flight, sent_at, now)
+        if self._traces.live:
+            trace_entry(self._traces, self._state.partition, flight, position, sent_at, now)
         self._answers.give_all(flight.replies)
         try:
             if flight.observed:

@@ -25,6 +25,7 @@ from kvstore.server.grpc.feed_service import FeedService
 from kvstore.server.grpc.kv import KV
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.routing.backend import Backend
+from kvstore.server.tracing.open import traced_calls
 
 KV_SERVICE = "kvstore.v1.KV"
 FEED_SERVICE = "kvstore.v1.Feed"
@@ -48,8 +49,14 @@ class GrpcDoor:
     """Open it when operations can be taken; close it before the dispatcher."""
 
     def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:
-        self._gate = CallGate(source.access, source.logins)
-        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions, self._gate.guarded)
+        self._gate = gate = CallGate(source.access, source.logins)
+        interceptors, backend_of_call = traced_calls(env.traces)
+
+        def guarded(backend: Backend) -> Backend:
+            return gate.guarded(backend_of_call(backend))
+
+        of_call = guarded if interceptors else gate.guarded
+        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions, of_call)
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
         admin = Admin(env, source, backend)
@@ -65,6 +72,7 @@ class GrpcDoor:
             ),
             connections_max,
             self._gate,
+            interceptors,
         )
 
     async def open(self, address: str, tls: Tls | Certificates | None = None) -> int:

@@ -82,6 +82,16 @@ class Answers(Protocol):
         ...
 
 
+class Traced(Protocol):
+    """Answers requests whose callers trace them: kvstore.server.tracing.calls.TracedPages."""
+
+    async def answer(
+        self, request: web.BaseRequest, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Return what `answer` does."""
+        ...
+
+
 class HttpDoor:
     """Listens from `open` to `close`."""
 
@@ -103,6 +113,8 @@ class HttpDoor:
         """Without one nobody is asked who he is; then only health is told, and that the node starts."""
         self.dashboard: Dashboard | None = None
         """None while the node starts or stops, and on nodes that are no servers."""
+        self.traced: Traced | None = None
+        """None where traces are off, and while the node starts."""
         self._lag = LoopLag(beat)
         collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
         self._measured = Rested(
@@ -146,6 +158,11 @@ class HttpDoor:
         return {*self._pages, *self._parts_of_ui, *TEMPLATES}
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.traced is None:
+            return await self._page(request)
+        return await self.traced.answer(request, self._page)
+
+    async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
         # As it came: a key with `..` in it is none of the pages that it would lead to.
         if path_and_query(request.raw_path)[0].startswith(PREFIX):
             return await self._through_gateway(request)

@@ -7,6 +7,8 @@ without a line here is published under the name that it has.
 
 from __future__ import annotations
 
+from kvstore.server.http.metric_names_of_traces import TRACES
+
 NAMES: dict[str, tuple[str, str]] = {
     # The process.
     "process_ready": ("process_ready", "1 if /readyz says yes."),
@@ -285,6 +287,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_slow_left_out_total",
         "Slow operations that are not in the slow log, but counted: too many in one second.",
     ),
+    **TRACES,
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",

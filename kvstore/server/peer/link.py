@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from kvstore.env import Stream
 from kvstore.env.beat import Beat
+from kvstore.env.traces import Traces
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.leading.answers import Answers
 from kvstore.partition.state.commands import Sink
@@ -26,6 +27,7 @@ from kvstore.server.peer.calls import Calls
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.peer.lanes import Lanes
 from kvstore.server.peer.proof import Caller, Credentials
+from kvstore.server.peer.traced import announced
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
 from kvstore.types import PartitionId, ServerId
@@ -50,6 +52,7 @@ class Owner(Protocol):
     forwarded_max: int
 
     now: Callable[[], float]
+    traces: Traces
 
     def lost(self, link: Link) -> None:
         """The link is gone."""
@@ -69,7 +72,7 @@ class Link:
         self._is_full = self._is_leaving = False
         """The other side does not read; it stops."""
         self.flight = Flight(server, links.forwarded_max)
-        self._links = links
+        self._links, self._traces = links, links.traces
         self._stream: Stream | None = None
         self._caller = Caller(links.credentials, server)
         self._frames = Frames()
@@ -176,6 +179,8 @@ class Link:
         lanes = self.lanes.take()
         if not lanes:
             return
+        if self._traces.live and (call := announced(self.flight, lanes)) is not None:
+            self._write(frames.encode(call))
         try:
             self._write(self._encoded(lanes))
         except FrameError:

@@ -39,7 +39,7 @@ class PeerLinks:
     ) -> None:
         self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
         self.server = credentials.server
-        self._env, self.beat, self.now = env, env.beat, env.clock.now
+        self._env, self.beat, self.now, self.traces = env, env.beat, env.clock.now, env.traces
         self._serve_here = serve_here
         self._nursery = env.nursery.child("peer links")
         self._links: dict[ServerId, Link] = {}

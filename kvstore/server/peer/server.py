@@ -19,6 +19,7 @@ from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, Refused
 from kvstore.server.peer.refusals import Refusals
+from kvstore.server.peer.traced import TRACES, expected, sink_of
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.pending import PeerSink
@@ -58,6 +59,9 @@ class PeerServer:
         self._nursery = env.nursery.child("peer server")
         self._handlers: dict[PartitionId, Handler] = {}
         self._at_once: dict[PartitionId, HandlerAtOnce] = {}
+        self.traces = env.traces
+        if self.traces.is_on:
+            self.serve_at_once(TRACES, self._expect_traced)
         self._sessions: dict[ServerId, PeerSession] = {}
         self.operations = 0
 
@@ -121,6 +125,13 @@ class PeerServer:
     def at_once(self, partition: PartitionId) -> HandlerAtOnce | None:
         return self._at_once.get(partition)
 
+    def _expect_traced(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Take the parents of operations that follow on the server's link."""
+        session = self._sessions.get(server)
+        if session is not None:
+            session.expected = expected(body, session.expected)
+        return b""
+
     def spawn_answer(self, session: PeerSession, call: Call) -> None:
         self._nursery.spawn(session.answer(call), name=f"answer {call.method}")
 
@@ -158,6 +169,8 @@ class PeerSession(PeerSink):
         self._partitions: dict[PartitionId, None] = {}
         self._results = 0
         """Frames of results written."""
+        self.expected: dict[int, str] = {}
+        """Parents of sampled operations that are about to come, by their numbers."""
         self._refusals = Refusals()
         self._refused_partitions = self._refusals.partitions.said_by
         self._refused_keys = self._refusals.keys.said_by
@@ -220,6 +233,8 @@ class PeerSession(PeerSink):
                     are_puts = lane.puts and not (lane.gets or lane.others)
                     ops, refused = (lane.puts, []) if are_puts else lane.in_order()
                     self._submit(PartitionId(lane.partition), ops, refused, ring_version, heard)
+                if self.expected and not self._pace.waiting:
+                    self.expected = {}  # what was announced has come, or is refused
             case Call():
                 self._take_call(message)
             case Ping():
@@ -244,7 +259,7 @@ class PeerSession(PeerSink):
             self._others += refused
             self._send_results()
         if not (
-            self._pace.waiting or self._pace.is_held or self._refused_partitions or self._refused_keys
+            self._pace.waiting or self._pace.is_held or self._refused_partitions or self._refused_keys or self.expected
         ) and _are_plain_puts(ops):
             numbers, puts = zip(*ops, strict=True)
             if self._owner.dispatcher.submit_puts_here(partition, list(puts), self, numbers, ring_version):
@@ -263,7 +278,8 @@ class PeerSession(PeerSink):
             self._in_flight += 1
             error = self._refusals.of(partition, op, heard) if partitions or keys else None
             if error is None:
-                submit(partition, op, self, number, ring_version)
+                sink = self if not self.expected else sink_of(self, op, number, self.expected, self._owner.traces)
+                submit(partition, op, sink, number, ring_version)
             else:
                 self.turn_away(op, number, error)
 

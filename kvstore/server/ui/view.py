@@ -209,16 +209,24 @@ def _replicas(partition: PartitionView) -> Cell:
 BOOKIE_COLUMNS = ("bookie", "state", "zone", "disk free", "ledgers", "lacking copies", "in limbo", "failed directories")
 
 
+UNTOLD = Cell("no server there")
+"""Of a bookie whose node is no server, or none of ours."""
+
+
 def _bookie(bookie: BookieReport) -> list[Cell]:
     failed = [f"{each.path}: {each.failure}" for each in bookie.directories if each.failure]
     state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
+    lacking = Cell(f"{bookie.lacking_ledgers:,}", "n warn" if bookie.lacking_ledgers else "n")
+    if not bookie.node:  # its own protocol tells room and state, and nothing else
+        row = [Cell(bookie.id), Cell(state, "good" if state == "writable" else "bad"), Cell(bookie.zone or "none")]
+        return [*row, _disk(bookie.disk), UNTOLD, lacking, UNTOLD, UNTOLD]
     return [
         Cell(bookie.id),
         Cell(state, "good" if state == "writable" else "bad"),
         Cell(bookie.zone or "none"),
         _disk(bookie.disk),
         Cell(f"{bookie.ledgers:,}", "n"),
-        Cell(f"{bookie.lacking_ledgers:,}", "n warn" if bookie.lacking_ledgers else "n"),
+        lacking,
         Cell(f"{bookie.limbo_ledgers:,}", "n warn" if bookie.limbo_ledgers else "n"),
         Cell("; ".join(failed) or "none", "bad" if failed else ""),
     ]

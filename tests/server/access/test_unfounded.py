@@ -90,7 +90,7 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BREAKAGES))
-async def test_an_open_door_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_door_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKAGES[name](monkeypatch)
     access = Access(is_wanted=True)
     before = await leaks(access)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.env.beat import Beat
+from kvstore.env.traces import Traces
 from kvstore.errors import NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state import commands
 from kvstore.server.peer import frames
@@ -234,6 +235,7 @@ class Links:
     server = ServerId("n1")
     topology = SimpleNamespace(ring=SimpleNamespace(routed=1))
     forwarded_max = 10
+    traces = Traces()
 
     def now(self) -> float:
         return self.time

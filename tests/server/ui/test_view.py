@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.cli.status.views import bookie_document
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.control.health import findings_of, health_of
 from kvstore.server.ui.history import SAMPLES, History
@@ -91,6 +92,16 @@ def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
     rows = page_of(report, History())["nodes"]["rows"]
     assert [cell.live for cell in rows[0] if cell.live] == ["get n1", "put n1", "session n1"]
     assert all(len(row) == len(NODE_COLUMNS) for row in rows)
+
+
+def test_a_bookie_whose_node_is_no_server_says_that_nobody_tells_of_it_and_not_that_it_has_nothing() -> None:
+    report = loaded()
+    report.bookies[0].node, report.bookies[0].limbo_ledgers = "", 0
+    bookies = cells(report, "bookies")
+    assert bookies["n1-ab"].count("no server there") == 3
+    assert "no server there" not in bookies["n2-ab"]
+    assert bookie_document(report.bookies[0])["limbo_ledgers"] is None
+    assert bookie_document(report.bookies[1])["limbo_ledgers"] == 0
 
 
 def test_missing_copies_are_shown_at_their_bookie_and_in_sum_as_the_leaders_see_them() -> None:

@@ -1,0 +1,60 @@
+"""A sampled operation on its way: the sink that ends its span, and the spans of the entry that it is written with."""
+
+from __future__ import annotations
+
+from kvstore.env.traces import Span, Traces
+from kvstore.errors import StoreError
+from kvstore.partition.leading.flight import Flight
+from kvstore.partition.state.commands import Result, Sink
+from kvstore.types import PartitionId, Position
+
+SPANS_MAX = 16
+"""Sampled operations of one entry that get spans of their own below the leader."""
+
+
+class TracedSink(Sink):
+    """Gives the result of one operation to the sink that waits for it, and ends the operation's span."""
+
+    def __init__(self, sink: Sink, span: Span) -> None:
+        self.sink, self.span = sink, span
+        self.leg: Span | None = None
+        """The way to another server, while it is under way there."""
+
+    def begin_leg(self, server: str) -> str:
+        """Begin the way to another server; return what makes it the parent of that one's spans. One that had begun
+        before has come back."""
+        self._end_leg("sent again")
+        self.leg = self.span.child("link", server=server)
+        return self.leg.traceparent
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self.end(type(result).__name__ if isinstance(result, StoreError) else "")
+        self.sink.complete(token, result)
+
+    def flush(self) -> None:
+        self.sink.flush()
+
+    def end(self, error: str) -> None:
+        """End the spans. An error stands there by its name: its text may have keys."""
+        self._end_leg(error)
+        self.span.end(error=error)
+
+    def _end_leg(self, error: str) -> None:
+        if self.leg is not None:
+            self.leg.end(error=error)
+            self.leg = None
+
+
+def trace_entry(
+    traces: Traces, partition: PartitionId, flight: Flight, position: Position, sent_at: float, now: float
+) -> None:
+    """Take the spans of an entry that is acknowledged and applied `now`, for the sampled operations in it: at the
+    leader from when they came, and within that in the log, with a child for each bookie."""
+    spans = [sink.span for sink, _, _ in flight.replies if isinstance(sink, TracedSink)]
+    for span in spans[:SPANS_MAX]:
+        arrived = min(max(span.began_s, flight.arrived), sent_at)
+        leader = span.child("leader", arrived, partition=partition, operations=len(flight.replies))
+        append = leader.child("log append", sent_at, ledger=position.ledger, entry=position.entry)
+        traces.acknowledged(append, position.ledger, position.entry, sent_at)
+        append.end(now)
+        leader.end(now)

@@ -1,0 +1,83 @@
+"""Sampled operations on a link: the parents of their spans travel in a call ahead of the frame that has them.
+
+    partition "traces", method "expect", body := MessagePack of [[number of the operation, traceparent], ...]
+
+A server whose traces are off, or that is older, has nobody who answers for that partition: it says so, and does the
+operations like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from kvstore.env.traces import Traces
+from kvstore.errors import InvalidRequest, Moved, NotLeader
+from kvstore.partition.leading.traced import TracedSink
+from kvstore.partition.state.commands import Code, Op
+from kvstore.server.peer.frames import Call, Lane
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import PeerSink
+from kvstore.types import PartitionId
+
+TRACES = PartitionId("traces")
+EXPECT = "expect"
+ANNOUNCED_MAX = 64
+"""Sampled operations of one frame whose spans go on at the other server."""
+EXPECTED_MAX = 1_024
+"""Parents that one link holds: operations that were announced and wait for their turn there."""
+
+_Parents = Annotated[
+    list[tuple[Annotated[int, Meta(ge=0)], Annotated[str, Meta(max_length=128)]]], Meta(max_length=ANNOUNCED_MAX)
+]
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Parents)
+
+
+def announced(flight: Flight, lanes: list[Lane]) -> Call | None:
+    """Begin the way of the sampled operations in a frame that is about to leave; return the call that announces them,
+    None if there are none."""
+    found = list(islice(_sampled(flight, lanes), ANNOUNCED_MAX))
+    if not found:
+        return None
+    parents = [(number, sink.begin_leg(flight.server)) for number, sink in found]
+    return Call(flight.next_number(), TRACES, EXPECT, _encoder.encode(parents))
+
+
+def _sampled(flight: Flight, lanes: list[Lane]) -> Iterator[tuple[int, TracedSink]]:
+    for lane in lanes:
+        for column in (lane.gets, lane.puts, lane.others):
+            for number, _ in column:
+                under_way = flight.pending.get(number)
+                if under_way is not None and isinstance(under_way[1].sink, TracedSink):
+                    yield number, under_way[1].sink
+
+
+def expected(body: bytes, before: dict[int, str]) -> dict[int, str]:
+    """Return the parents that are expected from now on: those of the announcement, and those that have not come yet.
+    Beyond EXPECTED_MAX the older ones are let go. Raises InvalidRequest."""
+    try:
+        parents = {**before, **dict(_decoder.decode(body))}
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(f"want numbers of operations and traceparents, got what is none: {error}") from error
+    return dict(islice(parents.items(), max(0, len(parents) - EXPECTED_MAX), None))
+
+
+def sink_of(session: PeerSink, op: Op, number: int, parents: dict[int, str], traces: Traces) -> PeerSink:
+    """Return the sink of an operation that has come, with a span if it was announced and is sampled here too."""
+    parent = parents.pop(number, None)
+    span = traces.serve(f"peer {Code(op[0]).name}", parent) if parent is not None else None
+    return TracedPeerSink(session, span) if span is not None else session
+
+
+class TracedPeerSink(TracedSink, PeerSink):
+    """The sink of a sampled operation of another server."""
+
+    sink: PeerSink
+
+    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+        self.end(type(error).__name__)
+        self.sink.turn_away(op, token, error)

@@ -1,0 +1,86 @@
+"""Stands between a door and the backend where traces are on: samples operations, and begins their traces. Where they
+are off nothing stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvstore.partition.leading.traced import TracedSink
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
+from kvstore.server.routing.backend import Backend, Topology
+from kvstore.server.tracing.spans import NodeTraces, TakenSpan
+from kvstore.types import PartitionId
+
+_GET = int(Code.GET)
+
+
+class Choice(Protocol):
+    """Chooses the operations that are sampled."""
+
+    def next_among(self, count: int) -> int:
+        """The place of the next one among so many that come now; `count`: none of them."""
+        ...
+
+    def pass_over(self, count: int) -> None:
+        """Take note that so many have gone without being sampled."""
+        ...
+
+    def begin(self, op: Op) -> TakenSpan | None:
+        """Begin the span of the next one; None if it has none after all."""
+        ...
+
+
+class ByRatio:
+    """Samples a share of one door's operations, each as the begin of a trace."""
+
+    def __init__(self, traces: NodeTraces, door: str) -> None:
+        self._traces, self._door = traces, door
+        self.next_among, self.pass_over = traces.next_among, traces.pass_over
+
+    def begin(self, op: Op) -> TakenSpan | None:
+        return self._traces.sample(self._door, op)
+
+
+class TracedBackend:
+    """A Backend in front of another."""
+
+    def __init__(self, backend: Backend, choice: Choice) -> None:
+        self.behind, self._choice = backend, choice
+        self.progress = backend.progress
+
+    @property
+    def topology(self) -> Topology:
+        return self.behind.topology
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return self.behind.on_topology(changed)
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        if self._choice.next_among(1):
+            self._choice.pass_over(1)
+        elif (span := self._choice.begin(op)) is not None:
+            sink = TracedSink(sink, span)
+        self.behind.submit(op, sink, token, ring_version, partition)
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """Those before and behind a sampled one go together, as all would."""
+        while ops:
+            place = self._choice.next_among(len(ops))
+            if place:
+                self._choice.pass_over(place)
+                self.behind.submit_puts(ops[:place], sink, tokens[:place])
+            if place < len(ops):
+                self.submit(ops[place], sink, tokens[place])
+            ops, tokens = ops[place + 1 :], tokens[place + 1 :]
+
+    def read_now(self, key: bytes) -> bytes | NotNow | None:
+        """Submit the next one to sample in place of reading it."""
+        if self._choice.next_among(1):
+            row = self.behind.read_now(key)
+            if row is not NOT_NOW:
+                self._choice.pass_over(1)
+            return row
+        return NOT_NOW

@@ -1,0 +1,97 @@
+"""Opens a node's traces, if its settings want them. What they need is an extra: nothing of it is imported before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.env.traces import Traces
+from kvstore.errors import ConfigError
+from kvstore.server.routing.backend import Backend
+from kvstore.server.tracing_config import TracingConfig
+
+if TYPE_CHECKING:
+    from kvstore.server.tracing.calls import TracedPages
+    from kvstore.server.tracing.spans import NodeTraces
+
+EXPORT_S = 5.0
+"""How long the collector has for one request, attempts included."""
+
+
+def open_traces(settings: TracingConfig, node: str, version: str, env: Env) -> NodeTraces | None:
+    """Return the traces of a node; None where they are off. Raises ConfigError if the extra is not installed, or the
+    certificate cannot be read."""
+    if not settings.endpoint:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        from kvstore.server.tracing.spans import NodeTraces
+    except ImportError as error:
+        want = "want the extra `tracing` to be installed (kvstore-log[tracing])"
+        raise ConfigError(f"tracing.endpoint: {want}, got {error}") from error
+    credentials = None
+    if settings.endpoint.startswith("https:"):
+        credentials = grpc.ssl_channel_credentials(_certificate(settings))
+    exporter = OTLPSpanExporter(
+        endpoint=settings.endpoint, insecure=credentials is None, credentials=credentials, timeout=EXPORT_S
+    )
+    return NodeTraces(node, env.clock, env.random, exporter, settings.sample_ratio, version)
+
+
+def traced_backend(traces: Traces, backend: Backend, door: str) -> Backend:
+    """Return what a door submits operations to: `backend` itself where traces are off."""
+    if not traces.is_on:
+        return backend
+    from kvstore.server.tracing.backend import ByRatio, TracedBackend
+    from kvstore.server.tracing.spans import NodeTraces
+
+    assert isinstance(traces, NodeTraces)
+    return TracedBackend(backend, ByRatio(traces, door))
+
+
+def backend_of_calls(traces: Traces, backend: Backend, door: str) -> Backend:
+    """Return the same for a door that submits in the tasks of its calls alone, which may bring parents along."""
+    if not traces.is_on:
+        return backend
+    from kvstore.server.tracing.backend import ByRatio
+    from kvstore.server.tracing.calls import CallsBackend
+    from kvstore.server.tracing.spans import NodeTraces
+
+    assert isinstance(traces, NodeTraces)
+    return CallsBackend(backend, ByRatio(traces, door))
+
+
+def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend]]:
+    """Return what a gRPC server needs to take the parents of its calls, and what gives the backend as the present call
+    is to use it."""
+    if not traces.is_on:
+        return [], lambda backend: backend
+    from kvstore.server.tracing.calls import TracedCalls, backend_of_call
+    from kvstore.server.tracing.spans import NodeTraces
+
+    assert isinstance(traces, NodeTraces)
+    return [TracedCalls(traces)], backend_of_call
+
+
+def traced_pages(traces: Traces) -> TracedPages | None:
+    """Return what takes the parents of HTTP's requests; None where traces are off."""
+    if not traces.is_on:
+        return None
+    from kvstore.server.tracing.calls import TracedPages
+    from kvstore.server.tracing.spans import NodeTraces
+
+    assert isinstance(traces, NodeTraces)
+    return TracedPages(traces)
+
+
+def _certificate(settings: TracingConfig) -> bytes | None:
+    if settings.ca is None:
+        return None
+    try:
+        return settings.ca.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"tracing.ca: {settings.ca} cannot be read: {error.strerror or error}") from error

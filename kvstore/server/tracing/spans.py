@@ -1,0 +1,235 @@
+"""The spans of a node whose traces are on: which operations are sampled, and what they become for OpenTelemetry."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, Tracer, set_span_in_context
+from opentelemetry.trace import Span as OtelSpan
+from opentelemetry.trace.status import Status, StatusCode
+
+from kvstore.env import Clock
+from kvstore.env.slow_log import hash_of
+from kvstore.env.traces import COUNTS, Span, Traces
+from kvstore.partition.state.commands import Code, Op
+from kvstore.server.tracing.export import ExportQueue
+from kvstore.server.tracing.parents import Parent, parse, spell
+
+ENTRIES_MAX = 256
+"""Entries whose bookies' answers are kept at once."""
+LATE_S = 1.0
+"""How long after an entry's acknowledgement the answer of its slowest bookie is waited for."""
+PER_SECOND_MAX = 500
+"""Operations that are sampled in one second. Callers that say of every operation that it is sampled get no more."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One entry on its way to bookies."""
+
+    noted_at: float
+    stored: list[tuple[str, float]]
+    """Bookies that have stored it, and when."""
+    appends: list[tuple[Span, float]]
+    """The spans that want to know, and when the entry was sent."""
+
+
+class NodeTraces(Traces):
+    """Those of one node. `close` at its end."""
+
+    is_on = True
+
+    def __init__(
+        self, node: str, clock: Clock, random: Random, exporter: SpanExporter, sample_ratio: float, version: str = ""
+    ) -> None:
+        self._now, self._date_ms, self._random = clock.now, clock.date_ms, random
+        self._log_of_rest = math.log1p(-sample_ratio) if 0 < sample_ratio < 1 else 0.0
+        self._ratio = sample_ratio
+        self._queue = ExportQueue(exporter)
+        about = {"service.name": "kvstore", "service.instance.id": node, "service.version": version}
+        provider = TracerProvider(
+            sampler=ALWAYS_ON,  # what begins a span has decided that already
+            resource=Resource.create(about),
+            id_generator=_Ids(random),
+            shutdown_on_exit=False,
+        )
+        provider.add_span_processor(self._queue)
+        self.tracer: Tracer = provider.get_tracer("kvstore")
+        self.live = self._spans = 0
+        self.sampled = self.left_out = 0
+        self._second, self._in_second = -1, 0
+        self._entries: dict[tuple[int, int], _Entry] = {}
+        self._until_next = self._gap()
+
+    # ── which ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_among(self, count: int) -> int:
+        """The place of the next operation to sample among so many that come now; `count` or more: none of them is. Say
+        by `pass_over` how many of them have gone."""
+        return self._until_next if self._until_next < count else count
+
+    def pass_over(self, count: int) -> None:
+        """Take note that so many operations have gone without being sampled."""
+        self._until_next -= count
+
+    def sample(self, door: str, op: Op) -> TakenSpan | None:
+        """Begin a trace with this operation, the next one to sample. None if there were too many in this second."""
+        self._until_next = self._gap()
+        return self.begin(f"{door} {name_of(op)}", None, SpanKind.SERVER, **_about(op))
+
+    def serve(self, name: str, traceparent: str, **attributes: str | int) -> TakenSpan | None:
+        parent = parse(traceparent)
+        return self.begin(name, parent, SpanKind.SERVER, **attributes) if parent and parent.is_sampled else None
+
+    def begin(self, name: str, parent: Parent | None, kind: SpanKind, **attributes: str | int) -> TakenSpan | None:
+        """Begin this node's first step of a trace. None if there were too many in this second."""
+        now = self._now()
+        if math.floor(now) != self._second:
+            self._second, self._in_second = math.floor(now), 0
+        self._in_second += 1
+        if self._in_second > PER_SECOND_MAX:
+            self.left_out += 1
+            return None
+        self.sampled += 1
+        context = None
+        if parent is not None:
+            flags = TraceFlags(TraceFlags.SAMPLED)
+            remote = SpanContext(parent.trace, parent.span, is_remote=True, trace_flags=flags)
+            context = set_span_in_context(NonRecordingSpan(remote))
+        zero_ns = self._date_ms() * 1_000_000 - int(now * 1e9)
+        started = self.tracer.start_span(name, context, kind, attributes, start_time=zero_ns + int(now * 1e9))
+        return TakenSpan(self, started, now, zero_ns)
+
+    def _gap(self) -> int:
+        """How many operations go by before the next one that is sampled: as if each were drawn."""
+        if self._ratio >= 1:
+            return 0
+        if self._ratio <= 0:
+            return 1 << 62
+        return int(math.log1p(-self._random.random()) / self._log_of_rest)
+
+    # ── bookies ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stored(self, ledger: int, entry: int, bookie: str) -> None:
+        now = self._now()
+        self._let_go(now)
+        found = self._entries.get((ledger, entry))
+        if found is None:
+            if not self._spans:
+                return  # it is called for others' entries until the last one kept is let go
+            found = self._keep(ledger, entry, now)
+        found.stored.append((bookie, now))
+        for append, sent_s in found.appends:
+            append.child("bookie add", sent_s, bookie=bookie).end(now)
+
+    def acknowledged(self, span: Span, ledger: int, entry: int, sent_s: float) -> None:
+        found = self._entries.get((ledger, entry)) or self._keep(ledger, entry, self._now())
+        for bookie, at in found.stored:
+            span.child("bookie add", sent_s, bookie=bookie).end(at)
+        found.appends.append((span, sent_s))
+
+    def _keep(self, ledger: int, entry: int, now: float) -> _Entry:
+        if len(self._entries) >= ENTRIES_MAX:
+            self._drop_oldest()
+        found = self._entries[ledger, entry] = _Entry(now, [], [])
+        self.live += 1
+        return found
+
+    def _let_go(self, now: float) -> None:
+        """Forget the entries whose slowest bookie takes too long."""
+        while self._entries and now - next(iter(self._entries.values())).noted_at > LATE_S:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        del self._entries[next(iter(self._entries))]
+        self.live -= 1
+
+    def count(self, spans: int) -> None:
+        """Take note that so many more steps are under way."""
+        self._spans += spans
+        self.live += spans
+
+    # ── the rest ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def now(self) -> float:
+        return self._now()
+
+    def statistics(self) -> dict[str, int]:
+        queue = self._queue
+        values = (self.sampled, self.left_out, queue.exported, queue.dropped, queue.refused)
+        return dict(zip(COUNTS, values, strict=True))
+
+    def close(self) -> None:
+        """Send what has ended. Blocks for at most export.CLOSE_S."""
+        self._queue.close()
+
+
+class TakenSpan:
+    """One step, for OpenTelemetry."""
+
+    __slots__ = ("_is_over", "_span", "_traces", "_zero_ns", "began_s")
+
+    def __init__(self, traces: NodeTraces, span: OtelSpan, began_s: float, zero_ns: int) -> None:
+        """`zero_ns`: the date when the node's clock was 0, the same for all steps of a trace here: a date that is
+        corrected meanwhile puts none before its parent."""
+        self._traces, self._span, self.began_s, self._zero_ns = traces, span, began_s, zero_ns
+        self._is_over = False
+        traces.count(1)
+
+    @property
+    def traceparent(self) -> str:
+        context = self._span.get_span_context()
+        return spell(context.trace_id, context.span_id)
+
+    def child(self, name: str, began_s: float | None = None, **attributes: str | int) -> TakenSpan:
+        traces = self._traces
+        began = traces.now() if began_s is None else began_s
+        kind = SpanKind.CLIENT if name == "link" else SpanKind.INTERNAL
+        start = self._zero_ns + int(began * 1e9)
+        inner = traces.tracer.start_span(name, set_span_in_context(self._span), kind, attributes, start_time=start)
+        return TakenSpan(traces, inner, began, self._zero_ns)
+
+    def child_of_call(self, op: Op) -> TakenSpan:
+        """Begin the step of one operation of a call."""
+        return self.child(name_of(op), None, **_about(op))
+
+    def end(self, ended_s: float | None = None, error: str = "") -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._traces.count(-1)
+        if error:
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        ended = self._traces.now() if ended_s is None else ended_s
+        self._span.end(self._zero_ns + int(ended * 1e9))
+
+
+class _Ids(IdGenerator):
+    """Identifiers by the node's own randomness."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def generate_span_id(self) -> int:
+        return int.from_bytes(self._random.randbytes(8), "big") or 1
+
+    def generate_trace_id(self) -> int:
+        return int.from_bytes(self._random.randbytes(16), "big") or 1
+
+
+def name_of(op: Op) -> str:
+    """Name an operation for a span."""
+    return Code(op[0]).name
+
+
+def _about(op: Op) -> dict[str, str | int]:
+    """The hash of its key, as the slow log has it."""
+    key = op[1]
+    return {"key": hash_of(key)} if isinstance(key, bytes) and key else {}

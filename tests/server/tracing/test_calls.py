@@ -1,0 +1,69 @@
+"""Calls that bring a parent along, and operations that they ask for in their own tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from kvstore.env.traces import Traces
+from kvstore.partition.state.commands import put
+from kvstore.server.routing.ask import ask
+from kvstore.server.tracing import calls
+from kvstore.server.tracing.calls import TracedPages
+from kvstore.server.tracing.open import backend_of_calls
+from tests.server.backends import one_server
+from tests.server.tracing.kept import Kept, traces
+
+PARENT = f"00-{'a' * 32}-{'b' * 16}-"
+
+
+async def asked(tmp_path: Path, ratio: float, *flags: str) -> Kept:
+    """Ask a page once for each of these flags of a parent, "" for none, all at once; each puts a key."""
+    kept = Kept()
+    found = traces(kept, ratio)
+    async with one_server(tmp_path, 1) as (_, behind):
+        backend, pages = backend_of_calls(found, behind, "http"), TracedPages(found)
+
+        async def page(request: web.BaseRequest) -> web.StreamResponse:
+            await asyncio.sleep(0)
+            await ask(backend, put(b"k", request.headers.get("traceparent", "").encode()))
+            return web.Response()
+
+        async def one(flag: str) -> None:
+            headers = {"Traceparent": PARENT + flag} if flag else {}
+            await pages.answer(make_mocked_request("PUT", "/v1/kv/customers%2F4711", headers), page)
+
+        async with asyncio.TaskGroup() as group:
+            for flag in flags:
+                group.create_task(one(flag))
+    found.close()
+    return kept
+
+
+async def test_operations_of_a_call_are_sampled_as_its_parent_is_and_no_others(tmp_path: Path) -> None:
+    kept = await asked(tmp_path, 0.0, "01", "", "00", "")
+    assert sorted(each.name for each in kept.spans) == ["PUT", "PUT /v1"]
+    (operation,) = kept.named("PUT")
+    assert kept.path(operation) == ["PUT /v1", "PUT"]
+    assert f"{operation.context.trace_id:032x}" == "a" * 32
+    assert "customers" not in "".join(each.to_json() for each in kept.spans)
+
+
+async def test_a_call_without_a_parent_is_sampled_by_ratio_and_one_that_says_no_is_not(tmp_path: Path) -> None:
+    kept = await asked(tmp_path, 1.0, "00", "", "00", "")
+    assert [kept.path(each) for each in kept.spans] == [["http PUT"]] * 2
+
+
+async def test_a_call_has_so_many_spans_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "OPERATIONS_MAX", 0)
+    kept = await asked(tmp_path, 1.0, "01")
+    assert [each.name for each in kept.spans] == ["PUT /v1"]
+
+
+async def test_where_traces_are_off_the_backend_is_itself(tmp_path: Path) -> None:
+    async with one_server(tmp_path, 1) as (_, behind):
+        assert backend_of_calls(Traces(), behind, "http") is behind

@@ -1,0 +1,83 @@
+"""A collector that is slow, or away, costs spans and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind
+
+from kvstore.server.tracing import export, spans
+from tests.server.tracing.kept import Kept, traces
+from tests.waiting import PATIENCE_S, wait_until_blocking
+
+
+class Stuck(Kept):
+    """Takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.go.wait(PATIENCE_S)
+        return super().export(spans)
+
+
+class Away(SpanExporter):
+    """Takes nothing, and says so in one of two ways."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked += 1
+        if self.asked % 2:
+            raise OSError("no route to host")
+        return SpanExportResult.FAILURE
+
+
+def take(found: spans.NodeTraces, count: int) -> None:
+    for _ in range(count):
+        span = found.begin("op", None, SpanKind.SERVER)
+        assert span is not None
+        span.end()
+
+
+def test_spans_beyond_a_full_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "QUEUED_MAX", 10)
+    monkeypatch.setattr(export, "BATCH_MAX", 4)
+    stuck = Stuck()
+    found = traces(stuck)
+    take(found, 4)
+    assert stuck.asked.wait(PATIENCE_S)  # they are on their way, and the queue is empty
+    take(found, 13)  # returns, although the collector stands still
+    assert found.statistics()["traces_spans_dropped_total"] == 3
+    stuck.go.set()
+    found.close()
+    assert found.statistics()["traces_spans_exported_total"] == len(stuck.spans) == 14
+
+
+def test_what_a_collector_does_not_take_is_counted_and_the_next_batch_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "BATCH_MAX", 2)
+    away = Away()
+    found = traces(away)
+    for count in (2, 4):
+        take(found, 2)
+        wait_until_blocking(lambda count=count: found.statistics()["traces_spans_refused_total"] == count)
+    found.close()
+    assert found.statistics()["traces_spans_exported_total"] == 0
+
+
+def test_a_stop_sends_what_is_queued_and_takes_nothing_more() -> None:
+    kept = Kept()
+    found = traces(kept)
+    take(found, 3)
+    found.close()
+    assert len(kept.spans) == 3
+    take(found, 1)
+    assert found.statistics()["traces_spans_dropped_total"] == 1
