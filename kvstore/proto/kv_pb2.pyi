@@ -44,6 +44,8 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     COUNT: _Code.ValueType  # 12
     CHECK: _Code.ValueType  # 13
     """A condition on a key that a batch stands under: unless it is met, nothing of the batch is done."""
+    RANGE: _Code.ValueType  # 14
+    """A page of a range in key order, as SCAN; with BARE, REVERSE and COUNT_ONLY. The end stands in `values`."""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper):
     """The numbers are those of kvstore/partition/state/commands.py."""
@@ -63,6 +65,8 @@ SCAN_TOKENS: Code.ValueType  # 11
 COUNT: Code.ValueType  # 12
 CHECK: Code.ValueType  # 13
 """A condition on a key that a batch stands under: unless it is met, nothing of the batch is done."""
+RANGE: Code.ValueType  # 14
+"""A page of a range in key order, as SCAN; with BARE, REVERSE and COUNT_ONLY. The end stands in `values`."""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 class _Level:
@@ -113,6 +117,12 @@ class _FlagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Flag.ValueType],
     """Of a batch: a failed operation does not keep the others from being applied."""
     KEYS_ONLY: _Flag.ValueType  # 2048
     """Of a scan: the values are left out."""
+    REVERSE: _Flag.ValueType  # 4096
+    """Of a range: from its last key down; `next` is the end to go on with."""
+    BARE: _Flag.ValueType  # 8192
+    """Of a range: keys without records."""
+    COUNT_ONLY: _Flag.ValueType  # 16384
+    """Of a range: how many keys, as `integer`, in place of them."""
 
 class Flag(_Flag, metaclass=_FlagEnumTypeWrapper):
     """What a mutation asks beside its values: bits of `flags`."""
@@ -133,6 +143,12 @@ INDEPENDENT: Flag.ValueType  # 1024
 """Of a batch: a failed operation does not keep the others from being applied."""
 KEYS_ONLY: Flag.ValueType  # 2048
 """Of a scan: the values are left out."""
+REVERSE: Flag.ValueType  # 4096
+"""Of a range: from its last key down; `next` is the end to go on with."""
+BARE: Flag.ValueType  # 8192
+"""Of a range: keys without records."""
+COUNT_ONLY: Flag.ValueType  # 16384
+"""Of a range: how many keys, as `integer`, in place of them."""
 Global___Flag: _TypeAlias = Flag  # noqa: Y015
 
 @_typing.final
@@ -564,7 +580,7 @@ class Options(_message.Message):
     delta: _builtins.int
     """Of INCREMENT."""
     limit: _builtins.int
-    """Of SCAN and SCAN_TOKENS: the most keys."""
+    """Of SCAN, RANGE and SCAN_TOKENS: the most keys."""
     token: _builtins.int
     """Of SCAN_TOKENS: where to begin."""
     @_builtins.property
@@ -655,7 +671,7 @@ class Lane(_message.Message):
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Of PUT the value, of APPEND the suffix, of SCAN and DELETE_RANGE the end. May be left out if all are empty."""
+        """Of PUT the value, of APPEND the suffix, of SCAN, RANGE and DELETE_RANGE the end. May be left out if all are empty."""
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -801,7 +817,7 @@ class Result(_message.Message):
 
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """SCAN and SCAN_TOKENS."""
+        """SCAN, RANGE and SCAN_TOKENS."""
 
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...

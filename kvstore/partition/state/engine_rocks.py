@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import Any
 
 from rocksdict import (
@@ -179,11 +179,19 @@ class RocksEngine:
         options.set_iterate_upper_bound(end)
         iterator = self._db.iter(options)
         iterator.seek(begin)
-        return self._rows(iterator)
+        return self._rows(iterator, iterator.next)
 
-    def _rows(self, iterator: Any) -> Iterator[tuple[bytes, bytes]]:
+    def iterate_back(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        # The library's lower bound is none: rocksdict 0.3.29 sets the upper one.
+        options = ReadOptions()
+        options.set_iterate_upper_bound(end)
+        iterator = self._db.iter(options)
+        iterator.seek_to_last()
+        return takewhile(lambda row: row[0] >= begin, self._rows(iterator, iterator.prev))
+
+    def _rows(self, iterator: Any, step: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
         """The library's own `items` ends at a damaged block as if there were no more rows."""
-        valid, key_of, value_of, step = iterator.valid, iterator.key, iterator.value, iterator.next
+        valid, key_of, value_of = iterator.valid, iterator.key, iterator.value
         while valid():
             yield key_of(), value_of()
             step()

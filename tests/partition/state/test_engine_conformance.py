@@ -79,6 +79,17 @@ def test_a_range_has_its_begin_and_not_its_end(engine: Engine) -> None:
     assert list(engine.iterate(b"c", b"a")) == []
 
 
+def test_a_range_is_read_backwards_without_its_end(engine: Engine) -> None:
+    keys = (b"a", b"a\0", b"b", b"b\xff", b"c")
+    write(engine, *((key, key * 2) for key in keys))
+    for begin, end in ((b"a\0", b"c"), (b"", b"\xff"), (b"a", b"b\0"), (b"b", b"b"), (b"c", b"a"), (b"d", b"e")):
+        forward = list(engine.iterate(begin, end))
+        assert list(engine.iterate_back(begin, end)) == forward[::-1], (begin, end)
+    rows = engine.iterate_back(b"", b"\xff")
+    write(engine, (b"bb", b"new"), (b"a", b"new"))
+    assert [value for _, value in rows] == [key * 2 for key in reversed(keys)], "as they were when it was made"
+
+
 def test_keys_stand_in_the_order_of_unsigned_bytes(engine: Engine) -> None:
     keys = [bytes((0, 255)), bytes((127,)), bytes((128,)), bytes((254, 255))]
     write(engine, *((key, b"") for key in reversed(keys)))

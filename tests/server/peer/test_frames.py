@@ -88,6 +88,7 @@ EXAMPLES = {
     commands.batch: (b"k", (commands.put(b"k", b"v"), commands.get(b"j")), 0, REQUEST),
     commands.delete_range: (b"", b"z", REQUEST),
     commands.scan: (b"", b"", 10, 0, commands.Level.STALE, 3),
+    commands.range_: (b"a", b"b", 10, int(commands.Flag.REVERSE | commands.Flag.BARE), commands.Level.STALE, 3),
     commands.scan_tokens: (5, 10, commands.Level.STALE),
     commands.count: (),
     commands.check: (b"k", 4, 7, REQUEST),
