@@ -947,6 +947,7 @@ class ScanRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     RING_VERSION_FIELD_NUMBER: _builtins.int
     KEYS_ONLY_FIELD_NUMBER: _builtins.int
+    REVERSE_FIELD_NUMBER: _builtins.int
     start: _builtins.bytes
     end: _builtins.bytes
     """Empty: no end."""
@@ -955,6 +956,8 @@ class ScanRequest(_message.Message):
     level: Global___Level.ValueType
     ring_version: _builtins.int
     keys_only: _builtins.bool
+    reverse: _builtins.bool
+    """From the last key down."""
     @_builtins.property
     def token(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -967,10 +970,11 @@ class ScanRequest(_message.Message):
         token: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         ring_version: _builtins.int = ...,
         keys_only: _builtins.bool = ...,
+        reverse: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "keys_only", b"keys_only", "level", b"level", "limit", b"limit", "ring_version", b"ring_version", "start", b"start", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "keys_only", b"keys_only", "level", b"level", "limit", b"limit", "reverse", b"reverse", "ring_version", b"ring_version", "start", b"start", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

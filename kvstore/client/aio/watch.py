@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Self
 
 import grpc
 
 from kvstore.backoff import delays
+from kvstore.client.aio.closing import ClosedAtExit
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.watching import Change, Reading, is_final
 from kvstore.env.events import is_cancelled
@@ -20,7 +20,7 @@ from kvstore.rpc.channels import open_aio_channel
 from kvstore.rpc.status import from_rpc_error
 
 
-class AsyncWatch:
+class AsyncWatch(ClosedAtExit):
     """Goes on by itself after errors, at another server if need be, without a gap and without repeating anything; and,
     over another connection, after a caller who was cancelled while it waited for the next change.
     Raises PositionTrimmed if it was away for longer than the log is kept, and Unavailable if no server watches for
@@ -65,11 +65,6 @@ class AsyncWatch:
 
     async def __aenter__(self) -> Self:
         return await self.ready()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _hear(self) -> None:
         """The next message, over as many servers as it takes."""

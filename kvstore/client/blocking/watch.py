@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
 from kvstore.backoff import delays
+from kvstore.client.blocking.closing import ClosedAtExit
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.watching import Change, Reading, is_final
 from kvstore.env.library_env import LibraryEnv
@@ -19,7 +19,7 @@ from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
 
-class Watch:
+class Watch(ClosedAtExit):
     """As AsyncWatch, for one thread. Another one may `close` it, which ends the iteration. A server that hangs is
     noticed by gRPC's keepalive, in 15 s."""
 
@@ -62,11 +62,6 @@ class Watch:
 
     def __enter__(self) -> Self:
         return self.ready()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _hear(self) -> None:
         """The next message, over as many servers as it takes."""

@@ -17,15 +17,18 @@ from kvstore.types import PartitionId
 async def scan_pages(backend: Backend, ask: Ask, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanResponse]:
     """The keys in [start, end) in order, some in each message. What was found with a ring that has changed meanwhile is
     looked for again. Raises StoreError."""
-    flags = int(Flag.KEYS_ONLY) if request.keys_only else 0
+    flags = Flag.KEYS_ONLY * request.keys_only | Flag.REVERSE * request.reverse
+    code = Code.RANGE if request.reverse else Code.SCAN
     routed = backend.topology.ring.routed
-    merge: Merge[Record] = Merge(backend.topology.ring.owners, request.start, limit=request.limit)
+    merge: Merge[Record] = Merge(
+        backend.topology.ring.owners, request.start, request.end, limit=request.limit, backwards=request.reverse
+    )
 
     async def ask_all(ring: Ring) -> tuple[int, Merge[Record], list[tuple[str, Result]]]:
         asked = merge if ring.routed == routed else merge.anew(ring.owners)
         pages = []
-        for partition, start, limit in asked.wanted():
-            op = (Code.SCAN, start, request.end, limit, flags, request.level, request.token.get(partition, 0))
+        for partition, start, limit, end in asked.wanted():
+            op = (code, start, end, limit, flags, request.level, request.token.get(partition, 0))
             pages.append((partition, await ask(op, PartitionId(partition))))
         return ring.routed, asked, pages
 

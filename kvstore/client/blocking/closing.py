@@ -1,0 +1,18 @@
+"""What is closed when its `with` ends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+
+
+class ClosedAtExit(ABC):
+    """Closes itself at the end of its block, whatever has happened in it."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
