@@ -33,7 +33,7 @@ _crc = Struct(">I")
 
 
 class PageToken(NamedTuple):
-    """What is left of a range, and which way it is walked."""
+    """The part of a range that is left, and which way it is walked."""
 
     start: bytes
     end: bytes

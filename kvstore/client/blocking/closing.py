@@ -1,4 +1,4 @@
-"""What is closed when its `with` ends."""
+"""Things that are closed when their block ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class ClosedAtExit(ABC):
-    """Closes itself at the end of its block, whatever has happened in it."""
+    """Something that is closed at the end of its block, whatever has happened in it."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -54,8 +54,12 @@ class Scan:
 
     @property
     def rest(self) -> tuple[bytes, bytes] | None:
-        """What is left of the bounds behind what `take` has given; None if that is known to be nothing."""
+        """The part of the bounds behind what `take` has given; None if that is known to be empty."""
         return self._merge.rest
+
+    def behind(self, key: bytes) -> tuple[bytes, bytes]:
+        """Return the part of the bounds behind a key that `take` has given."""
+        return self._merge.behind(key)
 
     def wanted(self) -> list[Operation]:
         """The pages without which nothing more can go out."""
@@ -94,6 +98,8 @@ class OnePage:
         self._scan = Scan(routing, bounds, limit=limit, level=level, flags=flags)
         self._items: list[tuple[bytes, Item]] = []
         self._bytes = 0
+        self._is_cut = False
+        """More was taken than the page has room for."""
 
     @property
     def is_done(self) -> bool:
@@ -104,14 +110,17 @@ class OnePage:
 
     def take(self, answers: Answers) -> None:
         """Raises Moved if no newer ring is known by which to ask again."""
-        found = self._scan.take(answers)
-        self._items += found
-        self._bytes += sum(len(key) + (len(item.value) if item else 0) for key, item in found)
+        for key, item in self._scan.take(answers):
+            if self._bytes >= PAGE_BYTES:
+                self._is_cut = True
+                break
+            self._items.append((key, item))
+            self._bytes += len(key) + (len(item.value) if item else 0)
 
     @property
     def page(self) -> Page:
-        """What was found, once it is done."""
-        rest = self._scan.rest
+        """The page, once it is done."""
+        rest = self._scan.behind(self._items[-1][0]) if self._is_cut else self._scan.rest
         return Page(self._items, None if rest is None else PageToken(*rest, self._is_reverse).encode())
 
 
@@ -178,7 +187,7 @@ class Deletion:
         self.is_done = False
 
     def wanted(self) -> list[Operation]:
-        """What to read for the next batch."""
+        """List the reads that find the next batch."""
         return self._page.wanted()
 
     def take(self, answers: Answers) -> None:

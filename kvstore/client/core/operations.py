@@ -191,7 +191,7 @@ def _meta_or_none(answer: kv_pb2.Result) -> Meta | None:
 
 
 class Part(NamedTuple):
-    """What one partition has of a range."""
+    """One partition's part of an answer about a range."""
 
     items: list[tuple[bytes, Any]]
     """Keys with their items; keys alone have None."""

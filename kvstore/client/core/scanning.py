@@ -40,7 +40,7 @@ class Bounds(NamedTuple):
         return Bounds(*scan_bounds(start, end, prefix))
 
     def rest(self, token: str) -> PageToken:
-        """What a page token says is left of these bounds. Raises InvalidRequest if it is no token, or of others."""
+        """Return the part of these bounds that a page token leaves. Raises InvalidRequest if it is no token, or of others."""
         rest = page_token.decode(token)
         if rest.start < self.start or (self.end and not (rest.end and rest.end <= self.end)):
             raise InvalidRequest(
@@ -134,11 +134,13 @@ class Merge(Generic[T]):
             later = (i for i, (key, _) in enumerate(self._held) if key >= mark)
         return next(later, len(self._held))
 
+    def behind(self, key: bytes) -> tuple[bytes, bytes]:
+        """The range behind a key that went out."""
+        return (self._start, key) if self._backwards else (key + b"\0", self._end)
+
     @property
     def _rest(self) -> tuple[bytes, bytes]:
-        if self._last is None:
-            return self._start, self._end
-        return (self._start, self._last) if self._backwards else (self._last + b"\0", self._end)
+        return (self._start, self._end) if self._last is None else self.behind(self._last)
 
     def _mark(self, unread: dict[str, bytes]) -> bytes:
         """Where the partition stands that is the least far. Backwards no end is the furthest of all."""
