@@ -40,6 +40,10 @@ class PageToken(NamedTuple):
     """Empty: no end."""
     reverse: bool = False
 
+    def behind(self, key: bytes) -> PageToken:
+        """Return what is left behind a key of the range."""
+        return PageToken(self.start, key, True) if self.reverse else PageToken(key + b"\0", self.end)
+
     def encode(self) -> str:
         """Return the token as text that may stand in URLs, in JSON and in shells."""
         head = bytes((VERSION, REVERSE * self.reverse))

@@ -40,7 +40,8 @@ class Bounds(NamedTuple):
         return Bounds(*scan_bounds(start, end, prefix))
 
     def rest(self, token: str) -> PageToken:
-        """Return the part of these bounds that a page token leaves. Raises InvalidRequest if it is no token, or of others."""
+        """Return the part of these bounds that a page token leaves. Raises InvalidRequest if it is no token, or one of
+        others."""
         rest = page_token.decode(token)
         if rest.start < self.start or (self.end and not (rest.end and rest.end <= self.end)):
             raise InvalidRequest(
