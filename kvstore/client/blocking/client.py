@@ -15,6 +15,7 @@ from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
+from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.known import Known
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
@@ -170,22 +171,28 @@ class Client(ClosedAtExit):
         start: bytes = b"",
         end: bytes = b"",
         after: Token | None = None,
+        with_state: bool = False,
         keys_only: bool = False,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> Watch:
         """The changes of a key, of a prefix, of [start, end), or of everything, as they happen: each put and delete
         once, those of one key in order, over failures of servers and moves of keys. From now on (from `ready`, or
-        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `heartbeat_s`: how often
+        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `with_state`: first what
+        is there, as the changes that wrote it, in the order of keys, until `has_state`; then what changes from there
+        on, without a gap and without anything twice. `heartbeat_s`: how often
         an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         engine = _opened(self._engine)
+        state = FirstState.of(watched, after, engine.seen, engine.absorb) if with_state else None
         reading = Reading(watched, after, engine.seen.tokens)
         return Watch(
             engine.env,
             self._config,
             reading,
             lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
+            state,
+            lambda wanted: engine.run_whole(wanted, None),
         )
 
     # ── writes ──
