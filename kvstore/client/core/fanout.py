@@ -39,9 +39,6 @@ class Scan:
     """Keys of all partitions in some bounds, in order, page by page; with BARE among the flags keys alone."""
 
     def __init__(self, routing: Routing, bounds: Bounds, *, limit: int, level: Level, flags: int = 0) -> None:
-        """Raises InvalidRequest."""
-        if limit < 0:
-            raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
         backwards = bool(flags & kv_pb2.REVERSE)
         self._routing, self._flags, self._level = routing, flags, level
         self._asked_by = routing.ring_version

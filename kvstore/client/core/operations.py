@@ -89,6 +89,8 @@ def expire(key: bytes, ttl_s: float | None) -> Operation:
 def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, flags: int = 0) -> Operation:
     """A page of one partition. What only a RANGE heeds is asked of a RANGE, which older servers refuse: of a SCAN they
     would answer as if it were not there."""
+    if limit < 0:
+        raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
     options = kv_pb2.Options(limit=limit, flags=flags)
     page = operation(kv_pb2.RANGE if flags & ~kv_pb2.KEYS_ONLY else kv_pb2.SCAN, start, end, options, level)
     page.partition = partition
