@@ -1,11 +1,11 @@
-"""`kvstore get|put|del|scan` and `load-tree|verify-tree`: keys and values from a shell."""
+"""`kvstore get|put|del|scan|count|delete-prefix` and `load-tree|verify-tree`: keys and values from a shell."""
 
 from __future__ import annotations
 
 import base64
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import chain, repeat
@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path, confirm
 from kvstore.cli.endpoints import Server, config_of, run
 from kvstore.cli.output import as_json, as_table, printable
 from kvstore.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kvstore.client import AsyncClient, Item
+    from kvstore.client import AsyncClient, Deleted, Item
+    from kvstore.proto.page_token import PageToken
 
 T = TypeVar("T")
 Key = Annotated[str, typer.Argument(help="The key, as UTF-8.")]
 Timeout = Annotated[float, typer.Option(help="Seconds for each operation, retries included.", min=0.001)]
 Folder = Annotated[Path, typer.Argument(callback=checked_path, help="The folder.", exists=True, file_okay=False)]
 Prefix = Annotated[str, typer.Option(help="What keys begin with, before the path below DIR.")]
+PageTokenOption = Annotated[str | None, typer.Option("--token", help="Go on where an earlier call has ended.")]
 TREE_TIMEOUT_S = 60.0
 
 
@@ -47,6 +49,8 @@ def register(app: typer.Typer) -> None:
     app.command()(put)
     app.command("del")(delete)
     app.command()(scan)
+    app.command()(count)
+    app.command("delete-prefix")(delete_prefix)
     app.command("load-tree")(load_tree)
     app.command("verify-tree")(verify_tree)
 
@@ -138,6 +142,8 @@ def scan(
     limit: Annotated[int, typer.Option(help="At most so many; 0: all.", min=0)] = 100,
     keys: Annotated[bool, typer.Option("--keys", help="Only keys, one per line.")] = False,
     null: Annotated[bool, typer.Option("--null", "-0", help="Only keys, byte for byte, a NUL after each.")] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key down.")] = False,
+    token: PageTokenOption = None,
     level: Level = Freshness.linearizable,
     timeout: Timeout = 5.0,
     data_dir: DataDir = Path("data"),
@@ -147,33 +153,95 @@ def scan(
 ) -> None:
     """List keys in order, over all partitions. Bytes that are no text are escaped, and so are backslashes.
 
-    If there are more keys than --limit, standard error says so.
+    If there are more keys than --limit, standard error says so, with the --token that goes on there.
     """
     if null and json:
         raise typer.BadParameter("want --json or --null, not both")
+    from kvstore.client.core.scanning import Bounds
+    from kvstore.proto.page_token import PageToken
 
-    async def work(client: AsyncClient) -> bool:
-        from kvstore.client import Level
+    bounds = Bounds.of(as_bytes(start), as_bytes(end), as_bytes(prefix))
+    left = PageToken(*bounds, reverse) if token is None else bounds.rest(token)
 
-        found = client.scan(
-            as_bytes(start),
-            as_bytes(end),
-            prefix=as_bytes(prefix),
-            limit=limit + 1 if limit else 0,
-            keys_only=keys or null,
-            level=Level[level.name.upper()],
-        )
+    async def work(client: AsyncClient) -> str | None:
+        last = b""
         with _writer(keys=keys, null=null, json=json) as write:
-            count = 0
-            async for key, item in found:
-                if limit and count == limit:
-                    return True
+            number = 0
+            async for key, item in _found(client, left, limit + 1 if limit else 0, keys or null, level):
+                if limit and number == limit:
+                    return left.behind(last).encode()
                 write(key, item)
-                count += 1
-        return False
+                number, last = number + 1, key
+        return None
 
-    if _with_client(config_of(data_dir, zookeeper, server, timeout), work):
-        print(f"kvstore: there are more keys than {limit}; --limit 0 lists all", file=sys.stderr)
+    if (rest := _with_client(config_of(data_dir, zookeeper, server, timeout), work)) is not None:
+        print(
+            f"kvstore: there are more keys than {limit}; --limit 0 lists all, --token {rest} goes on", file=sys.stderr
+        )
+
+
+async def _found(
+    client: AsyncClient, left: PageToken, limit: int, bare: bool, level: Freshness
+) -> AsyncIterator[tuple[bytes, Item]]:
+    """Keys, with their items unless they are wanted alone."""
+    from kvstore.client import Item, Level
+
+    start, end, reverse = left
+    if not bare:
+        async for found in client.scan(start, end, limit=limit, reverse=reverse, level=Level[level.name.upper()]):
+            yield found
+        return
+    nothing = Item(b"", 0, 0, 0, 0)
+    async for key in client.keys(start, end, limit=limit, reverse=reverse, level=Level[level.name.upper()]):
+        yield key, nothing
+
+
+def count(
+    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
+    start: Annotated[str, typer.Option(help="From this key on.")] = "",
+    end: Annotated[str, typer.Option(help="Up to this key, without it.")] = "",
+    timeout: Timeout = 5.0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Print how many keys there are. The servers count, and send no key."""
+
+    async def work(client: AsyncClient) -> int:
+        return await client.count(as_bytes(start), as_bytes(end), prefix=as_bytes(prefix))
+
+    number = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    print(as_json({"keys": number}) if json else number)
+
+
+def delete_prefix(
+    prefix: Annotated[str, typer.Argument(help="What the keys begin with, as UTF-8; at least one byte.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    token: PageTokenOption = None,
+    timeout: Timeout = 30.0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Delete all keys that begin with PREFIX, each by itself, and print how many there were.
+
+    They are counted first, and you are asked. Progress is told on standard error; what was interrupted or has failed
+    goes on with the --token told last.
+    """
+    config = config_of(data_dir, zookeeper, server, timeout)
+    wanted = as_bytes(prefix)
+    there = _with_client(config, lambda client: client.count(prefix=wanted))
+    if not yes:
+        confirm(f"delete {there} keys that begin with {printable(wanted)}")
+
+    def tell(progress: Deleted) -> None:
+        rest = "" if progress.token is None else f"; --token {progress.token} goes on"
+        print(f"kvstore: {progress.total} of {there} keys deleted{rest}", file=sys.stderr)
+
+    deleted = _with_client(config, lambda client: client.delete_prefix(wanted, token=token, on_progress=tell))
+    print(as_json({"deleted": deleted}) if json else deleted)
 
 
 @contextmanager

@@ -40,6 +40,7 @@ def watch(
     key: Annotated[str | None, typer.Argument(help="The key, as UTF-8. Neither it nor a prefix: all keys.")] = None,
     prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
     start: Start = "",
+    state: Annotated[bool, typer.Option("--state", help="First what is there, then what changes.")] = False,
     limit: Annotated[int, typer.Option(help="End after so many changes. 0: never.", min=0)] = 0,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Without the values.")] = False,
     data_dir: DataDir = Path("data"),
@@ -57,6 +58,7 @@ def watch(
         key=as_bytes(key) if key is not None else None,
         prefix=as_bytes(prefix),
         start=start,
+        with_state=state,
         limit=limit,
         keys_only=keys_only,
         line=line_of if json else for_people,
@@ -72,12 +74,19 @@ def print_changes(
     limit: int,
     keys_only: bool,
     line: Callable[[Change], str],
+    with_state: bool = False,
 ) -> None:
-    """Print changes until interrupted. Raises StoreError; BadParameter for a `start` that is no position."""
+    """Print changes until interrupted. Raises StoreError; BadParameter for a `start` that is no position, or stands
+    beside `with_state`."""
     from kvstore.client import Client
 
+    if start and with_state:
+        raise typer.BadParameter("want --from or --state, not both: what was there before, --from has told")
     after = _positions_of(config, start)
-    with Client(config) as client, client.watch(key, prefix=prefix, after=after, keys_only=keys_only) as changes:
+    with (
+        Client(config) as client,
+        client.watch(key, prefix=prefix, after=after, with_state=with_state, keys_only=keys_only) as changes,
+    ):
         try:
             for count, change in enumerate(changes, 1):
                 print(line(change), flush=True)
@@ -86,7 +95,8 @@ def print_changes(
         except KeyboardInterrupt:
             pass
         finally:
-            print(f"--from '{dumps(changes.position)}'", file=sys.stderr)
+            going_on = f"--from '{dumps(changes.position)}'" if changes.has_state else "--state  # not all was told"
+            print(going_on, file=sys.stderr)
 
 
 def _positions_of(config: ClientConfig, start: str) -> Mapping[str, int] | None:

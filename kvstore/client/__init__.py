@@ -6,7 +6,7 @@ from kvstore.client.blocking.client import Client
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.values import Item, Level, Meta, Replaced, Token
+from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import Change
 from kvstore.client.feed import FeedReader, PartitionFeed
 
@@ -17,10 +17,12 @@ __all__ = [
     "Change",
     "Client",
     "ClientConfig",
+    "Deleted",
     "FeedReader",
     "Item",
     "Level",
     "Meta",
+    "Page",
     "PartitionFeed",
     "Replaced",
     "Token",

@@ -44,6 +44,8 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     COUNT: _Code.ValueType  # 12
     CHECK: _Code.ValueType  # 13
     """A condition on a key that a batch stands under: unless it is met, nothing of the batch is done."""
+    RANGE: _Code.ValueType  # 14
+    """A page of a range in key order, as SCAN; with BARE, REVERSE and COUNT_ONLY. The end stands in `values`."""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper):
     """The numbers are those of kvstore/partition/state/commands.py."""
@@ -63,6 +65,8 @@ SCAN_TOKENS: Code.ValueType  # 11
 COUNT: Code.ValueType  # 12
 CHECK: Code.ValueType  # 13
 """A condition on a key that a batch stands under: unless it is met, nothing of the batch is done."""
+RANGE: Code.ValueType  # 14
+"""A page of a range in key order, as SCAN; with BARE, REVERSE and COUNT_ONLY. The end stands in `values`."""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 class _Level:
@@ -113,6 +117,12 @@ class _FlagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Flag.ValueType],
     """Of a batch: a failed operation does not keep the others from being applied."""
     KEYS_ONLY: _Flag.ValueType  # 2048
     """Of a scan: the values are left out."""
+    REVERSE: _Flag.ValueType  # 4096
+    """Of a range: from its last key down; `next` is the end to go on with."""
+    BARE: _Flag.ValueType  # 8192
+    """Of a range: keys without records."""
+    COUNT_ONLY: _Flag.ValueType  # 16384
+    """Of a range: how many keys, as `integer`, in place of them."""
 
 class Flag(_Flag, metaclass=_FlagEnumTypeWrapper):
     """What a mutation asks beside its values: bits of `flags`."""
@@ -133,6 +143,12 @@ INDEPENDENT: Flag.ValueType  # 1024
 """Of a batch: a failed operation does not keep the others from being applied."""
 KEYS_ONLY: Flag.ValueType  # 2048
 """Of a scan: the values are left out."""
+REVERSE: Flag.ValueType  # 4096
+"""Of a range: from its last key down; `next` is the end to go on with."""
+BARE: Flag.ValueType  # 8192
+"""Of a range: keys without records."""
+COUNT_ONLY: Flag.ValueType  # 16384
+"""Of a range: how many keys, as `integer`, in place of them."""
 Global___Flag: _TypeAlias = Flag  # noqa: Y015
 
 @_typing.final
@@ -564,7 +580,7 @@ class Options(_message.Message):
     delta: _builtins.int
     """Of INCREMENT."""
     limit: _builtins.int
-    """Of SCAN and SCAN_TOKENS: the most keys."""
+    """Of SCAN, RANGE and SCAN_TOKENS: the most keys."""
     token: _builtins.int
     """Of SCAN_TOKENS: where to begin."""
     @_builtins.property
@@ -655,7 +671,7 @@ class Lane(_message.Message):
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Of PUT the value, of APPEND the suffix, of SCAN and DELETE_RANGE the end. May be left out if all are empty."""
+        """Of PUT the value, of APPEND the suffix, of SCAN, RANGE and DELETE_RANGE the end. May be left out if all are empty."""
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -801,7 +817,7 @@ class Result(_message.Message):
 
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """SCAN and SCAN_TOKENS."""
+        """SCAN, RANGE and SCAN_TOKENS."""
 
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...
@@ -931,6 +947,7 @@ class ScanRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     RING_VERSION_FIELD_NUMBER: _builtins.int
     KEYS_ONLY_FIELD_NUMBER: _builtins.int
+    REVERSE_FIELD_NUMBER: _builtins.int
     start: _builtins.bytes
     end: _builtins.bytes
     """Empty: no end."""
@@ -939,6 +956,8 @@ class ScanRequest(_message.Message):
     level: Global___Level.ValueType
     ring_version: _builtins.int
     keys_only: _builtins.bool
+    reverse: _builtins.bool
+    """From the last key down."""
     @_builtins.property
     def token(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -951,10 +970,11 @@ class ScanRequest(_message.Message):
         token: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         ring_version: _builtins.int = ...,
         keys_only: _builtins.bool = ...,
+        reverse: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "keys_only", b"keys_only", "level", b"level", "limit", b"limit", "ring_version", b"ring_version", "start", b"start", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "keys_only", b"keys_only", "level", b"level", "limit", b"limit", "reverse", b"reverse", "ring_version", b"ring_version", "start", b"start", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -985,6 +1005,111 @@ class ScanResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanResponse: _TypeAlias = ScanResponse  # noqa: Y015
+
+@_typing.final
+class PageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TokenEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    REVERSE_FIELD_NUMBER: _builtins.int
+    KEYS_ONLY_FIELD_NUMBER: _builtins.int
+    BARE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    start: _builtins.bytes
+    """Keys in [start, end); empty end: no end. Or those that begin with `prefix`. With a page token they may be left out."""
+    end: _builtins.bytes
+    prefix: _builtins.bytes
+    limit: _builtins.int
+    """At most 10,000. 0: 100."""
+    page_token: _builtins.str
+    """Of the page before; empty: the first one. It knows its range and direction, and is good at every server, for ever."""
+    reverse: _builtins.bool
+    """From the last key down."""
+    keys_only: _builtins.bool
+    """The values are empty."""
+    bare: _builtins.bool
+    """Keys without records, for which servers read no record."""
+    level: Global___Level.ValueType
+    @_builtins.property
+    def token(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        start: _builtins.bytes = ...,
+        end: _builtins.bytes = ...,
+        prefix: _builtins.bytes = ...,
+        limit: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        reverse: _builtins.bool = ...,
+        keys_only: _builtins.bool = ...,
+        bare: _builtins.bool = ...,
+        level: Global___Level.ValueType = ...,
+        token: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bare", b"bare", "end", b"end", "keys_only", b"keys_only", "level", b"level", "limit", b"limit", "page_token", b"page_token", "prefix", b"prefix", "reverse", b"reverse", "start", b"start", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageRequest: _TypeAlias = PageRequest  # noqa: Y015
+
+@_typing.final
+class PageResponse(_message.Message):
+    """May have fewer keys than were asked for, or none, though more follow: it is bounded at 1 MiB and 2 s too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_token: _builtins.str
+    """Empty: there is no more."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
+        """One for each key; none if `bare`."""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        records: _abc.Iterable[Global___Record] | None = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "page_token", b"page_token", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageResponse: _TypeAlias = PageResponse  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):

@@ -69,6 +69,11 @@ class KVStub:
                 request_serializer=kvstore_dot_proto_dot_kv__pb2.ScanRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_kv__pb2.ScanResponse.FromString,
                 _registered_method=True)
+        self.Page = channel.unary_unary(
+                '/kvstore.v1.KV/Page',
+                request_serializer=kvstore_dot_proto_dot_kv__pb2.PageRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_kv__pb2.PageResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/kvstore.v1.KV/Watch',
                 request_serializer=kvstore_dot_proto_dot_kv__pb2.WatchRequest.SerializeToString,
@@ -130,6 +135,13 @@ class KVServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Page(self, request, context):
+        """One page of what Scan gives, and the token of the next one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more.
         """
@@ -181,6 +193,11 @@ def add_KVServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=kvstore_dot_proto_dot_kv__pb2.ScanRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_kv__pb2.ScanResponse.SerializeToString,
+            ),
+            'Page': grpc.unary_unary_rpc_method_handler(
+                    servicer.Page,
+                    request_deserializer=kvstore_dot_proto_dot_kv__pb2.PageRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_kv__pb2.PageResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -382,6 +399,33 @@ class KV:
             '/kvstore.v1.KV/Scan',
             kvstore_dot_proto_dot_kv__pb2.ScanRequest.SerializeToString,
             kvstore_dot_proto_dot_kv__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Page(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.KV/Page',
+            kvstore_dot_proto_dot_kv__pb2.PageRequest.SerializeToString,
+            kvstore_dot_proto_dot_kv__pb2.PageResponse.FromString,
             options,
             channel_credentials,
             insecure,

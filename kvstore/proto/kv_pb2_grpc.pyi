@@ -46,6 +46,8 @@ class KVStub:
     """Frames of independent operations; answers come as the operations end, several in a message, in no promised order."""
     Scan: _grpc.UnaryStreamMultiCallable[_kv_pb2.ScanRequest, _kv_pb2.ScanResponse]
     """Keys in order over all partitions. Not one point in time: each page is as fresh as its level says."""
+    Page: _grpc.UnaryUnaryMultiCallable[_kv_pb2.PageRequest, _kv_pb2.PageResponse]
+    """One page of what Scan gives, and the token of the next one."""
     Watch: _grpc.UnaryStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchResponse]
     """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more."""
     Topology: _grpc.UnaryUnaryMultiCallable[_kv_pb2.TopologyRequest, _kv_pb2.TopologyResponse]
@@ -65,6 +67,8 @@ class KVAsyncStub(KVStub):
     """Frames of independent operations; answers come as the operations end, several in a message, in no promised order."""
     Scan: _aio.UnaryStreamMultiCallable[_kv_pb2.ScanRequest, _kv_pb2.ScanResponse]  # type: ignore[assignment]
     """Keys in order over all partitions. Not one point in time: each page is as fresh as its level says."""
+    Page: _aio.UnaryUnaryMultiCallable[_kv_pb2.PageRequest, _kv_pb2.PageResponse]  # type: ignore[assignment]
+    """One page of what Scan gives, and the token of the next one."""
     Watch: _aio.UnaryStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchResponse]  # type: ignore[assignment]
     """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more."""
     Topology: _aio.UnaryUnaryMultiCallable[_kv_pb2.TopologyRequest, _kv_pb2.TopologyResponse]  # type: ignore[assignment]
@@ -123,6 +127,14 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kv_pb2.ScanResponse], _abc.AsyncIterator[_kv_pb2.ScanResponse]]:
         """Keys in order over all partitions. Not one point in time: each page is as fresh as its level says."""
+
+    @_abc_1.abstractmethod
+    def Page(
+        self,
+        request: _kv_pb2.PageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_pb2.PageResponse, _abc.Awaitable[_kv_pb2.PageResponse]]:
+        """One page of what Scan gives, and the token of the next one."""
 
     @_abc_1.abstractmethod
     def Watch(

@@ -99,12 +99,47 @@ def test_a_scan_lists_keys_in_order(kvstore: Run) -> None:
     assert "value of c" in kvstore("scan").stdout
 
 
+def test_a_scan_goes_on_with_its_token_up_and_down(kvstore: Run) -> None:
+    for key in ("a", "b", "c", "d", "x"):
+        kvstore("put", key, "1")
+    assert kvstore("scan", "--keys", "--reverse", "--end", "d").stdout.split() == ["c", "b", "a"]
+    for options, pages in ((), (["a", "b"], ["c", "d"], ["x"])), (("--reverse",), (["x", "d"], ["c", "b"], ["a"])):
+        more: tuple[str, ...] = options
+        for page in pages:
+            found = kvstore("scan", "--keys", "--limit", "2", *more)
+            assert found.stdout.split() == page
+            more = tuple(found.stderr.split(", ")[-1].split()[:2])
+        assert found.stderr == ""
+    assert isinstance(kvstore("scan", "--token", "nonsense").exception, InvalidRequest)
+    assert json.loads(kvstore("scan", "--json", "--reverse", "--limit", "1").stdout)[0]["value"] == "1"
+
+
+def test_keys_are_counted(kvstore: Run) -> None:
+    for key in ("a1", "a2", "b"):
+        kvstore("put", key, "1")
+    assert kvstore("count").stdout == "3\n"
+    assert kvstore("count", "--prefix", "a").stdout == "2\n"
+    assert json.loads(kvstore("count", "--start", "a2", "--end", "c", "--json").stdout) == {"keys": 2}
+
+
+def test_a_prefix_is_deleted_only_when_somebody_has_said_yes(kvstore: Run) -> None:
+    for key in ("a", "a1", "a2", "b"):
+        kvstore("put", key, "1")
+    asked = kvstore("delete-prefix", "a")
+    assert (asked.exit_code, "delete 3 keys that begin with a" in asked.stderr) == (2, True)
+    assert kvstore("count").stdout == "4\n"
+    done = kvstore("delete-prefix", "a", "--yes")
+    assert (done.stdout, "3 of 3 keys deleted" in done.stderr) == ("3\n", True)
+    assert kvstore("scan", "--keys").stdout == "b\n"
+    assert kvstore("delete-prefix", "", "--yes").exit_code == 1
+
+
 def test_a_scan_that_ends_at_its_limit_says_that_there_is_more(kvstore: Run) -> None:
     for key in "abc":
         kvstore("put", key, key)
     limited = kvstore("scan", "--keys", "--limit", "2")
     assert limited.stdout.split() == ["a", "b"]
-    assert limited.stderr == "kvstore: there are more keys than 2; --limit 0 lists all\n"
+    assert limited.stderr.startswith("kvstore: there are more keys than 2; --limit 0 lists all, --token ")
     for limit in ("0", "3", "4"):
         assert kvstore("scan", "--keys", "--limit", limit).stderr == ""
 

@@ -27,6 +27,9 @@ class AsyncFace:
     async def scan(self, *args: Any, **options: Any) -> list[tuple[bytes, Item]]:
         return [found async for found in self.client.scan(*args, **options)]
 
+    async def keys(self, *args: Any, **options: Any) -> list[bytes]:
+        return [key async for key in self.client.keys(*args, **options)]
+
 
 class BlockingFace:
     """Client, each call in a thread."""
@@ -46,6 +49,9 @@ class BlockingFace:
 
     async def scan(self, *args: Any, **options: Any) -> list[tuple[bytes, Item]]:
         return await asyncio.to_thread(lambda: list(self.client.scan(*args, **options)))
+
+    async def keys(self, *args: Any, **options: Any) -> list[bytes]:
+        return await asyncio.to_thread(lambda: list(self.client.keys(*args, **options)))
 
 
 Face = AsyncFace | BlockingFace

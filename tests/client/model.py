@@ -99,8 +99,8 @@ class ModelPartition:
                 for key in doomed:
                     self._delete(key, 0, 0)
                 return len(doomed)
-            case (Code.SCAN, start, end, limit, flags, _, _):
-                return self._scan(start, end, limit, bare=bool(flags & Flag.KEYS_ONLY))
+            case (Code.SCAN | Code.RANGE, start, end, limit, flags, _, _):
+                return self._range(start, end, limit, flags)
             case (Code.COUNT, *_):
                 return len(self.data)
         raise InvalidRequest(f"unknown operation {op[0]}")
@@ -163,15 +163,23 @@ class ModelPartition:
                 results.append(error)
         return results
 
-    def _scan(self, start: bytes, end: bytes, limit: int, *, bare: bool) -> Any:
+    def _scan(self, start: bytes, end: bytes, limit: int, flags: int) -> Any:
+        """Up to `limit` keys or a page of bytes, and where to go on: a start, or backwards an end."""
         items: list[tuple[bytes, Record]] = []
-        size = 0
-        for key in self.data.irange(start, end or None, inclusive=(True, False)):
+        size, back, last = 0, bool(flags & Flag.REVERSE), b""
+        for key in self.data.irange(start, end or None, inclusive=(True, False), reverse=back):
             if len(items) >= limit or size >= PAGE_BYTES:
-                return items, key
-            items.append((key, self.data[key]._replace(value=b"") if bare else self.data[key]))
+                return items, last if back else key
+            items.append((key, self.data[key]._replace(value=b"") if flags & Flag.KEYS_ONLY else self.data[key]))
             size += len(key) + len(self.data[key].value)
+            last = key
         return items, None
+
+    def _range(self, start: bytes, end: bytes, limit: int, flags: int) -> Any:
+        items, following = self._scan(start, end, limit, flags)
+        if flags & Flag.COUNT_ONLY:
+            return len(items), following
+        return ([key for key, _ in items] if flags & Flag.BARE else items), following
 
 
 class ModelCluster:
@@ -264,7 +272,7 @@ class ModelServer:
         return self._result(op, None)
 
     def _result(self, op: Op, partition: PartitionId | None, ring_version: int = 0) -> Any:
-        keyless = op[0] in (Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)
+        keyless = op[0] in (Code.SCAN, Code.RANGE, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)
         if keyless and ring_version and ring_version != self.cluster.ring.version:
             return Moved("", self.cluster.ring.version)
         owner = partition if keyless else self.cluster.ring.partition_of(op[1])

@@ -70,7 +70,7 @@ def test_the_server_understands_every_operation_as_it_was_meant() -> None:
         begun(operations.append(b"k", b"s"), numbering),
         begun(operations.expire(b"k", None), numbering),
         begun(operations.batch([operations.put(b"k", b"v"), operations.increment(b"k", 2)]), numbering),
-        begun(operations.scan("p1", b"a", b"z", 10, Level.SESSION, keys_only=True), numbering),
+        begun(operations.scan("p1", b"a", b"z", 10, Level.SESSION, flags=kv_pb2.KEYS_ONLY), numbering),
         begun(operations.count("p1", Level.SESSION), numbering),
     ]
     frame, _ = framed(*wanted, p1=77)

@@ -4,10 +4,11 @@ on gRPC alone, real processes}."""
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from kvstore.client import AsyncClient, Batch, ClientConfig, Item, Level
+from kvstore.client import AsyncClient, Batch, ClientConfig, Deleted, Item, Level, Page
 from kvstore.client.core.config import parse_url
 from kvstore.errors import ConditionFailed, InvalidRequest, Unavailable
 from tests.client.faces import FACES, Face
@@ -50,7 +51,7 @@ async def endpoints(world: str) -> AsyncIterator[str]:
 async def empty(url: str) -> None:
     """Delete what the test before left in the real cluster."""
     async with AsyncClient(url) as client:
-        keys = [key async for key, _ in client.scan(keys_only=True)]
+        keys = [key async for key in client.keys(b"")]
         await asyncio.gather(*(client.delete(key) for key in keys))
 
 
@@ -230,6 +231,101 @@ async def test_a_scan_gives_keys_in_order_within_its_bounds(client: Face) -> Non
     assert [key for key, _ in await client.scan(keys[7], keys[2300])] == keys[7:2300]
     assert [key for key, _ in await client.scan(keys[7], limit=11)] == keys[7:18]
     assert await client.scan(prefix=b"zz") == []
+
+
+# docs/protocol.md P37
+async def test_a_range_is_read_backwards_as_keys_alone_and_counted(client: Face) -> None:
+    keys = [b"a-%04d" % number for number in range(2300)]
+    await client.call("put_many", dict.fromkeys([*keys, b"a", b"b", b"\xff\xff"], b"v"))
+    assert [key for key, _ in await client.scan(reverse=True)] == [b"\xff\xff", b"b", *keys[::-1], b"a"]
+    assert [key for key, _ in await client.scan(keys[7], keys[2100], reverse=True)] == keys[7:2100][::-1]
+    ((key, item),) = await client.scan(prefix=b"a", limit=1, reverse=True, keys_only=True)
+    assert (key, item.value) == (keys[-1], b"")
+    assert item.version > 0
+    assert await client.keys(prefix=b"a-") == keys
+    assert await client.keys(prefix=b"a-", reverse=True, limit=5) == keys[:-6:-1]
+    assert await client.keys(prefix=b"zz") == []
+    assert await client.call("count", prefix=b"a-") == 2300
+    assert await client.call("count", keys[5], keys[1905]) == 1900
+    assert await client.call("count", b"zz") == 1
+    assert await client.call("count", prefix=b"zz") == 0
+
+
+async def pages_of(client: Face, **options: Any) -> list[list[bytes]]:
+    pages: list[list[bytes]] = []
+    token: str | None = None
+    while not pages or token is not None:
+        page: Page = await client.call("page", token, **options)
+        pages.append([key for key, _ in page.items])
+        token = page.token
+    return pages
+
+
+# docs/protocol.md P37
+async def test_pages_go_on_by_a_token_alone_at_any_client(subject: Subject) -> None:
+    keys = [b"a-%03d" % number for number in range(25)]
+    await subject.client.call("put_many", dict.fromkeys([*keys, b"b"], b"v"))
+    assert await pages_of(subject.client, prefix=b"a-", limit=10) == [keys[:10], keys[10:20], keys[20:]]
+    assert await pages_of(subject.client, prefix=b"a-", limit=10, reverse=True) == [
+        keys[:14:-1],
+        keys[14:4:-1],
+        keys[4::-1],
+    ]
+    first: Page = await subject.client.call("page", prefix=b"a-", limit=20, reverse=True, keys_only=True)
+    await subject.client.call("delete", keys[4])
+    second: Page = await subject.other.call("page", first.token)
+    assert [key for key, _ in second.items] == keys[3::-1]
+    assert second.token is None
+    assert await subject.client.call("page", prefix=b"zz") == ([], None)
+    for wrong in ({"prefix": b"b"}, {"start": b"a-1"}, {"end": b"a-00"}):
+        with pytest.raises(InvalidRequest, match="want a page token of keys from"):
+            await subject.client.call("page", first.token, **wrong)
+    for options in ({"token": "nonsense"}, {"limit": 0}, {"limit": 10_001}):
+        with pytest.raises(InvalidRequest):
+            await subject.client.call("page", **options)
+
+
+async def test_a_page_of_large_values_ends_early_and_has_a_token(client: Face) -> None:
+    await client.call("put_many", {b"big-%d" % number: b"v" * (1 << 19) for number in range(6)})
+    pages = await pages_of(client, prefix=b"big-", limit=1000)
+    assert [key for page in pages for key in page] == [b"big-%d" % number for number in range(6)]
+    assert len(pages) > 1
+
+
+async def test_a_prefix_is_deleted_in_batches_that_tell_how_far_it_has_come(subject: Subject) -> None:
+    keys = [b"gone/%05d" % number for number in range(2300)]
+    kept = [b"gone", b"gone.", b"gone0"]
+    await subject.client.call("put_many", dict.fromkeys([*keys, *kept], b"v"))
+    told: list[Deleted] = []
+
+    def stop_after_the_first(progress: Deleted) -> None:
+        told.append(progress)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        await subject.client.call("delete_prefix", b"gone/", on_progress=stop_after_the_first)
+    assert told[0].total == 1000
+    assert await subject.client.call("count", prefix=b"gone/") == 1300
+    with pytest.raises(InvalidRequest):
+        await subject.client.call("delete_prefix", b"other/", token=told[0].token)
+    told.clear()
+    assert await subject.other.call("delete_prefix", b"gone/", token=None, on_progress=told.append) == 1300
+    assert [each.total for each in told] == [1000, 1300]
+    assert [each.token is None for each in told] == [False, True]
+    assert await subject.client.keys() == kept
+    assert await subject.client.call("delete_prefix", b"gone/") == 0
+    with pytest.raises(InvalidRequest, match="an empty one is every key"):
+        await subject.client.call("delete_prefix", b"")
+
+
+async def test_a_deletion_goes_on_by_its_token(subject: Subject) -> None:
+    keys = [b"gone/%05d" % number for number in range(1500)]
+    await subject.client.call("put_many", dict.fromkeys(keys, b"v"))
+    told: list[Deleted] = []
+    with pytest.raises(ZeroDivisionError):
+        await subject.client.call("delete_prefix", b"gone/", on_progress=lambda each: told.append(each) or 1 / 0)
+    assert await subject.other.call("delete_prefix", b"gone/", token=told[0].token) == 500
+    assert await subject.client.keys() == []
 
 
 async def test_a_scan_of_large_values_comes_in_pages(client: Face) -> None:

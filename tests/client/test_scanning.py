@@ -8,36 +8,54 @@ from kvstore.client.core.scanning import PAGE_KEYS, Merge, scan_bounds
 from kvstore.errors import InvalidRequest
 
 
-def scan(stored: dict[str, list[bytes]], *, page: int, limit: int = 0, start: bytes = b"") -> tuple[list[bytes], int]:
-    """The keys in the order in which the merge gives them, and the most that it held."""
-    merge: Merge[int] = Merge(list(stored), start, limit=limit)
+def scan(
+    stored: dict[str, list[bytes]],
+    *,
+    page: int,
+    limit: int = 0,
+    start: bytes = b"",
+    end: bytes = b"",
+    backwards: bool = False,
+) -> tuple[list[bytes], int, tuple[bytes, bytes] | None]:
+    """The keys in the order in which the merge gives them, the most that it held, and what is left."""
+    merge: Merge[int] = Merge(list(stored), start, end, limit=limit, backwards=backwards)
     given: list[bytes] = []
     held = 0
     while not merge.is_done:
         wanted = merge.wanted()
         assert wanted, "a scan that is not done must want something"
         for each in wanted:
-            keys = [key for key in stored[each.partition] if key >= each.start][: min(page, each.limit) + 1]
-            more = keys[min(page, each.limit)] if len(keys) > min(page, each.limit) else None
-            merge.feed(each.partition, [(key, 0) for key in keys[: min(page, each.limit)]], more)
+            size = min(page, each.limit)
+            keys = [key for key in stored[each.partition] if key >= each.start and (not each.end or key < each.end)]
+            keys = keys[::-1] if backwards else keys
+            following = None if len(keys) <= size else keys[size - 1] if backwards else keys[size]
+            merge.feed(each.partition, [(key, 0) for key in keys[:size]], following)
         held = max(held, len(merge._held))
         given += [key for key, _ in merge.take()]
-    return given, held
+    return given, held, merge.rest
 
 
+@pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("number", range(30))
-def test_any_pages_of_any_partitions_come_out_in_order_and_whole(number: int) -> None:
+def test_any_pages_of_any_partitions_come_out_in_order_and_whole(number: int, backwards: bool) -> None:
     random = Random(number)
     keys = sorted({random.randbytes(random.randint(1, 3)) for _ in range(random.randint(0, 300))})
     stored: dict[str, list[bytes]] = {f"p{i}": [] for i in range(random.randint(1, 6))}
     for key in keys:
         stored[random.choice(sorted(stored))].append(key)
     page = random.randint(1, 20)
-    given, held = scan(stored, page=page)
-    assert given == keys
+    start, end = random.choice((b"", *keys)), random.choice((b"", *keys))
+    expected = [key for key in keys if key >= start and (not end or key < end)][:: -1 if backwards else 1]
+    given, held, rest = scan(stored, page=page, start=start, end=end, backwards=backwards)
+    assert (given, rest) == (expected, None)
     assert held <= page * len(stored)
-    limit = random.randint(1, 50)
-    assert scan(stored, page=page, limit=limit)[0] == keys[:limit]
+    bounds: tuple[bytes, bytes] | None = (start, end)
+    limit, walked = random.randint(1, 50), list[bytes]()
+    while bounds is not None:
+        some, _, bounds = scan(stored, page=page, limit=limit, start=bounds[0], end=bounds[1], backwards=backwards)
+        assert some == expected[len(walked) :][:limit]
+        walked += some
+    assert walked == expected
 
 
 def test_a_key_that_moved_meanwhile_is_given_once() -> None:

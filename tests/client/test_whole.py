@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.client.core.fanout import Count, Scan
 from kvstore.client.core.routing import PartitionRoute, Routing
+from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import Moved
 
@@ -25,7 +26,7 @@ def learn(routing: Routing, version: int, *partitions: str) -> None:
 
 
 def scan_of(routing: Routing, *, limit: int = 0) -> Scan:
-    return Scan(routing, b"a", b"", limit=limit, keys_only=False, level=Level.LINEARIZABLE)
+    return Scan(routing, Bounds(b"a", b""), limit=limit, level=Level.LINEARIZABLE)
 
 
 def page(*keys: bytes, then: bytes | None = None) -> tuple[list[tuple[bytes, Item]], bytes | None]:

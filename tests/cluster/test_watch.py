@@ -3,6 +3,7 @@ partitions join and leave."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.client import Client, FeedReader
+from kvstore.client import AsyncClient, Client, FeedReader
 from kvstore.client.core.watching import Change
 from kvstore.errors import OutcomeUnknown, StoreError
 from tests.cluster.harness import Cluster, running_cluster
@@ -200,6 +201,61 @@ def test_every_write_is_shown_once_while_leaders_die_and_partitions_join_and_lea
     assert pages.handovers > 0
     checked = command(cluster, "fsck")
     assert checked.returncode == 0, f"the log of who has left is kept, and no garbage: {checked.stdout}"
+
+
+ENDS = {b"w-end%02d" % number for number in range(30)}
+"""Written last, in every partition: behind all of them in each feed there is nothing more."""
+
+
+async def with_state(url: str, shown: list[Change]) -> None:
+    """The asyncio client's, until nothing more comes."""
+    async with AsyncClient(url) as client, client.watch(prefix=b"w", with_state=True, heartbeat_s=1.0) as changes:
+        left = set(ENDS)
+        async for change in changes:
+            shown.append(change)
+            left.discard(change.key)
+            if not left:
+                return
+
+
+# docs/protocol.md F8
+def test_a_watch_begins_with_the_state_and_goes_on_with_each_change_once(cluster: Cluster) -> None:
+    writer, shown, others = Writer(cluster.url), list[Change](), list[Change]()
+    with Client(cluster.url) as client:
+        client.put_many({b"w-%04d" % number: b"there" for number in range(3000)})
+        writer.start()
+        wait_until_blocking(lambda: len(writer.done) > 100, timeout_s=20, what="something is written")
+        beside = threading.Thread(target=lambda: asyncio.run(with_state(cluster.url, others)))
+        beside.start()
+        with client.watch(prefix=b"w", with_state=True, heartbeat_s=1.0) as changes:
+            assert (changes.has_state, changes.position) == (False, {})
+            for change in changes:
+                shown.append(change)
+                if changes.has_state:
+                    break
+            assert changes.position
+            assert [each.key for each in shown] == sorted(each.key for each in shown)
+            wait_until_blocking(lambda: others, timeout_s=20, what="the other watch has begun")
+            writer.finish()
+            client.put_many(dict.fromkeys(sorted(ENDS), b""))
+            left = set(ENDS)
+            while left:
+                shown.append(next(changes))
+                left.discard(shown[-1].key)
+        beside.join(30)
+        there = {key: item.version for key, item in client.scan(prefix=b"w", keys_only=True)}
+        assert client.delete_prefix(b"w-") == 3000 + len(ENDS)
+    for seen in (shown, others):
+        copy: dict[bytes, int] = {}
+        for change in seen:
+            copy.pop(change.key, None)
+            copy |= {change.key: change.version} if change.item is not None else {}
+        assert copy == there
+        assert in_order([(each.key, each.version) for each in seen])
+        assert max(Counter((each.key, each.version) for each in seen).values()) == 1
+    told = command(cluster, "watch", "--prefix", KEYS[1].decode(), "--state", "--limit", "1", "--json")
+    assert json.loads(told.stdout)["key"] == KEYS[1].decode()
+    assert command(cluster, "watch", "--state", "--from", "oldest").returncode == 2
 
 
 def test_a_shell_watches_from_a_position_to_a_number_of_changes(cluster: Cluster) -> None:

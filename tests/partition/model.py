@@ -196,6 +196,14 @@ class Model:
             case (Code.SCAN, start, end, limit, *_):
                 keys = sorted(key for key in visible if key >= start and (not end or key < end))[:limit]
                 return [(key, visible[key]) for key in keys]
+            case (Code.RANGE, start, end, limit, flags, *_):
+                keys = sorted(
+                    (key for key in visible if key >= start and (not end or key < end)),
+                    reverse=bool(flags & Flag.REVERSE),
+                )[:limit]
+                if flags & Flag.COUNT_ONLY:
+                    return len(keys)
+                return keys if flags & Flag.BARE else [(key, visible[key]) for key in keys]
             case (Code.SCAN_TOKENS, token, _, *_):
                 keys = sorted((key for key in visible if token_of(key) >= token), key=lambda key: (token_of(key), key))
                 return [(key, visible[key]) for key in keys]

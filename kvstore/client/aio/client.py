@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
+from kvstore.client.aio.closing import ClosedAtExit
 from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.fanout import Count, Scan
+from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
+from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.known import Known
 from kvstore.client.core.operation import Operation
-from kvstore.client.core.scanning import scan_bounds
-from kvstore.client.core.values import Item, Level, Meta, Replaced, Token
+from kvstore.client.core.scanning import Bounds
+from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
+from kvstore.proto import kv_pb2
 
 NOT_OPEN = "the client is not open; use `async with AsyncClient(...)`"
 
 
-class AsyncClient:
+class AsyncClient(ClosedAtExit):
     """The store's operations as coroutines. Concurrent calls are gathered into frames by themselves, so
     `await client.put(k, v)` in many tasks costs what a batch costs.
 
@@ -58,13 +60,7 @@ class AsyncClient:
         if engine is not None:
             await engine.close()
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    __aenter__ = open
 
     # ── reads ──
 
@@ -86,7 +82,7 @@ class AsyncClient:
     ) -> dict[bytes, Item]:
         """Those of `keys` that are there. Each is read by itself: not one point in time."""
         wanted = list(dict.fromkeys(keys))
-        found = await self._open_engine.run_all([operations.get(key, level) for key in wanted], timeout_s)
+        found = await _opened(self._engine).run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
 
     async def scan(
@@ -97,23 +93,83 @@ class AsyncClient:
         prefix: bytes = b"",
         limit: int = 0,
         keys_only: bool = False,
+        reverse: bool = False,
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> AsyncIterator[tuple[bytes, Item]]:
         """Keys in [start, end), or those that begin with `prefix`, in order, page by page; `timeout_s` is for a page.
-        No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
-        given once."""
-        start, end = scan_bounds(start, end, prefix)
-        scan = Scan(self._open_engine.routing, start, end, limit=limit, keys_only=keys_only, level=level)
+        No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. `reverse`: from the last key down. A
+        key that is there all the time is given once. Raises InvalidRequest when iterated."""
+        flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
+        bounds = Bounds.of(start, end, prefix)
+        engine = _opened(self._engine)
+        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
         while not scan.is_done:
-            for found in scan.take(await self._open_engine.run_whole(scan.wanted(), timeout_s)):
+            for found in scan.take(await engine.run_whole(scan.wanted(), timeout_s)):
                 yield found
 
-    async def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
-        """How many keys there are, counted partition by partition."""
-        count = Count(self._open_engine.routing, level)
+    async def keys(
+        self,
+        start: bytes = b"",
+        end: bytes = b"",
+        *,
+        prefix: bytes = b"",
+        limit: int = 0,
+        reverse: bool = False,
+        level: Level = Level.LINEARIZABLE,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The keys alone of what `scan` gives. Servers read no record for them, so it costs the same however large the
+        values are."""
+        flags = kv_pb2.BARE | kv_pb2.REVERSE * reverse
+        bounds = Bounds.of(start, end, prefix)
+        engine = _opened(self._engine)
+        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
+        while not scan.is_done:
+            for key, _ in scan.take(await engine.run_whole(scan.wanted(), timeout_s)):
+                yield key
+
+    async def page(
+        self,
+        token: str | None = None,
+        *,
+        prefix: bytes = b"",
+        start: bytes = b"",
+        end: bytes = b"",
+        limit: int = 100,
+        keys_only: bool = False,
+        reverse: bool = False,
+        level: Level = Level.LINEARIZABLE,
+        timeout_s: float | None = None,
+    ) -> Page:
+        """Some keys of what `scan` gives, and the token of the next page; None: there is none. A page has at most
+        `limit` keys (up to 10,000), and 1 MiB. A token knows its range and direction, and is good in every process, for
+        as long as anybody keeps it, over failures of servers and moves of keys. Raises InvalidRequest for what is no
+        token, or one of other bounds than are given beside it."""
+        flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
+        bounds = Bounds.of(start, end, prefix)
+        engine = _opened(self._engine)
+        reading = OnePage(engine.routing, bounds, token, limit=limit, level=level, flags=flags)
+        while not reading.is_done:
+            reading.take(await engine.run_whole(reading.wanted(), timeout_s))
+        return reading.page
+
+    async def count(
+        self,
+        start: bytes = b"",
+        end: bytes = b"",
+        *,
+        prefix: bytes = b"",
+        level: Level = Level.LINEARIZABLE,
+        timeout_s: float | None = None,
+    ) -> int:
+        """How many keys there are in [start, end), or that begin with `prefix`; or in all. Servers count, some thousand
+        keys at a time, for each of which `timeout_s` is; the number of all keys they know, in which keys past their
+        expiry are until they are deleted. Not one point in time."""
+        engine = _opened(self._engine)
+        count = Count(engine.routing, level, Bounds.of(start, end, prefix))
         while count.total is None:
-            count.take(await self._open_engine.run_whole(count.wanted(), timeout_s))
+            count.take(await engine.run_whole(count.wanted(), timeout_s))
         return count.total
 
     def watch(
@@ -124,22 +180,28 @@ class AsyncClient:
         start: bytes = b"",
         end: bytes = b"",
         after: Token | None = None,
+        with_state: bool = False,
         keys_only: bool = False,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> AsyncWatch:
         """The changes of a key, of a prefix, of [start, end), or of everything, as they happen: each put and delete
         once, those of one key in order, over failures of servers and moves of keys. From now on (from `ready`, or
-        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `heartbeat_s`: how often
+        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `with_state`: first what
+        is there, as the changes that wrote it, in the order of keys, until `has_state`; then what changes from there
+        on, without a gap and without anything twice. `heartbeat_s`: how often
         an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
-        engine = self._open_engine
+        engine = _opened(self._engine)
+        state = FirstState.of(watched, after, engine.seen, engine.seen.absorb) if with_state else None
         reading = Reading(watched, after, engine.seen.tokens)
         return AsyncWatch(
             engine.env,
             self._config,
             reading,
             lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
+            state,
+            lambda wanted: engine.run_whole(wanted, None),
         )
 
     # ── writes ──
@@ -198,12 +260,35 @@ class AsyncClient:
     async def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
         puts = [operations.put(key, value) for key, value in items.items()]
-        return dict(zip(items, await self._open_engine.run_all(puts, timeout_s), strict=True))
+        return dict(zip(items, await _opened(self._engine).run_all(puts, timeout_s), strict=True))
 
     async def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
         sequence: int = await self._run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
+
+    async def delete_prefix(
+        self,
+        prefix: bytes,
+        *,
+        token: str | None = None,
+        on_progress: Callable[[Deleted], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Delete all keys that begin with `prefix`, and return how many there were; `timeout_s` is for a batch of up to
+        1,000. After each batch `on_progress` is told how many it were so far, and a token with which another call, in
+        any process, goes on. Each key is deleted by itself: an error leaves the batch in part done. What is written
+        meanwhile may stay. Raises InvalidRequest for an empty prefix, or a token of other keys."""
+        engine = _opened(self._engine)
+        deletion, deleted = Deletion(engine.routing, prefix, token), 0
+        while not deletion.is_done:
+            deletion.take(await engine.run_whole(deletion.wanted(), timeout_s))
+            progress = deletion.deleted(await engine.run_all(deletion.doomed(), timeout_s))
+            if progress is not None:
+                deleted = progress.total
+                if on_progress is not None:
+                    on_progress(progress)
+        return deleted
 
     async def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
@@ -238,26 +323,26 @@ class AsyncClient:
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        return self._open_engine.seen.token
+        return _opened(self._engine).seen.token
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
-        self._open_engine.seen.absorb(token)
+        _opened(self._engine).seen.absorb(token)
 
     @property
     def cluster(self) -> Known:
         """This client's view of its cluster: partitions, their leaders, the date."""
-        return Known(self._open_engine)
+        return Known(_opened(self._engine))
 
     def statistics(self) -> dict[str, float]:
         """Counters since the client was opened, and gauges."""
-        return self._open_engine.statistics()
+        return _opened(self._engine).statistics()
 
-    @property
-    def _open_engine(self) -> AsyncEngine:
-        if self._engine is None:
-            raise InvalidRequest(NOT_OPEN)
-        return self._engine
+
+def _opened(engine: AsyncEngine | None) -> AsyncEngine:
+    if engine is None:
+        raise InvalidRequest(NOT_OPEN)
+    return engine
 
 
 async def _refuse(operation: Operation, timeout_s: float | None) -> Any:

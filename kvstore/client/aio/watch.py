@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import grpc
 
 from kvstore.backoff import delays
+from kvstore.client.aio.closing import ClosedAtExit
 from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.fanout import Answers
+from kvstore.client.core.first_state import FirstState
+from kvstore.client.core.operation import Operation
 from kvstore.client.core.watching import Change, Reading, is_final
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
@@ -20,15 +23,23 @@ from kvstore.rpc.channels import open_aio_channel
 from kvstore.rpc.status import from_rpc_error
 
 
-class AsyncWatch:
+class AsyncWatch(ClosedAtExit):
     """Goes on by itself after errors, at another server if need be, without a gap and without repeating anything; and,
     over another connection, after a caller who was cancelled while it waited for the next change.
     Raises PositionTrimmed if it was away for longer than the log is kept, and Unavailable if no server watches for
     `timeout_s` (of the client); it can be iterated again after that."""
 
     def __init__(
-        self, env: LibraryEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
+        self,
+        env: LibraryEnv,
+        config: ClientConfig,
+        reading: Reading,
+        addresses: Callable[[], list[str]],
+        state: FirstState | None = None,
+        read: Callable[[Sequence[Operation]], Awaitable[Answers]] | None = None,
     ) -> None:
+        """With `state` that comes first, by means of `read`."""
+        self._state, self._read = state, read
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse] | None = None
@@ -39,24 +50,45 @@ class AsyncWatch:
     @property
     def position(self) -> Mapping[str, int]:
         """Where a later watch of the same keys goes on (`after`): behind all changes that were given out. Empty before
-        `ready`."""
-        return dict(self._reading.position)
+        `ready`, and until all of the state has been given out if that was wanted first."""
+        return dict(self._reading.position) if self.has_state else {}
+
+    @property
+    def has_state(self) -> bool:
+        """Whether all that was there when the watch began has been given out, if that was wanted: changes follow."""
+        return self._state is None or self._state.is_over
 
     async def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
         while not self._reading.is_ready and not self._closed:
             await self._hear()
+        if self._state is not None and self._reading.is_ready:
+            self._state.begin(self._reading.position)
+            await self._look()
         return self
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Change:
-        while not self._reading.has_more:
-            if self._closed:
-                raise StopAsyncIteration
-            await self._hear()
-        return self._reading.give()
+        while self._state is not None and not self._state.is_over and not self._closed:
+            await self.ready()
+            if self._state.has_more:
+                return self._state.give()
+        while True:
+            while not self._reading.has_more:
+                if self._closed:
+                    raise StopAsyncIteration
+                await self._hear()
+            change = self._reading.give()
+            if self._state is None or self._state.is_news(change, self._reading.position):
+                return change
+
+    async def _look(self) -> None:
+        """Read of the state what is needed to give something out."""
+        state, read = self._state, self._read
+        while state is not None and read is not None and state.is_short and not self._closed:
+            state.take(await read(state.wanted()))
 
     async def close(self) -> None:
         """End the watch. `position` stays."""
@@ -65,11 +97,6 @@ class AsyncWatch:
 
     async def __aenter__(self) -> Self:
         return await self.ready()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _hear(self) -> None:
         """The next message, over as many servers as it takes."""

@@ -5,25 +5,27 @@ The same calls as AsyncClient's, blocking, over unary frames. It starts no threa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
+from kvstore.client.blocking.closing import ClosedAtExit
 from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.fanout import Count, Scan
+from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
+from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.known import Known
-from kvstore.client.core.scanning import scan_bounds
-from kvstore.client.core.values import Item, Level, Meta, Replaced, Token
+from kvstore.client.core.scanning import Bounds
+from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
+from kvstore.proto import kv_pb2
 
 
-class Client:
+class Client(ClosedAtExit):
     """The store's operations as blocking calls, for any number of threads. Calls of several threads to one server are
     gathered into frames by themselves; the calls for many keys are for a single thread that wants the same price.
 
@@ -53,24 +55,18 @@ class Client:
         if engine is not None:
             engine.close()
 
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    __enter__ = open
 
     # ── reads ──
 
     def get(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Item | None:
         """The key's value and version; None if it is absent."""
-        found: Item | None = self._open_engine.run(operations.get(key, level), timeout_s)
+        found: Item | None = _opened(self._engine).run(operations.get(key, level), timeout_s)
         return found
 
     def meta(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Meta | None:
         """The same without the value."""
-        found: Meta | None = self._open_engine.run(operations.meta(key, level), timeout_s)
+        found: Meta | None = _opened(self._engine).run(operations.meta(key, level), timeout_s)
         return found
 
     def get_many(
@@ -78,7 +74,7 @@ class Client:
     ) -> dict[bytes, Item]:
         """Those of `keys` that are there. Each is read by itself: not one point in time."""
         wanted = list(dict.fromkeys(keys))
-        found = self._open_engine.run_all([operations.get(key, level) for key in wanted], timeout_s)
+        found = _opened(self._engine).run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
 
     def scan(
@@ -89,22 +85,82 @@ class Client:
         prefix: bytes = b"",
         limit: int = 0,
         keys_only: bool = False,
+        reverse: bool = False,
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> Iterator[tuple[bytes, Item]]:
         """Keys in [start, end), or those that begin with `prefix`, in order, page by page; `timeout_s` is for a page.
-        No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
-        given once."""
-        start, end = scan_bounds(start, end, prefix)
-        scan = Scan(self._open_engine.routing, start, end, limit=limit, keys_only=keys_only, level=level)
+        No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. `reverse`: from the last key down. A
+        key that is there all the time is given once. Raises InvalidRequest when iterated."""
+        flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
+        bounds = Bounds.of(start, end, prefix)
+        engine = _opened(self._engine)
+        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
         while not scan.is_done:
-            yield from scan.take(self._open_engine.run_whole(scan.wanted(), timeout_s))
+            yield from scan.take(engine.run_whole(scan.wanted(), timeout_s))
 
-    def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
-        """How many keys there are, counted partition by partition."""
-        count = Count(self._open_engine.routing, level)
+    def keys(
+        self,
+        start: bytes = b"",
+        end: bytes = b"",
+        *,
+        prefix: bytes = b"",
+        limit: int = 0,
+        reverse: bool = False,
+        level: Level = Level.LINEARIZABLE,
+        timeout_s: float | None = None,
+    ) -> Iterator[bytes]:
+        """The keys alone of what `scan` gives. Servers read no record for them, so it costs the same however large the
+        values are."""
+        flags = kv_pb2.BARE | kv_pb2.REVERSE * reverse
+        bounds = Bounds.of(start, end, prefix)
+        engine = _opened(self._engine)
+        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
+        while not scan.is_done:
+            for key, _ in scan.take(engine.run_whole(scan.wanted(), timeout_s)):
+                yield key
+
+    def page(
+        self,
+        token: str | None = None,
+        *,
+        prefix: bytes = b"",
+        start: bytes = b"",
+        end: bytes = b"",
+        limit: int = 100,
+        keys_only: bool = False,
+        reverse: bool = False,
+        level: Level = Level.LINEARIZABLE,
+        timeout_s: float | None = None,
+    ) -> Page:
+        """Some keys of what `scan` gives, and the token of the next page; None: there is none. A page has at most
+        `limit` keys (up to 10,000), and 1 MiB. A token knows its range and direction, and is good in every process, for
+        as long as anybody keeps it, over failures of servers and moves of keys. Raises InvalidRequest for what is no
+        token, or one of other bounds than are given beside it."""
+        flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
+        bounds = Bounds.of(start, end, prefix)
+        engine = _opened(self._engine)
+        reading = OnePage(engine.routing, bounds, token, limit=limit, level=level, flags=flags)
+        while not reading.is_done:
+            reading.take(engine.run_whole(reading.wanted(), timeout_s))
+        return reading.page
+
+    def count(
+        self,
+        start: bytes = b"",
+        end: bytes = b"",
+        *,
+        prefix: bytes = b"",
+        level: Level = Level.LINEARIZABLE,
+        timeout_s: float | None = None,
+    ) -> int:
+        """How many keys there are in [start, end), or that begin with `prefix`; or in all. Servers count, some thousand
+        keys at a time, for each of which `timeout_s` is; the number of all keys they know, in which keys past their
+        expiry are until they are deleted. Not one point in time."""
+        engine = _opened(self._engine)
+        count = Count(engine.routing, level, Bounds.of(start, end, prefix))
         while count.total is None:
-            count.take(self._open_engine.run_whole(count.wanted(), timeout_s))
+            count.take(engine.run_whole(count.wanted(), timeout_s))
         return count.total
 
     def watch(
@@ -115,22 +171,28 @@ class Client:
         start: bytes = b"",
         end: bytes = b"",
         after: Token | None = None,
+        with_state: bool = False,
         keys_only: bool = False,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> Watch:
         """The changes of a key, of a prefix, of [start, end), or of everything, as they happen: each put and delete
         once, those of one key in order, over failures of servers and moves of keys. From now on (from `ready`, or
-        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `heartbeat_s`: how often
+        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `with_state`: first what
+        is there, as the changes that wrote it, in the order of keys, until `has_state`; then what changes from there
+        on, without a gap and without anything twice. `heartbeat_s`: how often
         an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
-        engine = self._open_engine
+        engine = _opened(self._engine)
+        state = FirstState.of(watched, after, engine.seen, engine.absorb) if with_state else None
         reading = Reading(watched, after, engine.seen.tokens)
         return Watch(
             engine.env,
             self._config,
             reading,
             lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
+            state,
+            lambda wanted: engine.run_whole(wanted, None),
         )
 
     # ── writes ──
@@ -149,7 +211,7 @@ class Client:
     ) -> int:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = self._open_engine.run(
+        version: int = _opened(self._engine).run(
             operations.put(
                 key,
                 value,
@@ -184,69 +246,92 @@ class Client:
             if_version=if_version,
             return_old=True,
         )
-        replaced: Replaced = self._open_engine.run(operation, timeout_s)
+        replaced: Replaced = _opened(self._engine).run(operation, timeout_s)
         return replaced
 
     def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
         puts = [operations.put(key, value) for key, value in items.items()]
-        return dict(zip(items, self._open_engine.run_all(puts, timeout_s), strict=True))
+        return dict(zip(items, _opened(self._engine).run_all(puts, timeout_s), strict=True))
 
     def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
-        sequence: int = self._open_engine.run(operations.delete(key, if_version=if_version), timeout_s)
+        sequence: int = _opened(self._engine).run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
+
+    def delete_prefix(
+        self,
+        prefix: bytes,
+        *,
+        token: str | None = None,
+        on_progress: Callable[[Deleted], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Delete all keys that begin with `prefix`, and return how many there were; `timeout_s` is for a batch of up to
+        1,000. After each batch `on_progress` is told how many it were so far, and a token with which another call, in
+        any process, goes on. Each key is deleted by itself: an error leaves the batch in part done. What is written
+        meanwhile may stay. Raises InvalidRequest for an empty prefix, or a token of other keys."""
+        engine = _opened(self._engine)
+        deletion, deleted = Deletion(engine.routing, prefix, token), 0
+        while not deletion.is_done:
+            deletion.take(engine.run_whole(deletion.wanted(), timeout_s))
+            progress = deletion.deleted(engine.run_all(deletion.doomed(), timeout_s))
+            if progress is not None:
+                deleted = progress.total
+                if on_progress is not None:
+                    on_progress(progress)
+        return deleted
 
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
         operation = operations.delete(key, if_version=if_version, return_old=True)
-        old: Item | None = self._open_engine.run(operation, timeout_s)
+        old: Item | None = _opened(self._engine).run(operation, timeout_s)
         return old
 
     def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
         """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
         no number of 64 bits."""
-        value: int = self._open_engine.run(operations.increment(key, delta), timeout_s)
+        value: int = _opened(self._engine).run(operations.increment(key, delta), timeout_s)
         return value
 
     def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
         """Lengthen the value and return its length."""
-        length: int = self._open_engine.run(operations.append(key, suffix), timeout_s)
+        length: int = _opened(self._engine).run(operations.append(key, suffix), timeout_s)
         return length
 
     def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
         """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
-        changed: bool = self._open_engine.run(operations.expire(key, ttl_s), timeout_s)
+        changed: bool = _opened(self._engine).run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
         """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
         failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
         whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, self._open_engine.run(whole, timeout_s))
+        return operations.decode_batch(batch.operations, _opened(self._engine).run(whole, timeout_s))
 
     # ── the session and the cluster ──
 
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        return self._open_engine.seen.token
+        return _opened(self._engine).seen.token
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
-        self._open_engine.absorb(token)
+        _opened(self._engine).absorb(token)
 
     @property
     def cluster(self) -> Known:
         """This client's view of its cluster: partitions, their leaders, the date."""
-        return Known(self._open_engine)
+        return Known(_opened(self._engine))
 
     def statistics(self) -> dict[str, float]:
         """Counters since the client was opened, and gauges."""
-        return self._open_engine.statistics()
+        return _opened(self._engine).statistics()
 
-    @property
-    def _open_engine(self) -> BlockingEngine:
-        if self._engine is None:
-            raise InvalidRequest("the client is not open; use `with Client(...)`")
-        return self._engine
+
+def _opened(engine: BlockingEngine | None) -> BlockingEngine:
+    if engine is None:
+        raise InvalidRequest("the client is not open; use `with Client(...)`")
+    return engine

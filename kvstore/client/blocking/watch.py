@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
 
 from kvstore.backoff import delays
+from kvstore.client.blocking.closing import ClosedAtExit
 from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.fanout import Answers
+from kvstore.client.core.first_state import FirstState
+from kvstore.client.core.operation import Operation
 from kvstore.client.core.watching import Change, Reading, is_final
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import StoreError, Unavailable
@@ -19,13 +22,21 @@ from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
 
-class Watch:
+class Watch(ClosedAtExit):
     """As AsyncWatch, for one thread. Another one may `close` it, which ends the iteration. A server that hangs is
     noticed by gRPC's keepalive, in 15 s."""
 
     def __init__(
-        self, env: LibraryEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
+        self,
+        env: LibraryEnv,
+        config: ClientConfig,
+        reading: Reading,
+        addresses: Callable[[], list[str]],
+        state: FirstState | None = None,
+        read: Callable[[Sequence[Operation]], Answers] | None = None,
     ) -> None:
+        """With `state` that comes first, by means of `read`."""
+        self._state, self._read = state, read
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._channel: grpc.Channel | None = None
         self._call: Any = None
@@ -36,24 +47,45 @@ class Watch:
     @property
     def position(self) -> Mapping[str, int]:
         """Where a later watch of the same keys goes on (`after`): behind all changes that were given out. Empty before
-        `ready`."""
-        return dict(self._reading.position)
+        `ready`, and until all of the state has been given out if that was wanted first."""
+        return dict(self._reading.position) if self.has_state else {}
+
+    @property
+    def has_state(self) -> bool:
+        """Whether all that was there when the watch began has been given out, if that was wanted: changes follow."""
+        return self._state is None or self._state.is_over
 
     def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
         while not self._reading.is_ready and not self._closing.is_set():
             self._hear()
+        if self._state is not None and self._reading.is_ready:
+            self._state.begin(self._reading.position)
+            self._look()
         return self
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Change:
-        while not self._reading.has_more:
-            if self._closing.is_set():
-                raise StopIteration
-            self._hear()
-        return self._reading.give()
+        while self._state is not None and not self._state.is_over and not self._closing.is_set():
+            self.ready()
+            if self._state.has_more:
+                return self._state.give()
+        while True:
+            while not self._reading.has_more:
+                if self._closing.is_set():
+                    raise StopIteration
+                self._hear()
+            change = self._reading.give()
+            if self._state is None or self._state.is_news(change, self._reading.position):
+                return change
+
+    def _look(self) -> None:
+        """Read of the state what is needed to give something out."""
+        state, read = self._state, self._read
+        while state is not None and read is not None and state.is_short and not self._closing.is_set():
+            state.take(read(state.wanted()))
 
     def close(self) -> None:
         """End the watch. `position` stays."""
@@ -62,11 +94,6 @@ class Watch:
 
     def __enter__(self) -> Self:
         return self.ready()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _hear(self) -> None:
         """The next message, over as many servers as it takes."""

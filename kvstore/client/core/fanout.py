@@ -1,5 +1,6 @@
-"""Reads of all partitions: a scan, a count. What was asked by a ring that has changed meanwhile is asked again, so that
-a key that moves is neither missed nor found twice (docs/protocol.md M14). Decides only.
+"""Reads of all partitions: a scan, a page, a count, and the keys that a deletion finds. What was asked by a ring that
+has changed meanwhile is asked again, so that a key that moves is neither missed nor found twice (docs/protocol.md M14).
+Decides only.
 
     scan = Scan(...)                              count = Count(...)
     while not scan.is_done:                       while count.total is None:
@@ -16,27 +17,46 @@ from typing import Any, TypeGuard
 from kvstore.client.core import operations
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.scanning import Merge, Page
-from kvstore.client.core.values import Item, Level
-from kvstore.errors import Moved
+from kvstore.client.core.scanning import Bounds, Merge
+from kvstore.client.core.scanning import Page as PartitionPage
+from kvstore.client.core.values import Deleted, Item, Level, Page
+from kvstore.errors import InvalidRequest, Moved
+from kvstore.proto import kv_pb2
+from kvstore.proto.page_token import PageToken
 
 Answers = Sequence[Any] | Moved
 
+PAGE_LIMIT_MAX = 10_000
+"""Keys of a page that a caller may ask for."""
+PAGE_BYTES = 1 << 20
+"""A page ends with the key that reaches it: keys and values."""
+DELETE_KEYS = 1_000
+"""Keys that a deletion has under way at a time, before it says how far it has come."""
+EVERYTHING = Bounds(b"", b"")
+
 
 class Scan:
-    """Keys of all partitions in [start, end), in order, page by page."""
+    """Keys of all partitions in some bounds, in order, page by page; with BARE among the flags keys alone."""
 
-    def __init__(
-        self, routing: Routing, start: bytes, end: bytes, *, limit: int, keys_only: bool, level: Level
-    ) -> None:
-        self._routing, self._end, self._keys_only, self._level = routing, end, keys_only, level
+    def __init__(self, routing: Routing, bounds: Bounds, *, limit: int, level: Level, flags: int = 0) -> None:
+        backwards = bool(flags & kv_pb2.REVERSE)
+        self._routing, self._flags, self._level = routing, flags, level
         self._asked_by = routing.ring_version
-        self._merge: Merge[Item] = Merge(routing.owners, start, limit=limit)
-        self._pages: list[Page] = []
+        self._merge: Merge[Item] = Merge(routing.owners, *bounds, limit=limit, backwards=backwards)
+        self._pages: list[PartitionPage] = []
 
     @property
     def is_done(self) -> bool:
         return self._merge.is_done
+
+    @property
+    def rest(self) -> tuple[bytes, bytes] | None:
+        """The part of the bounds behind what `take` has given; None if that is known to be empty."""
+        return self._merge.rest
+
+    def behind(self, key: bytes) -> tuple[bytes, bytes]:
+        """Return the part of the bounds behind a key that `take` has given."""
+        return self._merge.behind(key)
 
     def wanted(self) -> list[Operation]:
         """The pages without which nothing more can go out."""
@@ -45,7 +65,7 @@ class Scan:
             self._merge = self._merge.anew(self._routing.owners)
         self._pages = self._merge.wanted()
         return [
-            operations.scan(page.partition, page.start, self._end, page.limit, self._level, keys_only=self._keys_only)
+            operations.scan(page.partition, page.start, page.end, page.limit, self._level, flags=self._flags)
             for page in self._pages
         ]
 
@@ -53,27 +73,139 @@ class Scan:
         """Take the items that may go out. Raises Moved if no newer ring is known by which to ask again."""
         if not _holds(answers, self._asked_by, self._routing):
             return []
-        for page, (items, next_start) in zip(self._pages, answers, strict=True):
+        for page, (items, next_start, *_) in zip(self._pages, answers, strict=True):
             self._merge.feed(page.partition, items, next_start)
         return self._merge.take()
 
 
-class Count:
-    """How many keys all partitions have."""
+class OnePage:
+    """One page of a range, from its beginning or where a token says."""
 
-    def __init__(self, routing: Routing, level: Level) -> None:
-        self.total: int | None = None
-        self._routing, self._level = routing, level
-        self._asked_by = 0
+    def __init__(
+        self, routing: Routing, bounds: Bounds, token: str | None, *, limit: int, level: Level, flags: int = 0
+    ) -> None:
+        """Raises InvalidRequest."""
+        if not 0 < limit <= PAGE_LIMIT_MAX:
+            raise InvalidRequest(f"want a limit of 1 to {PAGE_LIMIT_MAX} keys a page, got {limit}")
+        if token is not None:
+            *rest, is_reverse = bounds.rest(token)
+            bounds = Bounds(*rest)
+            flags = flags & ~kv_pb2.REVERSE | kv_pb2.REVERSE * is_reverse
+        self._is_reverse = bool(flags & kv_pb2.REVERSE)
+        self._scan = Scan(routing, bounds, limit=limit, level=level, flags=flags)
+        self._items: list[tuple[bytes, Item]] = []
+        self._bytes = 0
+        self._is_cut = False
+        """More was taken than the page has room for."""
+
+    @property
+    def is_done(self) -> bool:
+        return self._scan.is_done or self._bytes >= PAGE_BYTES
 
     def wanted(self) -> list[Operation]:
-        self._asked_by = self._routing.ring_version
-        return [operations.count(partition, self._level) for partition in self._routing.owners]
+        return self._scan.wanted()
 
     def take(self, answers: Answers) -> None:
         """Raises Moved if no newer ring is known by which to ask again."""
-        if _holds(answers, self._asked_by, self._routing):
+        for key, item in self._scan.take(answers):
+            if self._bytes >= PAGE_BYTES:
+                self._is_cut = True
+                break
+            self._items.append((key, item))
+            self._bytes += len(key) + (len(item.value) if item else 0)
+
+    @property
+    def page(self) -> Page:
+        """The page, once it is done."""
+        rest = self._scan.behind(self._items[-1][0]) if self._is_cut else self._scan.rest
+        return Page(self._items, None if rest is None else PageToken(*rest, self._is_reverse).encode())
+
+
+class Count:
+    """How many keys all partitions have within some bounds. The count of everything is kept by partitions, and so at
+    hand; others go on, each where it has stopped."""
+
+    def __init__(self, routing: Routing, level: Level, bounds: Bounds = EVERYTHING) -> None:
+        self.total: int | None = None
+        self._routing, self._level, self._bounds = routing, level, bounds
+        self._asked_by = -1
+        self._counted = 0
+        self._left: dict[str, bytes] = {}
+        """Where to go on, by partition."""
+
+    def wanted(self) -> list[Operation]:
+        if self._asked_by != self._routing.ring_version:
+            self._asked_by, self._counted = self._routing.ring_version, 0
+            self._left = dict.fromkeys(self._routing.owners, self._bounds.start)
+        if self._bounds == EVERYTHING:
+            return [operations.count(partition, self._level) for partition in self._left]
+        return [
+            operations.scan(partition, start, self._bounds.end, 0, self._level, flags=kv_pb2.COUNT_ONLY)
+            for partition, start in self._left.items()
+        ]
+
+    def take(self, answers: Answers) -> None:
+        """Raises Moved if no newer ring is known by which to ask again."""
+        if not _holds(answers, self._asked_by, self._routing):
+            return
+        if self._bounds == EVERYTHING:
             self.total = sum(answers)
+            return
+        self._counted += sum(part.number for part in answers)
+        following = zip(self._left, (part.next for part in answers), strict=True)
+        self._left = {partition: start for partition, start in following if start is not None}
+        if not self._left:
+            self.total = self._counted
+
+
+class Deletion:
+    """The keys of a prefix, found batch by batch, each deleted by itself: so what is counted is exact, and a key that
+    moves meanwhile is deleted where it is.
+
+        while not deletion.is_done:
+            deletion.take(answers to deletion.wanted())
+            deletion.deleted(answers to deletion.doomed())
+    """
+
+    def __init__(self, routing: Routing, prefix: bytes, token: str | None) -> None:
+        """Raises InvalidRequest, also for an empty prefix."""
+        if not prefix:
+            raise InvalidRequest("want a prefix of at least one byte to delete: an empty one is every key")
+        self._routing, self._bounds = routing, Bounds.of(b"", b"", prefix)
+        self._count = 0
+        self._token = token
+        self._found: list[bytes] = []
+        self._next()
+
+    def _next(self) -> None:
+        self._page = OnePage(
+            self._routing, self._bounds, self._token, limit=DELETE_KEYS, level=Level.LINEARIZABLE, flags=kv_pb2.BARE
+        )
+        self.is_done = False
+
+    def wanted(self) -> list[Operation]:
+        """List the reads that find the next batch."""
+        return self._page.wanted()
+
+    def take(self, answers: Answers) -> None:
+        """Raises Moved if no newer ring is known by which to ask again."""
+        self._page.take(answers)
+
+    def doomed(self) -> list[Operation]:
+        """The deletes of the next batch; empty until it is known."""
+        return [operations.delete(key) for key, _ in self._page.page.items] if self._page.is_done else []
+
+    def deleted(self, sequences: Sequence[int]) -> Deleted | None:
+        """Take in what the deletes gave. Returns how far it has come, if a batch has ended."""
+        if not self._page.is_done:
+            return None
+        self._count += len(sequences) - sequences.count(0)
+        self._token = self._page.page.token
+        if self._token is None:
+            self.is_done = True
+        else:
+            self._next()
+        return Deleted(self._count, self._token)
 
 
 def _holds(answers: Answers, asked_by: int, routing: Routing) -> TypeGuard[Sequence[Any]]:

@@ -24,7 +24,7 @@ MISTAKEN_MS = 60_000
 GET, META, PUT, DELETE, CHECK = kv_pb2.GET, kv_pb2.META, kv_pb2.PUT, kv_pb2.DELETE, kv_pb2.CHECK
 OPERATION_BYTES = 32
 """Beside key and value."""
-READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})
+READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.RANGE, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})
 
 
 class Operation(Struct, eq=False):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
@@ -85,12 +86,13 @@ def expire(key: bytes, ttl_s: float | None) -> Operation:
     return operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
 
 
-def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, keys_only: bool = False) -> Operation:
-    """A page of one partition."""
+def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, flags: int = 0) -> Operation:
+    """A page of one partition. What only a RANGE heeds is asked of a RANGE, which older servers refuse: of a SCAN they
+    would answer as if it were not there."""
     if limit < 0:
         raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
-    options = kv_pb2.Options(limit=limit, flags=kv_pb2.KEYS_ONLY * keys_only)
-    page = operation(kv_pb2.SCAN, start, end, options, level)
+    options = kv_pb2.Options(limit=limit, flags=flags)
+    page = operation(kv_pb2.RANGE if flags & ~kv_pb2.KEYS_ONLY else kv_pb2.SCAN, start, end, options, level)
     page.partition = partition
     return page
 
@@ -119,7 +121,7 @@ def batch(operations: Sequence[Operation]) -> Operation:
 
 def names_its_partition(operation: Operation) -> bool:
     """Whether the operation is for one partition whatever its key."""
-    return operation.code in (kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT)
+    return operation.code in (kv_pb2.SCAN, kv_pb2.RANGE, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT)
 
 
 def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int | None = None) -> kv_pb2.Options | None:
@@ -190,9 +192,20 @@ def _meta_or_none(answer: kv_pb2.Result) -> Meta | None:
     return Meta(answer.integer, record.version, record.created, record.written_ms, record.expires_ms)
 
 
-def _page(answer: kv_pb2.Result) -> tuple[list[tuple[bytes, Item]], bytes | None]:
-    items = list(zip(answer.keys, map(item_of, answer.records), strict=True))
-    return items, answer.next if answer.HasField("next") else None
+class Part(NamedTuple):
+    """One partition's part of an answer about a range."""
+
+    items: list[tuple[bytes, Any]]
+    """Keys with their items; keys alone have None."""
+    next: bytes | None
+    number: int
+    """Of keys, where only that was asked for."""
+
+
+def _part(answer: kv_pb2.Result) -> Part:
+    found: Iterable[Item | None] = map(item_of, answer.records) if answer.records else repeat(None, len(answer.keys))
+    following = answer.next if answer.HasField("next") else None
+    return Part(list(zip(answer.keys, found, strict=True)), following, answer.integer)
 
 
 _DECODE: dict[int, Callable[[kv_pb2.Result], Any]] = {
@@ -206,7 +219,8 @@ _DECODE: dict[int, Callable[[kv_pb2.Result], Any]] = {
     kv_pb2.DELETE_RANGE: lambda answer: answer.integer,
     kv_pb2.COUNT: lambda answer: answer.integer,
     kv_pb2.BATCH: lambda answer: answer,
-    kv_pb2.SCAN: _page,
+    kv_pb2.SCAN: _part,
+    kv_pb2.RANGE: _part,
 }
 
 

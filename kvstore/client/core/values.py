@@ -47,6 +47,24 @@ class Meta(NamedTuple):
     expires_ms: int
 
 
+class Page(NamedTuple):
+    """Some keys of a range, in order."""
+
+    items: list[tuple[bytes, Item]]
+    """Perhaps fewer than were asked for, or none, though more follow: a page is bounded in bytes too."""
+    token: str | None
+    """What the next page is asked with, by whomever and whenever; None: there is no more."""
+
+
+class Deleted(NamedTuple):
+    """How far a deletion of many keys has come."""
+
+    total: int
+    """Keys deleted by this call so far."""
+    token: str | None
+    """What another call goes on with; None: all are deleted."""
+
+
 class Replaced(NamedTuple):
     """The result of `replace`."""
 

@@ -15,8 +15,8 @@ from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.plain_puts import LOOKED_UP_MAX, put_all, put_together
-from kvstore.partition.leading.queries import keys_in
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
+from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state.commands import Code, Op, RequestId, Result

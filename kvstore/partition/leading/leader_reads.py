@@ -15,7 +15,8 @@ from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreE
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import Answers, Reply, lost
-from kvstore.partition.leading.queries import EXPIRED_MAX, Expired, Steps
+from kvstore.partition.leading.queries import EXPIRED_MAX
+from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Op, Record, Result, Sink

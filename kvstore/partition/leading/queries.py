@@ -7,18 +7,14 @@ behind, would show it again. Such keys come back as Expired, and the leader logs
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from itertools import islice
-from typing import NamedTuple
-
 from kvstore.errors import InvalidRequest
+from kvstore.partition.leading import range_reads
+from kvstore.partition.leading.range_reads import KEYS_ONLY, PAGE_BYTES_MAX, Expired, Page, Steps, page_keys, take
 from kvstore.partition.leading.serving_ranges import moved
 from kvstore.partition.state import rows
-from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
+from kvstore.partition.state.commands import Code, Op, Record, Result
 from kvstore.partition.state.rows import (
-    ORDER,
     data_key,
-    data_keys_of,
     key_of_data,
     record_of,
     token_bound,
@@ -28,11 +24,10 @@ from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import PART, WHOLE, Tokens
 from kvstore.ring.hashing import token_of
 
-PAGE_KEYS_MAX = 1000
-"""Of a scan; some milliseconds of work."""
-PAGE_BYTES_MAX = 1 << 20
 ROWS_PER_STEP = 512
 """Of a scan by token, between two turns of the event loop."""
+STEP_BYTES = 4 << 20
+"""The same of what is read."""
 TOKEN_KEYS_MAX = 100_000
 TOKEN_BYTES_MAX = 16 << 20
 """All keys of a token come in one page; with more than this under one hash tag they cannot."""
@@ -40,27 +35,8 @@ EXPIRED_MAX = 256
 """Keys whose deletes one read has logged at a time: they stand in one entry."""
 OVERDUE_MAX = 4096
 """Keys past their expiry that a sweep looks at: some may be in ranges that take no writes."""
-_KEYS_PER_READ = 64
 
 _GET, _META = int(Code.GET), int(Code.META)
-_KEYS_ONLY = int(Flag.KEYS_ONLY)
-
-
-class Expired(NamedTuple):
-    """No answer: the deletes of these keys must be logged first."""
-
-    keys: list[bytes]
-
-
-class Page(NamedTuple):
-    """Keys of a scan with their records, and where to go on; None at the end."""
-
-    items: list[tuple[bytes, Record]]
-    next: bytes | int | None
-
-
-Steps = Generator[None, None, Result | Expired]
-"""Work in steps of some milliseconds; ends with the answer."""
 
 
 def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
@@ -96,7 +72,9 @@ def steps(state: State, op: Op, now_ms: int, readable: Tokens) -> Steps:
             return state.key_count
         case Code.SCAN:
             _, start, end, limit, flags, *_ = op
-            return scan(state, start, end, limit, int(flags), now_ms, readable)
+            return range_reads.scan(state, start, end, limit, int(flags) & KEYS_ONLY, now_ms, readable)
+        case Code.RANGE:
+            return (yield from range_reads.steps(state, op, now_ms, readable))
         case Code.SCAN_TOKENS:
             flags = int(op[4]) if len(op) > 4 else 0
             return (yield from _scan_tokens(state, op[1], op[2], flags, now_ms, readable))
@@ -113,42 +91,12 @@ def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expi
             return end.value
 
 
-def keys_in(state: State, start: bytes, end: bytes, limit: int, readable: Tokens) -> tuple[list[bytes], bytes | None]:
-    """Up to `limit` keys in [start, end) in order, also those past their expiry, and where to go on."""
-    last = ORDER + end if end else rows.ALL_ORDER[1]
-    keys = [key[1:] for key, _ in islice(state.engine.iterate(ORDER + start, last), limit + 1)]
-    following = keys[limit] if len(keys) > limit else None
-    keys = keys[:limit]
-    if readable.spans != state.ownership.owned.spans or state.ownership.has_strangers:
-        keys = [key for key in keys if readable.holds(token_of(key))]
-    return keys, following
-
-
-def scan(
-    state: State, start: bytes, end: bytes, limit: int, flags: int, now_ms: int, readable: Tokens
-) -> Page | Expired:
-    """One page in key order; shorter, or empty, where keys are not `readable`. A `limit` of 0 stands for the bound."""
-    limit = min(limit, PAGE_KEYS_MAX) if limit > 0 else PAGE_KEYS_MAX
-    keys, following = keys_in(state, start, end, limit, readable)
-    items: list[tuple[bytes, Record]] = []
-    expired: list[bytes] = []
-    size = 0
-    for begin in range(0, len(keys), _KEYS_PER_READ):
-        some = keys[begin : begin + _KEYS_PER_READ]
-        for key, row in zip(some, state.engine.multi_get(data_keys_of(some)), strict=True):
-            assert row is not None, f"{key!r} is in the index and has no record"
-            if size >= PAGE_BYTES_MAX:
-                return Expired(expired) if expired else Page(items, key)
-            size += _take(items, expired, key, row, flags, now_ms, state.record_time_ms)
-    return Expired(expired) if expired else Page(items, following)
-
-
 def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, readable: Tokens) -> Steps:
     """One page in token order, all keys of a token together."""
-    limit = min(limit, PAGE_KEYS_MAX) if limit > 0 else PAGE_KEYS_MAX
+    limit = page_keys(limit)
     items: list[tuple[bytes, Record]] = []
     expired: list[bytes] = []
-    size, last = 0, -1
+    size, unread, last = 0, STEP_BYTES, -1
     record_time_ms = state.record_time_ms
     for number, (row_key, row) in enumerate(state.engine.iterate(token_bound(token), rows.ALL_DATA[1]), 1):
         here = token_of_data(row_key)
@@ -160,35 +108,16 @@ def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, 
             if len(items) >= limit or size >= PAGE_BYTES_MAX:
                 return Expired(expired) if expired else Page(items, here)
             last = here
-        size += _take(items, expired, key_of_data(row_key), row, flags, now_ms, record_time_ms)
+        size += take(items, expired, key_of_data(row_key), row, flags, now_ms, record_time_ms)
         if len(items) > TOKEN_KEYS_MAX or size > TOKEN_BYTES_MAX:
             raise InvalidRequest(f"token {here} has more keys than a page holds: scan in key order instead")
         if len(expired) >= EXPIRED_MAX:
             break
-        if number % ROWS_PER_STEP == 0:
+        unread -= len(row)
+        if number % ROWS_PER_STEP == 0 or unread <= 0:
+            unread = STEP_BYTES
             yield
     return Expired(expired) if expired else Page(items, None)
-
-
-def _take(
-    items: list[tuple[bytes, Record]],
-    expired: list[bytes],
-    key: bytes,
-    row: bytes,
-    flags: int,
-    now_ms: int,
-    record_time_ms: int,
-) -> int:
-    """Add the record to the page unless it is past its expiry. Returns how much the page grew."""
-    record = record_of(row)
-    if 0 < record.expires_ms <= now_ms:
-        if record.expires_ms > record_time_ms:
-            expired.append(key)
-        return 0
-    if flags & _KEYS_ONLY:
-        record = record._replace(value=b"")
-    items.append((key, record))
-    return len(key) + len(record.value)
 
 
 def overdue(state: State, now_ms: int, most: int, writable: Tokens, begin: bytes = b"") -> tuple[list[bytes], bytes]:

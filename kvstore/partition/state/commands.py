@@ -31,6 +31,7 @@ class Code(IntEnum):
     SCAN_TOKENS = 11
     COUNT = 12
     CHECK = 13
+    RANGE = 14
 
 
 class NotNow(Enum):
@@ -72,6 +73,12 @@ class Flag(IntFlag):
     Otherwise all or nothing."""
     KEYS_ONLY = 2048
     """Of a scan: the values are left out (empty)."""
+    REVERSE = 4096
+    """Of a range: from its last key down."""
+    BARE = 8192
+    """Of a range: keys without records."""
+    COUNT_ONLY = 16384
+    """Of a range: how many keys, in place of them."""
 
 
 class Record(NamedTuple):
@@ -163,6 +170,13 @@ def scan(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Le
     """(list of (key, Record), next start or None): this partition's keys in [start, end) in key order; bounded by
     `limit` and 1 MiB."""
     return (Code.SCAN, start, end, limit, flags, level, seq)
+
+
+def range_(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
+    """The same as a scan, with KEYS_ONLY and REVERSE; with BARE (list of keys, next), with COUNT_ONLY (how many, next).
+    With REVERSE `next` is the end to go on with. A code of its own: a server that does not know these flags would
+    answer a scan as if there were none."""
+    return (Code.RANGE, start, end, limit, flags, level, seq)
 
 
 def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE, flags: int = 0) -> Op:

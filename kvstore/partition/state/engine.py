@@ -76,6 +76,10 @@ class Engine(Protocol):
         view."""
         ...
 
+    def iterate_back(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The same from the last key before `end` down to `begin`."""
+        ...
+
     def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> View:
         """Rows in ranges [begin, end) as they are now. Takes microseconds, however many they are."""
         ...

@@ -113,6 +113,10 @@ class MemoryEngine:
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter([(key, self._rows[key]) for key in self._rows.irange(begin, end, inclusive=(True, False))])
 
+    def iterate_back(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        keys = self._rows.irange(begin, end, inclusive=(True, False), reverse=True)
+        return iter([(key, self._rows[key]) for key in keys])
+
     def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> MemoryView:
         made = MemoryView(self._rows)
         self._views.append(made)

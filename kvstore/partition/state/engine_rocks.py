@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import Any
 
 from rocksdict import (
@@ -179,11 +179,20 @@ class RocksEngine:
         options.set_iterate_upper_bound(end)
         iterator = self._db.iter(options)
         iterator.seek(begin)
-        return self._rows(iterator)
+        return self._rows(iterator, iterator.next, (options, end))
 
-    def _rows(self, iterator: Any) -> Iterator[tuple[bytes, bytes]]:
-        """The library's own `items` ends at a damaged block as if there were no more rows."""
-        valid, key_of, value_of, step = iterator.valid, iterator.key, iterator.value, iterator.next
+    def iterate_back(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        # The library's lower bound is none: rocksdict 0.3.29 sets the upper one.
+        options = ReadOptions()
+        options.set_iterate_upper_bound(end)
+        iterator = self._db.iter(options)
+        iterator.seek_to_last()
+        return takewhile(lambda row: row[0] >= begin, self._rows(iterator, iterator.prev, (options, end)))
+
+    def _rows(self, iterator: Any, step: Callable[[], None], held: object) -> Iterator[tuple[bytes, bytes]]:
+        """The library's own `items` ends at a damaged block as if there were no more rows. `held`: the options and the
+        bound, of which the iterator has a bare pointer. Once they are freed it ends wherever their memory says."""
+        valid, key_of, value_of = iterator.valid, iterator.key, iterator.value
         while valid():
             yield key_of(), value_of()
             step()

@@ -49,6 +49,7 @@ TRAITS: dict[Code, Traits] = {
     Code.SCAN_TOKENS: Traits(needs=_READ, level_at=3, is_keyless=True),
     Code.COUNT: Traits(needs=_READ, level_at=2, is_keyless=True),
     Code.CHECK: Traits(needs=_READ, is_in_batch=True, is_versioned=True),
+    Code.RANGE: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True),
 }
 
 # Plain integers: what comes off a wire is one.

@@ -23,7 +23,8 @@ UNFOUNDED = (
 )
 GONE = "user {} was removed, or has another password"
 TOKEN_GONE = "token {} was revoked, or has expired"
-_BATCH, _SCAN, _DELETE_RANGE = int(Code.BATCH), int(Code.SCAN), int(Code.DELETE_RANGE)
+_BATCH = int(Code.BATCH)
+_RANGES = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.DELETE_RANGE)))
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
 OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
@@ -77,7 +78,7 @@ class Identity:
 
     def _may(self, right: Right, op: Op) -> bool:
         code = op[0]
-        if code in (_SCAN, _DELETE_RANGE):
+        if code in _RANGES:
             return self.permissions.may_all(right, op[1], op[2])
         if code in _ALL_KEYS:
             return self.permissions.may_all(right, b"", b"")
@@ -232,6 +233,6 @@ class Access:
 
 
 def _shown(op: Op) -> str:
-    if op[0] in (_SCAN, _DELETE_RANGE):
+    if op[0] in _RANGES:
         return shown_range(op[1], op[2])
     return "all keys" if op[0] in _ALL_KEYS else shown_key(op[1])

@@ -60,7 +60,7 @@ RPC_NEEDS: dict[str, Check] = {
     **dict.fromkeys(
         (
             f"/kvstore.v1.KV/{name}"
-            for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Topology")
+            for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Page", "Topology")
         ),
         login,
     ),

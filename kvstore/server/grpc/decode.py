@@ -21,6 +21,7 @@ SCAN_KEYS_MAX = 10_000
 TOKEN_MAX = TOKENS - 1
 
 _GET, _PUT, _DELETE = int(Code.GET), int(Code.PUT), int(Code.DELETE)
+_RANGES = frozenset((int(Code.SCAN), int(Code.RANGE)))
 _NO_OPTIONS = kv_pb2.Options()
 _LEVELS = frozenset(int(level) for level in Level)
 _FLAGS = int(sum(Flag))  # `&` on a Flag costs ten times as much
@@ -108,7 +109,7 @@ def check_operation_sizes(code: int, key: bytes, value: bytes) -> None:
     """Raises InvalidRequest."""
     if not key and code not in KEYLESS:
         raise InvalidRequest("want a key of at least one byte")
-    if len(key) > KEY_BYTES_MAX + (code == Code.SCAN):  # from behind a key on: that with a zero byte
+    if len(key) > KEY_BYTES_MAX + (code in _RANGES):  # from behind a key on: that with a zero byte
         raise InvalidRequest(f"want a key of at most {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
@@ -157,6 +158,13 @@ def check_flags(flags: int) -> int:
     return flags
 
 
+def _scan_flags(flags: int) -> int:
+    """Raises InvalidRequest for flags that a scan does not heed: its answer would be another one than was asked for."""
+    if flags & ~Flag.KEYS_ONLY:
+        raise InvalidRequest(f"want of a SCAN no flag but KEYS_ONLY, got {flags:#x}: ask for a RANGE")
+    return flags
+
+
 def _limit(options: kv_pb2.Options) -> int:
     return min(options.limit or SCAN_KEYS_MAX, SCAN_KEYS_MAX)
 
@@ -190,7 +198,10 @@ _BUILD: dict[int, _Build] = {
     Code.BATCH: _batch,
     Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),
     Code.SCAN: lambda key, value, o, request, level, token: (
-        (Code.SCAN, key, value, _limit(o), check_flags(o.flags), level, token)
+        (Code.SCAN, key, value, _limit(o), _scan_flags(o.flags), level, token)
+    ),
+    Code.RANGE: lambda key, value, o, request, level, token: (
+        (Code.RANGE, key, value, _limit(o), check_flags(o.flags), level, token)
     ),
     Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, _limit(o), level),
     Code.COUNT: lambda key, value, o, request, level, token: (Code.COUNT, b"", level),

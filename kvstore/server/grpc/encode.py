@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
@@ -180,9 +181,17 @@ def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
             return kv_pb2.Result(results=[result_message(*pair) for pair in zip(op[2], result, strict=True)])
         case Code.SCAN:
             return _page(result[0], next=result[1])
+        case Code.RANGE:
+            return _range(op[4], *result)
         case Code.SCAN_TOKENS:
             return _page(result[0], next_token=result[1])
     raise AssertionError(f"no message for the result of {op[0]}")
+
+
+def _range(flags: int, found: Any, next: bytes | None) -> kv_pb2.Result:
+    if flags & Flag.COUNT_ONLY:
+        return kv_pb2.Result(integer=found, next=next)
+    return kv_pb2.Result(keys=found, next=next) if flags & Flag.BARE else _page(found, next=next)
 
 
 def _page(

@@ -29,7 +29,7 @@ from kvstore.server.grpc.decode import (
     request_id,
 )
 from kvstore.server.grpc.encode import check_answer, record_message, result_message
-from kvstore.server.grpc.scan import scan_pages
+from kvstore.server.grpc.scan import one_page, scan_pages
 from kvstore.server.grpc.scan_slots import ScanSlots
 from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
 from kvstore.server.grpc.topology import Topologies
@@ -184,6 +184,18 @@ class KV(kv_pb2_grpc.KVServicer):
             await abort(context, error)
         except grpc.aio.BaseError as error:
             logger.debug("the client of a scan is gone: %r", error)
+
+    async def Page(self, request: kv_pb2.PageRequest, context: Context) -> kv_pb2.PageResponse:
+        try:
+            check_level(request.level)
+            check_numbers(0, *request.token.values())
+            for bound in (request.start, request.end, request.prefix):
+                check_operation_sizes(Code.SCAN, bound, b"")
+            backend = self._guarded(self._backend)
+            async with self._scans.place():
+                return await one_page(backend, partial(ask, backend), self._env.clock, request)
+        except StoreError as error:
+            await abort(context, error)
 
     async def Watch(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
         self, request: kv_pb2.WatchRequest, context: Context

@@ -1,50 +1,121 @@
-"""A scan over all partitions in key order, for the Scan stream. A slow reader holds one page of each, not more."""
+"""A scan over all partitions in key order, for the Scan stream and for pages. A slow reader holds one page of each
+partition, not more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
-from kvstore.client.core.scanning import Merge
+from kvstore.client.core.fanout import PAGE_LIMIT_MAX
+from kvstore.client.core.scanning import Bounds, Merge
+from kvstore.env import Clock
+from kvstore.errors import InvalidRequest
 from kvstore.partition.state.commands import Code, Flag, Record, Result
 from kvstore.proto import kv_pb2
+from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
 from kvstore.server.grpc.encode import MESSAGE_BYTES, record_message
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import Ask, with_one_ring
 from kvstore.types import PartitionId
 
+PAGE_LIMIT = 100
+PAGE_S = 2.0
+"""A page ends with what it has by then."""
 
-async def scan_pages(backend: Backend, ask: Ask, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanResponse]:
-    """The keys in [start, end) in order, some in each message. What was found with a ring that has changed meanwhile is
-    looked for again. Raises StoreError."""
-    flags = int(Flag.KEYS_ONLY) if request.keys_only else 0
-    routed = backend.topology.ring.routed
-    merge: Merge[Record] = Merge(backend.topology.ring.owners, request.start, limit=request.limit)
+Found = list[tuple[bytes, Record | None]]
 
-    async def ask_all(ring: Ring) -> tuple[int, Merge[Record], list[tuple[str, Result]]]:
-        asked = merge if ring.routed == routed else merge.anew(ring.owners)
+
+class Walk:
+    """One scan. What was found with a ring that has changed meanwhile is looked for again (docs/protocol.md M14)."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        ask: Ask,
+        bounds: Bounds,
+        *,
+        limit: int,
+        flags: int,
+        level: int,
+        token: Mapping[str, int],
+    ) -> None:
+        self._backend, self._ask, self._level, self._token = backend, ask, level, token
+        self._flags, self._code = flags, Code.RANGE if flags & ~Flag.KEYS_ONLY else Code.SCAN
+        ring = backend.topology.ring
+        self._routed = ring.routed
+        self.merge: Merge[Record | None] = Merge(
+            ring.owners, *bounds, limit=limit, backwards=bool(flags & Flag.REVERSE)
+        )
+
+    async def more(self) -> Found:
+        """Return the keys that may go out next, perhaps none. Raises StoreError."""
+        self._routed, self.merge, pages = await with_one_ring(lambda: self._backend.topology.ring, self._ask_all)
+        for partition, (items, following) in pages:
+            found = [(key, None) for key in items] if self._flags & Flag.BARE else items
+            self.merge.feed(partition, found, following)
+        return self.merge.take()
+
+    async def _ask_all(self, ring: Ring) -> tuple[int, Merge[Record | None], list[tuple[str, Result]]]:
+        asked = self.merge if ring.routed == self._routed else self.merge.anew(ring.owners)
         pages = []
-        for partition, start, limit in asked.wanted():
-            op = (Code.SCAN, start, request.end, limit, flags, request.level, request.token.get(partition, 0))
-            pages.append((partition, await ask(op, PartitionId(partition))))
+        for partition, start, limit, end in asked.wanted():
+            op = (self._code, start, end, limit, self._flags, self._level, self._token.get(partition, 0))
+            pages.append((partition, await self._ask(op, PartitionId(partition))))
         return ring.routed, asked, pages
 
-    while not merge.is_done:
-        routed, merge, pages = await with_one_ring(lambda: backend.topology.ring, ask_all)
-        for partition, (items, next_start) in pages:
-            merge.feed(partition, items, next_start)
-        for message in _messages(merge.take()):
+
+async def scan_pages(backend: Backend, ask: Ask, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanResponse]:
+    """The keys in [start, end) in order, some in each message. Raises StoreError."""
+    flags = Flag.KEYS_ONLY * request.keys_only | Flag.REVERSE * request.reverse
+    bounds = Bounds(request.start, request.end)
+    walk = Walk(backend, ask, bounds, limit=request.limit, flags=flags, level=request.level, token=request.token)
+    while not walk.merge.is_done:
+        for message in _messages(await walk.more()):
             yield message
 
 
-def _messages(items: list[tuple[bytes, Record]]) -> Iterator[kv_pb2.ScanResponse]:
+# docs/protocol.md P37
+async def one_page(backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest) -> kv_pb2.PageResponse:
+    """A page of the range, from its beginning or where a token says. Raises StoreError."""
+    bounds, is_reverse = Bounds.of(request.start, request.end, request.prefix), request.reverse
+    if request.limit > PAGE_LIMIT_MAX:
+        raise InvalidRequest(f"want a limit of 1 to {PAGE_LIMIT_MAX} keys a page, got {request.limit}")
+    if request.page_token:
+        *rest, is_reverse = bounds.rest(request.page_token)
+        bounds = Bounds(*rest)
+    flags = Flag.KEYS_ONLY * request.keys_only | Flag.BARE * request.bare | Flag.REVERSE * is_reverse
+    limit = request.limit or PAGE_LIMIT
+    walk = Walk(backend, ask, bounds, limit=limit, flags=flags, level=request.level, token=request.token)
+    response, size, until = kv_pb2.PageResponse(), 0, clock.now() + PAGE_S
+    while not walk.merge.is_done and size < MESSAGE_BYTES and clock.now() < until:
+        for key, record in await walk.more():
+            if size >= MESSAGE_BYTES:
+                return _sealed(response, walk.merge.behind(response.keys[-1]), is_reverse)
+            size += _add(response, key, record)
+    return _sealed(response, walk.merge.rest, is_reverse)
+
+
+def _sealed(response: kv_pb2.PageResponse, rest: tuple[bytes, bytes] | None, reverse: bool) -> kv_pb2.PageResponse:
+    if rest is not None:
+        response.page_token = PageToken(*rest, reverse).encode()
+    return response
+
+
+def _messages(items: Found) -> Iterator[kv_pb2.ScanResponse]:
     message, size = kv_pb2.ScanResponse(), 0
     for key, record in items:
-        message.keys.append(key)
-        message.records.append(record_message(record))
-        size += len(key) + len(record[0])
+        size += _add(message, key, record)
         if size >= MESSAGE_BYTES:
             yield message
             message, size = kv_pb2.ScanResponse(), 0
     if message.keys:
         yield message
+
+
+def _add(message: kv_pb2.ScanResponse | kv_pb2.PageResponse, key: bytes, record: Record | None) -> int:
+    """Add it to the message. Returns how much that grew."""
+    message.keys.append(key)
+    if record is None:
+        return len(key)
+    message.records.append(record_message(record))
+    return len(key) + len(record[0])

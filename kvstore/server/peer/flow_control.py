@@ -100,7 +100,7 @@ class Pace:
 def values_of(op: Op) -> int:
     """How many of the largest values the operation's answer may be as large as."""
     match op[0]:
-        case Code.GET | Code.SCAN:
+        case Code.GET | Code.SCAN | Code.RANGE:
             return 1
         case Code.PUT:
             return int(bool(op[4] & _RETURN_OLD))

@@ -189,10 +189,13 @@ _SHAPES: dict[int, tuple[type, ...]] = {
     Code.BATCH: (_INT, _BYTES, tuple, _INT, object),
     Code.DELETE_RANGE: (_INT, _BYTES, _BYTES, object),
     Code.SCAN: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, _INT),
+    Code.RANGE: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, _INT),
     Code.SCAN_TOKENS: (_INT, _INT, _INT, _INT, _INT),
     Code.COUNT: (_INT, _BYTES, _INT),
     Code.CHECK: (_INT, _BYTES, _INT, _INT, object),
 }
+_RANGES = frozenset((int(Code.SCAN), int(Code.RANGE)))
+"""They may begin behind the longest key."""
 _WITH_REQUEST = frozenset(code for code, shape in _SHAPES.items() if object in shape)
 
 
@@ -226,7 +229,7 @@ def check_op(op: tuple[Any, ...]) -> None:
             raise FrameError(f"operation {op[0]}: want {kind.__name__}, got {type(value).__name__}")
     if op[0] == Code.SCAN_TOKENS:
         return
-    if not (0 if op[0] in KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] == Code.SCAN):
+    if not (0 if op[0] in KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] in _RANGES):
         raise FrameError(f"operation {op[0]}: a key of {len(op[1])} bytes")
     if len(op) > 2 and type(op[2]) is bytes and len(op[2]) > VALUE_BYTES_MAX:
         raise FrameError(f"operation {op[0]}: a value of {len(op[2])} bytes")

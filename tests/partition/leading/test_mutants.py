@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import StoreError
+from kvstore.partition.leading import range_reads
 from kvstore.partition.leading.evaluate import Evaluator, NextEntry
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.leader_reads import LeaderReads
@@ -20,7 +21,7 @@ from kvstore.partition.state.state import State
 from kvstore.types import EntryId, LedgerId, Position
 from tests.partition.leading import test_leader, test_read_lease, test_retries
 from tests.partition.one_partition import Partition
-from tests.partition.state import test_expiry, test_operations
+from tests.partition.state import test_expiry, test_operations, test_range_reads
 
 Patch = pytest.MonkeyPatch
 
@@ -183,8 +184,27 @@ def with_two_keys(test: Callable[..., None], *more: Any) -> Callable[[], None]:
     return run
 
 
+def list_keys_that_are_past_their_expiry_as_if_they_were_there(patch: Patch) -> None:
+    patch.setattr(range_reads, "_overdue_or_none", lambda state, now_ms: {})
+
+
+def leave_keys_out_before_their_deletes_are_logged(patch: Patch) -> None:
+    overdue = range_reads._overdue_or_none
+    patch.setattr(range_reads, "_overdue_or_none", lambda state, now_ms: dict.fromkeys(overdue(state, now_ms) or {}, 0))
+
+
+def listed_past_expiry() -> None:
+    with Patch.context() as patch:
+        partition = Partition().start()
+        test_range_reads.test_keys_past_their_expiry_are_gone_for_good_before_keys_alone_or_a_count_leave_them_out(
+            partition, patch, Flag.BARE, False
+        )
+
+
 leader, reads, retries, expiry = test_leader, test_read_lease, test_retries, test_expiry
 CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
+    (list_keys_that_are_past_their_expiry_as_if_they_were_there, listed_past_expiry),
+    (leave_keys_out_before_their_deletes_are_logged, listed_past_expiry),
     (apply_before_the_acknowledgement, with_a_key(reads.test_reads_see_acknowledged_entries_only)),
     (apply_before_the_acknowledgement, served(leader.test_what_is_not_acknowledged_is_not_applied)),
     (answer_before_it_is_applied, served(leader.test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied)),

@@ -59,6 +59,12 @@ READ = st.one_of(
     st.builds(c.get, KEYS, LEVELS),
     st.builds(c.meta, KEYS, LEVELS),
     st.builds(lambda start, level: c.scan(start, b"", 3, 0, level), KEYS, LEVELS),
+    st.builds(
+        lambda end, level, flags: c.range_(b"", end, 100, flags, level),
+        KEYS,
+        LEVELS,
+        st.sampled_from([0, Flag.REVERSE, Flag.BARE, Flag.REVERSE | Flag.BARE, Flag.COUNT_ONLY]),
+    ),
     st.builds(lambda level: c.scan_tokens(0, 100, level), LEVELS),
     st.builds(c.count, LEVELS),
 )
@@ -143,11 +149,11 @@ class Leading(RuleBasedStateMachine):
 
     def completed(self, token: int, result: Any) -> None:
         op = self.ops[token]
-        if op[0] in (Code.GET, Code.META, Code.COUNT, Code.SCAN, Code.SCAN_TOKENS):
+        if op[0] in (Code.GET, Code.META, Code.COUNT, Code.SCAN, Code.SCAN_TOKENS, Code.RANGE):
             assert not isinstance(result, OutcomeUnknown)
             if not isinstance(result, StoreError):
                 expected = self.acknowledged.read(op, max(self.p.state.record_time_ms, self.p.wall_ms()))
-                found = result[0] if op[0] in (Code.SCAN, Code.SCAN_TOKENS) else result
+                found = result[0] if op[0] in (Code.SCAN, Code.SCAN_TOKENS, Code.RANGE) else result
                 assert found == expected, f"{op} got {found}, want {expected}"
             return
         request: RequestId | None = op[-1]

@@ -17,10 +17,11 @@ def test_levels_and_sequences_stand_where_the_constructors_put_them() -> None:
         commands.scan(b"a", b"z", 5, 0, level, seq),
         commands.scan_tokens(1, 5, level),
         commands.count(level),
+        commands.range_(b"a", b"z", 5, 0, level, seq),
     ]
     assert {op[0] for op in reads} == traits.READS
     assert [op[traits.LEVEL_AT[op[0]]] for op in reads] == [level] * len(reads)
-    assert [op[traits.SEQ_AT[op[0]]] for op in reads if op[0] in traits.SEQ_AT] == [seq] * 3
+    assert [op[traits.SEQ_AT[op[0]]] for op in reads if op[0] in traits.SEQ_AT] == [seq] * 4
 
 
 def test_every_write_but_the_delete_of_a_range_has_its_rule() -> None:

@@ -74,7 +74,7 @@ def allowed(name: str) -> set[str]:
 
 
 OPEN = {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
-KV = {f"KV/{name}" for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Topology")}
+KV = {f"KV/{name}" for name in ("Get", "Put", "Delete", "Batch", "Execute", "Session", "Scan", "Page", "Topology")}
 REFLECTION = {f"/grpc.reflection.{each}.ServerReflection/ServerReflectionInfo" for each in ("v1", "v1alpha")}
 LOGGED_IN = OPEN | KV | REFLECTION
 

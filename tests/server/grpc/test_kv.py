@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.proto.page_token import PageToken
 from kvstore.rpc.channels import channel_options
 from kvstore.rpc.status import from_rpc_error, restore
 from kvstore.types import PartitionId
@@ -347,6 +348,62 @@ async def test_a_scan_gives_all_partitions_in_order(stub: Any) -> None:
     pages = [page async for page in stub.Scan(part, timeout=PATIENCE_S)]
     assert [key for page in pages for key in page.keys] == keys[10:30]
     assert {record.value for page in pages for record in page.records} == {b""}
+    down = kv_pb2.ScanRequest(start=keys[10], end=keys[400], limit=20, reverse=True)
+    scanned = [key async for page in stub.Scan(down, timeout=PATIENCE_S) for key in page.keys]
+    assert scanned == keys[399:379:-1]
+
+
+# docs/protocol.md P37
+async def test_pages_go_on_by_a_token_alone(stub: Any) -> None:
+    keys = sorted(b"k%04d" % i for i in range(250))
+    for start in range(0, 250, 50):
+        ops = [(int(Code.PUT), key, b"v", 0) for key in keys[start : start + 50]]
+        await stub.Execute(kv_pb2.Frame(lanes=[lane(*ops)]), timeout=PATIENCE_S)
+    page = await stub.Page(kv_pb2.PageRequest(prefix=b"k"), timeout=PATIENCE_S)
+    assert (list(page.keys), len(page.records), page.records[0].value) == (keys[:100], 100, b"v")
+    rest = kv_pb2.PageRequest(page_token=page.page_token, limit=10_000, bare=True)
+    page = await stub.Page(rest, timeout=PATIENCE_S)
+    assert (list(page.keys), len(page.records), page.page_token) == (keys[100:], 0, "")
+    down = await stub.Page(kv_pb2.PageRequest(end=keys[200], reverse=True, limit=150, keys_only=True))
+    assert (list(down.keys), down.records[0].value) == (keys[199:49:-1], b"")
+    down = await stub.Page(kv_pb2.PageRequest(page_token=down.page_token), timeout=PATIENCE_S)
+    assert (list(down.keys), down.page_token) == (keys[49::-1], "")
+
+
+async def test_a_page_is_bounded_in_bytes_over_all_partitions(stub: Any) -> None:
+    keys = [b"k%02d" % i for i in range(9)]
+    for key in keys:
+        await stub.Put(kv_pb2.PutRequest(key=key, value=b"v" * (1 << 19)), timeout=PATIENCE_S)
+    found, request = list[bytes](), kv_pb2.PageRequest(limit=1000)
+    while True:
+        page = await stub.Page(request, timeout=PATIENCE_S)
+        assert len(page.keys) <= 3
+        found += page.keys
+        if not page.page_token:
+            break
+        request = kv_pb2.PageRequest(page_token=page.page_token, limit=1000)
+    assert found == keys
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        kv_pb2.PageRequest(page_token="nonsense"),
+        kv_pb2.PageRequest(page_token=PageToken(b"a", b"b").encode(), prefix=b"b"),
+        kv_pb2.PageRequest(prefix=b"b", end=b"c"),
+        kv_pb2.PageRequest(limit=10_001),
+        kv_pb2.PageRequest(start=b"k" * 5000),
+    ],
+)
+async def test_a_page_that_nobody_could_give_is_refused(stub: Any, request_: kv_pb2.PageRequest) -> None:
+    assert isinstance(await failure_of(stub.Page(request_, timeout=PATIENCE_S)), InvalidRequest)
+
+
+async def test_a_flag_that_a_scan_does_not_heed_is_refused_and_not_overlooked(stub: Any) -> None:
+    op = kv_pb2.Options(limit=5, flags=kv_pb2.REVERSE)
+    frame = kv_pb2.Frame(lanes=[kv_pb2.Lane(partition="p1", first=1, codes=[kv_pb2.SCAN], keys=[b""], options=[op])])
+    (failure,) = (await stub.Execute(frame, timeout=PATIENCE_S)).failures
+    assert failure.reason == "INVALID_REQUEST"
 
 
 async def test_the_topology_names_leaders_and_where_they_listen(stub: Any, servers: Servers) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kvstore.errors import Moved, Unavailable
-from kvstore.partition.state.commands import Op, Record
+from kvstore.partition.state.commands import Flag, Op, Record
 from kvstore.proto import kv_pb2
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import PartitionState, Ring
-from kvstore.server.grpc.scan import scan_pages
+from kvstore.server.grpc.scan import PAGE_S, one_page, scan_pages
 from kvstore.server.routing.keys import MOVED_MAX, count_keys
 from kvstore.types import PartitionId, ServerId
 
@@ -42,10 +42,13 @@ class Partitions:
             self.held = {P1: self.held[P2], P2: self.held[P1]}
             self.ring = next_ring(self.ring)
         self.asked += 1
-        _, start, _, limit, *_ = op
-        rest = [key for key in self.held[partition] if key >= start]
+        _, start, end, limit, flags, *_ = op
+        rest = [key for key in self.held[partition] if key >= start and (not end or key < end)]
+        back = bool(flags & Flag.REVERSE)
+        rest = rest[::-1] if back else rest
         page = rest[: min(limit, 2)] if limit else rest[:2]
-        return [(key, Record(b"v", 1, 1, 0, 0)) for key in page], rest[2] if len(rest) > 2 else None
+        following = rest[len(page) - back] if len(rest) > len(page) else None
+        return [(key, Record(b"v", 1, 1, 0, 0)) for key in page], following
 
 
 class NeverHere(Partitions):
@@ -64,11 +67,25 @@ async def keys_of(partitions: Any, request: kv_pb2.ScanRequest) -> list[bytes]:
     return [key async for message in scan_pages(partitions, partitions.ask, request) for key in message.keys]
 
 
+# docs/protocol.md M14
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("moment", range(-1, 5))
-async def test_keys_that_move_during_a_scan_are_found_once(moment: int) -> None:
+async def test_keys_that_move_during_a_scan_are_found_once(moment: int, reverse: bool) -> None:
     partitions = Partitions()
     partitions.moves_before_question = moment
-    assert await keys_of(partitions, kv_pb2.ScanRequest()) == KEYS
+    found = await keys_of(partitions, kv_pb2.ScanRequest(reverse=reverse))
+    assert found == (KEYS[::-1] if reverse else KEYS)
+
+
+async def test_a_page_ends_in_time_with_what_it_has() -> None:
+    partitions = Partitions()
+    times = iter([0.0, 0.0, PAGE_S + 1])
+    clock: Any = SimpleNamespace(now=lambda: next(times))
+    page = await one_page(cast("Any", partitions), partitions.ask, clock, kv_pb2.PageRequest(reverse=True))
+    assert list(page.keys) == KEYS[:0:-1]
+    rest = kv_pb2.PageRequest(page_token=page.page_token)
+    clock = SimpleNamespace(now=lambda: 0.0)
+    assert list((await one_page(cast("Any", partitions), partitions.ask, clock, rest)).keys) == KEYS[:1]
 
 
 async def test_a_limit_holds_over_a_change_of_the_ring() -> None:

@@ -88,6 +88,7 @@ EXAMPLES = {
     commands.batch: (b"k", (commands.put(b"k", b"v"), commands.get(b"j")), 0, REQUEST),
     commands.delete_range: (b"", b"z", REQUEST),
     commands.scan: (b"", b"", 10, 0, commands.Level.STALE, 3),
+    commands.range_: (b"a", b"b", 10, int(commands.Flag.REVERSE | commands.Flag.BARE), commands.Level.STALE, 3),
     commands.scan_tokens: (5, 10, commands.Level.STALE),
     commands.count: (),
     commands.check: (b"k", 4, 7, REQUEST),
@@ -215,8 +216,9 @@ def test_a_scan_goes_on_behind_the_longest_key() -> None:
     last = b"k" * KEY_BYTES_MAX
     merge.feed("p1", [(last, 1)], b"l")
     merge.take()
-    ((_, start, _),) = merge.anew(["p1", "p2"]).wanted()[:1]
+    ((_, start, *_),) = merge.anew(["p1", "p2"]).wanted()[:1]
     scan = (int(Code.SCAN), start, b"", 10, 0, 0, 0)
+    frames.check_op((int(Code.RANGE), start, b"", 10, 0, 0, 0))
     check_operation_sizes(Code.SCAN, start, b"")
     assert Lane("p1", [], [], [(1, scan)]).in_order() == ([(1, scan)], [])
     with pytest.raises(FrameError, match="a key of 4098 bytes"):

@@ -11,7 +11,7 @@ from kvstore.partition.state.commands import Code, Level, Op, RequestId
 from kvstore.types import PartitionId
 
 WRITES = frozenset({Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE, Code.BATCH, Code.DELETE_RANGE})
-_LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
+_LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.RANGE: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
 
 
 class Status(StrEnum):

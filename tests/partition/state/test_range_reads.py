@@ -1,0 +1,149 @@
+"""Pages of a range, forwards and backwards; keys alone and counts, for which no record is read."""
+
+from __future__ import annotations
+
+from itertools import chain
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvstore.partition.leading import queries, range_reads
+from kvstore.partition.leading.range_reads import COUNT_KEYS_MAX, PAGE_BYTES_MAX, READ_BYTES_MAX
+from kvstore.partition.state.commands import Flag, Op, count, put, range_, scan
+from tests.partition.one_partition import Partition
+
+RELATIVE = Flag.RELATIVE_TTL
+BACK, BARE, COUNTED = Flag.REVERSE, Flag.BARE, Flag.COUNT_ONLY
+
+
+@pytest.fixture
+def p() -> Partition:
+    return Partition().start()
+
+
+def walk(p: Partition, start: bytes, end: bytes, limit: int, flags: int) -> list[list[bytes]]:
+    """All pages of a range, as keys."""
+    pages: list[list[bytes]] = []
+    while True:
+        items, following = p.do(range_(start, end, limit, flags))
+        pages.append(list(items) if flags & BARE else [key for key, _ in items])
+        if following is None:
+            return pages
+        start, end = (start, following) if flags & BACK else (following, end)
+
+
+def read_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each read of records from now on."""
+    sizes: list[int] = []
+    multi_get = p.state.engine.multi_get
+
+    def counting(keys: list[bytes]) -> Any:
+        rows = multi_get(keys)
+        sizes.append(sum(len(row) for row in rows if row is not None))
+        return rows
+
+    monkeypatch.setattr(p.state.engine, "multi_get", counting)
+    return sizes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pages_of_any_range_and_size_are_what_a_sorted_list_has(p: Partition, seed: int) -> None:
+    random = Random(seed)
+    keys = sorted({random.choice((b"a", b"b\xff", b"c")) + random.randbytes(random.randint(0, 2)) for _ in range(120)})
+    p.do(*(put(key, b"v" * random.randint(0, 9), 100 if random.random() < 0.2 else 0, RELATIVE) for key in keys))
+    p.wait(0.2)
+    there = {key for key, _ in walk_all(p)}
+    for _ in range(12):
+        start, end = random.choice((b"", b"a", b"b", *keys)), random.choice((b"", b"b", b"c", *keys))
+        expected = [key for key in keys if key in there and key >= start and (not end or key < end)]
+        limit = random.choice((1, 2, 7, 1000))
+        for flags in (0, BARE, BACK, BACK | BARE, Flag.KEYS_ONLY | BACK):
+            pages = walk(p, start, end, limit, flags)
+            assert list(chain(*pages)) == (expected[::-1] if flags & BACK else expected), (start, end, limit, flags)
+            assert max(map(len, pages)) <= limit
+        assert p.do(range_(start, end, 0, COUNTED)) == (len(expected), None)
+
+
+def walk_all(p: Partition) -> list[tuple[bytes, Any]]:
+    items, following = p.do(scan(b"", b"", 1000))
+    assert following is None
+    return list(items)
+
+
+# docs/protocol.md P37
+def test_keys_alone_and_counts_read_no_record(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    p.do(*(put(b"%04d" % number, b"v") for number in range(1500)))
+    sizes = read_of(p, monkeypatch)
+    keys, following = p.do(range_(b"", b"", 0, BARE))
+    assert (len(keys), following, sizes) == (1000, b"1000", [])
+    keys, following = p.do(range_(b"", b"", 0, BARE | BACK))
+    assert (keys[0], len(keys), following) == (b"1499", 1000, b"0500")
+    assert p.do(range_(b"01", b"02", 0, COUNTED)) == (100, None)
+    assert sizes == []
+
+
+def test_a_count_goes_on_where_it_stopped_and_gives_others_their_turn(p: Partition) -> None:
+    p.do(*(put(b"%05d" % number, b"") for number in range(COUNT_KEYS_MAX + 3)))
+    op = range_(b"", b"", 0, COUNTED)
+    work = queries.steps(p.state, op, p.state.record_time_ms, p.state.ownership.owned)
+    turns = 0
+    try:
+        while True:
+            next(work)
+            turns += 1
+    except StopIteration as ended:
+        first, following = ended.value
+    assert (first, turns) == (COUNT_KEYS_MAX, COUNT_KEYS_MAX // range_reads.ROWS_PER_STEP - 1)
+    assert p.do(range_(following, b"", 0, COUNTED)) == (3, None)
+    assert p.do(range_(b"", b"", 5, COUNTED))[0] < COUNT_KEYS_MAX, "a limit is rounded up to a step"
+
+
+# docs/protocol.md P4 P37
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("flags", [BARE, BARE | BACK, COUNTED])
+def test_keys_past_their_expiry_are_gone_for_good_before_keys_alone_or_a_count_leave_them_out(
+    p: Partition, monkeypatch: pytest.MonkeyPatch, flags: int, many: bool
+) -> None:
+    """Another leader, whose clock is behind, would show them again if their deletes were not logged."""
+    if many:
+        monkeypatch.setattr(range_reads, "OVERDUE_MAX", 3)
+    p.do(*(put(b"e%d" % number, b"v", 100, RELATIVE) for number in range(5)), put(b"k", b"v"))
+    p.wait(0.2)
+    (token,) = p.submit(range_(b"", b"", 0, flags))
+    assert p.result(token) == "waits"
+    p.acknowledge()
+    p.settle()
+    items, following = p.result(token)
+    assert (items, following) == (1 if flags & COUNTED else [b"k"], None)
+    assert p.do(count()) == 1, "the deletes are logged"
+
+
+def test_a_page_is_bounded_in_bytes_both_ways(p: Partition) -> None:
+    p.do(*(put(b"big%d" % number, b"v" * (1 << 19)) for number in range(5)))
+    for flags in (0, BACK):
+        assert [len(page) for page in walk(p, b"", b"", 0, flags)] == [2, 2, 1]
+    p.do(*(put(b"k%04d" % number + b"x" * 4000, b"") for number in range(600)))
+    for flags in (BARE, BARE | BACK):
+        pages = walk(p, b"k", b"", 0, flags)
+        assert sum(map(len, pages)) == 600
+        assert all(sum(map(len, page)) <= PAGE_BYTES_MAX for page in pages)
+
+
+# docs/protocol.md P37
+@pytest.mark.parametrize("op", [scan(b"", b"", 0), scan(b"", b"", 0, Flag.KEYS_ONLY), range_(b"", b"", 0, BACK)])
+def test_large_values_are_not_read_in_vain(p: Partition, monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
+    """A page that reads a thousand values of a megabyte would stop all others for a second, values wanted or not."""
+    p.do(*(put(b"%02d" % number, b"v" * (1 << 18)) for number in range(60)))
+    sizes = read_of(p, monkeypatch)
+    items, following = p.do(op)
+    assert following is not None
+    assert 4 <= len(items) < 60
+    assert sum(sizes) <= READ_BYTES_MAX + range_reads._KEYS_PER_READ_MIN * (1 << 18)
+
+
+def test_a_scan_by_token_gives_others_their_turn_when_values_are_large(p: Partition) -> None:
+    p.do(*(put(b"{t}%02d" % number, b"v" * (1 << 20)) for number in range(12)))
+    op = (queries.Code.SCAN_TOKENS, 0, 10, 0, int(Flag.KEYS_ONLY))
+    turns = sum(1 for _ in queries.steps(p.state, op, p.state.record_time_ms, p.state.ownership.owned))
+    assert turns == 3

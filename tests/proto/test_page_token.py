@@ -1,0 +1,85 @@
+"""Page tokens: what applications keep, and what is no token."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import InvalidRequest
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.proto.page_token import TOKEN_CHARS_MAX, PageToken, decode
+
+BOUND = st.binary(max_size=40)
+
+
+def sealed(data: bytes) -> str:
+    return urlsafe_b64encode(data + crc32c(data).to_bytes(4, "big")).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [
+        (PageToken(b"user/17\0", b"user0"), "AQAIdXNlci8xNwAFdXNlcjAWLmQm"),
+        (PageToken(b"", b"", True), "AQEAADBjcwE"),
+    ],
+)
+def test_golden_tokens(token: PageToken, text: str) -> None:
+    """DO NOT CHANGE: applications keep tokens, and give them to each other."""
+    assert (token.encode(), decode(text)) == (text, token)
+
+
+# docs/protocol.md P37
+@given(start=BOUND, end=BOUND, reverse=st.booleans())
+def test_a_token_says_what_was_put_into_it(start: bytes, end: bytes, reverse: bool) -> None:
+    assert decode(PageToken(start, end, reverse).encode()) == PageToken(start, end, reverse)
+
+
+def test_the_longest_keys_have_a_token() -> None:
+    token = PageToken(b"k" * KEY_BYTES_MAX + b"\0", b"l" * KEY_BYTES_MAX)
+    assert len(token.encode()) <= TOKEN_CHARS_MAX
+    assert decode(token.encode()) == token
+
+
+def test_no_flipped_bit_and_no_cut_passes() -> None:
+    text = PageToken(b"user/17\0", b"user0").encode()
+    data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    for bit in range(8 * len(data)):
+        other = bytearray(data)
+        other[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(InvalidRequest):
+            decode(urlsafe_b64encode(other).rstrip(b"=").decode())
+    for end in range(len(text)):
+        with pytest.raises(InvalidRequest):
+            decode(text[:end])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "nonsense", "AQEAADBjcwE=", " AQEAADBjcwE", "AQEAAFndZy\n", "ключ", "A" * (TOKEN_CHARS_MAX + 1)]
+)
+def test_what_is_no_token_is_refused_with_what_was_expected(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
+        decode(text)
+
+
+def test_a_version_of_the_future_is_refused_by_number() -> None:
+    with pytest.raises(InvalidRequest, match="want a page token of version 1, got version 2"):
+        decode(sealed(b"\x02\0\0\0"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x01\x02\0\0",
+        b"\x01\0\x05a",
+        b"\x01\0\0\0left",
+        b"\x01\0\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x01\0\x82\x20",
+    ],
+)
+def test_sealed_nonsense_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
+        decode(sealed(data))
