@@ -4,9 +4,16 @@ import inspect
 
 import pytest
 
-from kvstore.client import AsyncClient, AsyncWatch, Client, Watch
+from kvstore.client import AsyncClient, AsyncWatch, Client, Watch, coordination
 
-FACES = [(AsyncClient, Client), (AsyncWatch, Watch)]
+FACES = [
+    (AsyncClient, Client),
+    (AsyncWatch, Watch),
+    (coordination.AsyncSession, coordination.Session),
+    (coordination.AsyncLock, coordination.Lock),
+    (coordination.AsyncElection, coordination.Election),
+    (coordination.AsyncGroup, coordination.Group),
+]
 
 
 def calls_of(face: type) -> dict[str, object]:

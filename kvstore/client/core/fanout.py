@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from kvstore.client.core import operations
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.scanning import Merge, Page
+from kvstore.client.core.scanning import Merge, Page, tagged_key_or_none
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import Moved
 
@@ -30,8 +30,9 @@ class Scan:
         self, routing: Routing, start: bytes, end: bytes, *, limit: int, keys_only: bool, level: Level
     ) -> None:
         self._routing, self._end, self._keys_only, self._level = routing, end, keys_only, level
+        self._tagged = tagged_key_or_none(start, end)
         self._asked_by = routing.ring_version
-        self._merge: Merge[Item] = Merge(routing.owners, start, limit=limit)
+        self._merge: Merge[Item] = Merge(self._owners(), start, limit=limit)
         self._pages: list[Page] = []
 
     @property
@@ -42,7 +43,7 @@ class Scan:
         """The pages without which nothing more can go out."""
         if self._asked_by != self._routing.ring_version:
             self._asked_by = self._routing.ring_version
-            self._merge = self._merge.anew(self._routing.owners)
+            self._merge = self._merge.anew(self._owners())
         self._pages = self._merge.wanted()
         return [
             operations.scan(page.partition, page.start, self._end, page.limit, self._level, keys_only=self._keys_only)
@@ -56,6 +57,10 @@ class Scan:
         for page, (items, next_start) in zip(self._pages, answers, strict=True):
             self._merge.feed(page.partition, items, next_start)
         return self._merge.take()
+
+    def _owners(self) -> list[str]:
+        """The partitions that may have such keys: the keys of one tag are in one."""
+        return self._routing.owners if self._tagged is None else [self._routing.partition_of(self._tagged)]
 
 
 class Count:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from kvstore.errors import InvalidRequest
+from kvstore.ring.hashing import hash_tag
 
 T = TypeVar("T")
 PAGE_KEYS = 1_000
@@ -23,6 +24,16 @@ def scan_bounds(start: bytes, end: bytes, prefix: bytes) -> tuple[bytes, bytes]:
         raise InvalidRequest("want a prefix or bounds, not both")
     trimmed = prefix.rstrip(b"\xff")
     return prefix, trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b""
+
+
+def tagged_key_or_none(start: bytes, end: bytes) -> bytes | None:
+    """A key with the hash tag that all keys in [start, end) have; None if they need not have the same."""
+    tag = hash_tag(start)
+    opens = start.find(b"{")
+    if opens < 0 or tag is start or not end:
+        return None
+    prefix = start[: opens + 1 + len(tag) + 1]
+    return start if end <= scan_bounds(b"", b"", prefix)[1] else None
 
 
 class Page(NamedTuple):
