@@ -19,7 +19,7 @@ from kvstore.client.coordination.lease import GRACE_S, TTL_S, Lease
 from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
 from kvstore.client.coordination.steps import Await, Find, Found, NotInTime, Recipe, SessionEnded, Step, Write
 from kvstore.env.library_env import LibraryEnv, library_env
-from kvstore.errors import ConditionFailed, StoreError
+from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 
 T = TypeVar("T")
 CALL_S_MIN = 0.05
@@ -209,7 +209,7 @@ class AsyncLock:
         session = self._session
         until = inf if timeout_s is None else session.now() + timeout_s
         if self.is_held:
-            raise SessionEnded("want a lock that is not held by this instance; make one for each that waits")
+            raise InvalidRequest("this lock is held already; make one for each that waits")
         place = await session.run(queueing.acquire(session.lease, self._prefix, self._mode, self._value, until))
         if not session.lease.holds(place.key, session.now()):
             session.lease.discard(place.key)

@@ -1,0 +1,177 @@
+"""Sessions, locks, elections and groups on a real cluster, in both clients (docs/protocol.md, Q1 to Q5)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.client import AsyncClient, Client
+from kvstore.client.coordination import (
+    AsyncElection,
+    AsyncGroup,
+    AsyncLock,
+    AsyncSession,
+    Election,
+    Group,
+    Lock,
+    NotInTime,
+    Session,
+    SessionEnded,
+)
+from kvstore.errors import InvalidRequest
+from loadtest.drills.contest import Contest, overlaps
+from tests.cluster.harness import Cluster, running_cluster
+from tests.waiting import PATIENCE_S
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+SHORT = {"ttl_s": 1.0, "grace_s": 0.5}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("coordination")) as started:
+        yield started
+
+
+async def test_on_asyncio(cluster: Cluster) -> None:
+    async with AsyncClient(cluster.url) as client:
+        async with AsyncSession(client, b"a") as first, AsyncSession(client, b"a") as second:
+            await _a_lock_changes_hands(first, second)
+            await _readers_share(first, second)
+            await _a_leader_is_followed(first, second)
+            await _members_come_and_go(client, first, second)
+        found = [key async for key, _ in client.scan(prefix=b"{a}", keys_only=True)]
+        assert found == [], "sessions that were closed leave nothing"
+        await _what_is_not_renewed_goes(client)
+
+
+async def _a_lock_changes_hands(first: AsyncSession, second: AsyncSession) -> None:
+    mine, other = AsyncLock(first, b"l"), AsyncLock(second, b"l")
+    token = await mine.acquire()
+    assert mine.is_held
+    with pytest.raises(InvalidRequest, match="one for each that waits"):
+        await mine.acquire()
+    with pytest.raises(NotInTime):
+        await other.acquire(timeout_s=0.3)
+    waiting = asyncio.create_task(other.acquire(timeout_s=PATIENCE_S))
+    cancelled = asyncio.create_task(AsyncLock(second, b"l").acquire())
+    await _in_line(first, b"{a}/lock/l/", 3)
+    cancelled.cancel()
+    await _in_line(first, b"{a}/lock/l/", 2)
+    assert await mine.release()
+    assert await waiting > token, "tokens rise"
+    assert other.is_held
+    assert not mine.is_held
+    assert not await mine.release()
+    assert await other.release()
+
+
+async def _in_line(session: AsyncSession, prefix: bytes, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S), session._client.watch(prefix=prefix) as changes:
+        while len([key async for key, _ in session._client.scan(prefix=prefix)]) != count:
+            await anext(changes)
+
+
+async def _readers_share(first: AsyncSession, second: AsyncSession) -> None:
+    readers = [AsyncLock(each, b"rw", shared=True) for each in (first, second)]
+    writer = AsyncLock(first, b"rw")
+    for reader in readers:
+        await reader.acquire(timeout_s=PATIENCE_S)
+    with pytest.raises(NotInTime):
+        await writer.acquire(timeout_s=0.2)
+    for reader in readers:
+        assert await reader.release()
+    async with writer:
+        with pytest.raises(NotInTime):
+            await readers[0].acquire(timeout_s=0.2)
+
+
+async def _a_leader_is_followed(first: AsyncSession, second: AsyncSession) -> None:
+    a, b = AsyncElection(first, b"e", b"A"), AsyncElection(second, b"e", b"B")
+    assert await b.leader() is None
+    token = await a.acquire()
+    assert await b.leader() == (b"A", token)
+    with pytest.raises(NotInTime):
+        await b.next_leader(token, timeout_s=0.1)
+    next_one = asyncio.create_task(AsyncElection(first, b"e").next_leader(token, timeout_s=PATIENCE_S))
+    elected = asyncio.create_task(b.acquire(timeout_s=PATIENCE_S))
+    await _in_line(first, b"{a}/leader/e/", 2)
+    await a.release()
+    assert await next_one == (b"B", await elected)
+    await b.release()
+
+
+async def _members_come_and_go(client: AsyncClient, first: AsyncSession, second: AsyncSession) -> None:
+    group, other = AsyncGroup(first, b"g"), AsyncGroup(second, b"g")
+    await group.join(b"1")
+    assert await other.members() == {first.lease.id: b"1"}
+    coming = asyncio.create_task(group.changed({first.lease.id: b"1"}, timeout_s=PATIENCE_S))
+    await other.join(b"2")
+    both = await coming
+    assert sorted(both.values()) == [b"1", b"2"]
+    await other.leave()
+    assert await group.changed(both, timeout_s=PATIENCE_S) == {first.lease.id: b"1"}
+
+
+async def _what_is_not_renewed_goes(client: AsyncClient) -> None:
+    """As after kill -9: the waiter gets the lock, and the session that comes back hears that it has ended."""
+    dead = await AsyncSession(client, b"a", **SHORT).open()
+    lock = AsyncLock(dead, b"l")
+    token = await lock.acquire()
+    await dead._env.nursery.close()  # no renewals any more
+    async with AsyncSession(client, b"a") as session:
+        assert await AsyncLock(session, b"l").acquire(timeout_s=PATIENCE_S) > token
+        assert not lock.is_held, "its owner had stopped to count on it"
+        dead.lease.deadline += 2 * PATIENCE_S  # as if the owner's clock had stood still
+        with pytest.raises(SessionEnded):
+            await dead.put(b"late", b"")
+        assert await client.get(b"{a}/late") is None
+        assert dead.lost.is_set()
+
+
+def test_in_threads(cluster: Cluster) -> None:
+    with Client(cluster.url) as client, Session(client, b"b") as first, Session(client, b"b") as second:
+        mine, other = Lock(first, b"l"), Lock(second, b"l")
+        token = mine.acquire()
+        with pytest.raises(NotInTime):
+            other.acquire(timeout_s=0.3)
+        got: list[int] = []
+        waiting = threading.Thread(target=lambda: got.append(other.acquire(timeout_s=PATIENCE_S)))
+        waiting.start()
+        assert mine.release()
+        waiting.join()
+        assert got[0] > token
+        assert other.is_held
+        first.put(b"mine", b"1")
+        election, group = Election(first, b"e", b"A"), Group(second, b"g")
+        assert election.leader() is None
+        with election as token:
+            assert election.next_leader(timeout_s=PATIENCE_S) == (b"A", token)
+        group.join(b"2")
+        assert group.changed({}, timeout_s=PATIENCE_S) == group.members() == {second.lease.id: b"2"}
+        group.leave()
+        first.close()
+        assert first.lost.is_set()
+        assert client.get(b"{b}/mine") is None
+        with pytest.raises(SessionEnded):
+            mine.acquire()
+
+
+def test_no_lock_is_held_twice_while_clients_and_leaders_are_stopped_and_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """`python -m loadtest.lock_drill` does it ten thousand times."""
+    with Contest(cluster, tmp_path, locks=2, holders=2, seed=7) as contest:
+        contest.run(300, strikes_every_s=1.0)
+    assert contest.held_twice() == []
+
+
+def test_holders_that_overlap_are_noticed() -> None:
+    assert overlaps({1: (0.0, 1.0), 2: (1.5, 2.0)}) == []
+    assert len(overlaps({1: (0.0, 1.0), 2: (0.9, 2.0)})) == 1
+    assert len(overlaps({1: (0.0, 5.0), 2: (1.5, 2.0), 3: (2.5, 2.6)})) == 2
