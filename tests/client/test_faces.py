@@ -13,6 +13,9 @@ FACES = [
     (coordination.AsyncLock, coordination.Lock),
     (coordination.AsyncElection, coordination.Election),
     (coordination.AsyncGroup, coordination.Group),
+    (coordination.AsyncBarrier, coordination.Barrier),
+    (coordination.AsyncRendezvous, coordination.Rendezvous),
+    (coordination.AsyncQueue, coordination.Queue),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Coordination on asyncio: sessions, and on them locks, elections and groups.
+"""Coordination on asyncio: sessions, and on them locks, elections, groups, barriers, rendezvous, queues.
 
 async with AsyncSession(client, b"reports") as session:
     async with AsyncLock(session, b"nightly") as token:
@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from kvstore.client.aio.client import AsyncClient
-from kvstore.client.coordination import gathering, queueing
+from kvstore.client.coordination import gathering, handing_out, queueing
+from kvstore.client.coordination.handing_out import Taken
 from kvstore.client.coordination.lease import GRACE_S, TTL_S, Lease
 from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
 from kvstore.client.coordination.steps import Await, Find, Found, NotInTime, Recipe, SessionEnded, Step, Write
@@ -90,7 +91,8 @@ class AsyncSession:
         return self._env.clock.now()
 
     async def put(self, name: bytes, value: bytes) -> int:
-        """Write the key `{tag}/name`, which ends with the session, and return its version. Raises SessionEnded."""
+        """Write the key `{tag}/name`, which ends with the session, and return its version. No other session may write
+        it. Raises SessionEnded."""
         return await self.run(gathering.put(self.lease, name, value))
 
     async def delete(self, name: bytes) -> None:
@@ -122,8 +124,8 @@ class AsyncSession:
         match step:
             case Write():
                 return await self._write(step)
-            case Find(prefix):
-                return await self._find(prefix)
+            case Find():
+                return await self._find(step)
             case Await():
                 return await self._await(step)
 
@@ -141,8 +143,9 @@ class AsyncSession:
                 raise
             return lease.wrote(write, batch, results, sent)
 
-    async def _find(self, prefix: bytes) -> Found:
-        return {key: item async for key, item in self._client.scan(prefix=prefix)}
+    async def _find(self, find: Find) -> Found:
+        found = self._client.scan(prefix=find.prefix, limit=find.limit, keys_only=find.keys_only)
+        return {key: item async for key, item in found}
 
     async def _await(self, step: Await) -> Found:
         """The watch is on before the first look: what changes between two looks wakes."""
@@ -154,12 +157,12 @@ class AsyncSession:
                 if not self.is_alive:
                     raise SessionEnded(f"the session {self.lease.key!r} is over") from None
                 if self.now() >= step.until:
-                    raise NotInTime(f"nothing came in time below {step.prefix!r}") from None
+                    raise NotInTime(f"nothing came in time below {step.find.prefix!r}") from None
 
     async def _look(self, step: Await) -> Found:
-        key, prefix = (step.prefix, b"") if step.is_key else (None, step.prefix)
+        key, prefix = (step.find.prefix, b"") if step.is_key else (None, step.find.prefix)
         async with self._client.watch(key, prefix=prefix, keys_only=True) as changes:
-            while not step.is_met(found := await self._find(step.prefix)):
+            while not step.is_met(found := await self._find(step.find)):
                 await anext(changes)
         return found
 
@@ -285,3 +288,61 @@ class AsyncGroup:
         """Wait until the members are others than `known`, and tell them. Raises NotInTime."""
         until = inf if timeout_s is None else self._session.now() + timeout_s
         return await self._session.run(gathering.changed(self._prefix, known, until))
+
+
+class AsyncBarrier:
+    """A point that `parties` sessions pass together. For one meeting: each has a name of its own."""
+
+    def __init__(self, session: AsyncSession, name: bytes, parties: int) -> None:
+        self._session, self._parties = session, parties
+        self._prefix = session.lease.path(b"barrier", name, b"")
+
+    async def wait(self, *, timeout_s: float | None = None) -> None:
+        """Return once all parties have come here. Who comes within an hour of that passes at once. Raises NotInTime."""
+        until = inf if timeout_s is None else self._session.now() + timeout_s
+        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, until)
+        await self._session.run(recipe)
+
+
+class AsyncRendezvous:
+    """A place where sessions find what one of them has to say, as long as that one lives."""
+
+    def __init__(self, session: AsyncSession, name: bytes) -> None:
+        self._session = session
+        self._prefix = session.lease.path(b"rendezvous", name, b"")
+
+    async def publish(self, value: bytes) -> None:
+        """Say it, until the session ends. Again: say something else."""
+        await self._session.run(gathering.join(self._session.lease, self._prefix, value))
+
+    async def meet(self, *, timeout_s: float | None = None) -> bytes:
+        """Wait for what was published; of several that which was first. Raises NotInTime."""
+        until = inf if timeout_s is None else self._session.now() + timeout_s
+        return await self._session.run(gathering.meet(self._prefix, until))
+
+
+class AsyncQueue:
+    """Items in order, handed out at least once, and to one session at a time. They outlive the session that put them;
+    what one has taken and not `done` when its session ends is handed out again."""
+
+    def __init__(self, session: AsyncSession, name: bytes) -> None:
+        self._session = session
+        self._prefix = session.lease.path(b"queue", name, b"")
+
+    async def put(self, value: bytes) -> None:
+        """Put an item at the end. After OutcomeUnknown it may be there."""
+        await self._session.run(handing_out.put(self._prefix, value))
+
+    async def take(self, *, timeout_s: float | None = None) -> Taken:
+        """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken. Raises
+        NotInTime."""
+        until = inf if timeout_s is None else self._session.now() + timeout_s
+        return await self._session.run(handing_out.take(self._prefix, until))
+
+    async def done(self, taken: Taken) -> None:
+        """Take it out of the queue for good. Raises SessionEnded if it may have been handed out again."""
+        await self._session.run(handing_out.done(self._session.lease, self._prefix, taken))
+
+    async def give_back(self, taken: Taken) -> None:
+        """Let another one take it, in its old place."""
+        await self._session.run(handing_out.give_back(self._session.lease, self._prefix, taken))

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from kvstore.client.blocking.client import Client
-from kvstore.client.coordination import gathering, queueing
+from kvstore.client.coordination import gathering, handing_out, queueing
+from kvstore.client.coordination.handing_out import Taken
 from kvstore.client.coordination.lease import GRACE_S, TTL_S, Lease
 from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
 from kvstore.client.coordination.steps import Await, Find, Found, NotInTime, Recipe, SessionEnded, Step, Write
@@ -95,7 +96,8 @@ class Session:
         return self._env.clock.now()
 
     def put(self, name: bytes, value: bytes) -> int:
-        """Write the key `{tag}/name`, which ends with the session, and return its version. Raises SessionEnded."""
+        """Write the key `{tag}/name`, which ends with the session, and return its version. No other session may write
+        it. Raises SessionEnded."""
         return self.run(gathering.put(self.lease, name, value))
 
     def delete(self, name: bytes) -> None:
@@ -127,8 +129,8 @@ class Session:
         match step:
             case Write():
                 return self._write(step)
-            case Find(prefix):
-                return self._find(prefix)
+            case Find():
+                return self._find(step)
             case Await():
                 return self._await(step)
 
@@ -146,8 +148,8 @@ class Session:
                 raise
             return lease.wrote(write, batch, results, sent)
 
-    def _find(self, prefix: bytes) -> Found:
-        return dict(self._client.scan(prefix=prefix))
+    def _find(self, find: Find) -> Found:
+        return dict(self._client.scan(prefix=find.prefix, limit=find.limit, keys_only=find.keys_only))
 
     def _await(self, step: Await) -> Found:
         """The watch is on before the first look: what changes between two looks wakes."""
@@ -159,11 +161,11 @@ class Session:
             if not self.is_alive:
                 raise SessionEnded(f"the session {self.lease.key!r} is over")
             if self.now() >= step.until:
-                raise NotInTime(f"nothing came in time below {step.prefix!r}")
+                raise NotInTime(f"nothing came in time below {step.find.prefix!r}")
 
     def _look(self, step: Await, limit: float) -> Found | None:
         """The keys once they are as was waited for; None if the time was over first."""
-        key, prefix = (step.prefix, b"") if step.is_key else (None, step.prefix)
+        key, prefix = (step.find.prefix, b"") if step.is_key else (None, step.find.prefix)
         changes = self._client.watch(key, prefix=prefix, keys_only=True)
         timer = threading.Timer(max(0.0, limit - self.now()), changes.close)
         timer.daemon = True
@@ -171,7 +173,7 @@ class Session:
         try:
             changes.ready()
             while self.now() < limit:
-                if step.is_met(found := self._find(step.prefix)):
+                if step.is_met(found := self._find(step.find)):
                     return found
                 if next(changes, None) is None:
                     return None
@@ -299,3 +301,61 @@ class Group:
         """Wait until the members are others than `known`, and tell them. Raises NotInTime."""
         until = inf if timeout_s is None else self._session.now() + timeout_s
         return self._session.run(gathering.changed(self._prefix, known, until))
+
+
+class Barrier:
+    """A point that `parties` sessions pass together. For one meeting: each has a name of its own."""
+
+    def __init__(self, session: Session, name: bytes, parties: int) -> None:
+        self._session, self._parties = session, parties
+        self._prefix = session.lease.path(b"barrier", name, b"")
+
+    def wait(self, *, timeout_s: float | None = None) -> None:
+        """Return once all parties have come here. Who comes within an hour of that passes at once. Raises NotInTime."""
+        until = inf if timeout_s is None else self._session.now() + timeout_s
+        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, until)
+        self._session.run(recipe)
+
+
+class Rendezvous:
+    """A place where sessions find what one of them has to say, as long as that one lives."""
+
+    def __init__(self, session: Session, name: bytes) -> None:
+        self._session = session
+        self._prefix = session.lease.path(b"rendezvous", name, b"")
+
+    def publish(self, value: bytes) -> None:
+        """Say it, until the session ends. Again: say something else."""
+        self._session.run(gathering.join(self._session.lease, self._prefix, value))
+
+    def meet(self, *, timeout_s: float | None = None) -> bytes:
+        """Wait for what was published; of several that which was first. Raises NotInTime."""
+        until = inf if timeout_s is None else self._session.now() + timeout_s
+        return self._session.run(gathering.meet(self._prefix, until))
+
+
+class Queue:
+    """Items in order, handed out at least once, and to one session at a time. They outlive the session that put them;
+    what one has taken and not `done` when its session ends is handed out again."""
+
+    def __init__(self, session: Session, name: bytes) -> None:
+        self._session = session
+        self._prefix = session.lease.path(b"queue", name, b"")
+
+    def put(self, value: bytes) -> None:
+        """Put an item at the end. After OutcomeUnknown it may be there."""
+        self._session.run(handing_out.put(self._prefix, value))
+
+    def take(self, *, timeout_s: float | None = None) -> Taken:
+        """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken. Raises
+        NotInTime."""
+        until = inf if timeout_s is None else self._session.now() + timeout_s
+        return self._session.run(handing_out.take(self._prefix, until))
+
+    def done(self, taken: Taken) -> None:
+        """Take it out of the queue for good. Raises SessionEnded if it may have been handed out again."""
+        self._session.run(handing_out.done(self._session.lease, self._prefix, taken))
+
+    def give_back(self, taken: Taken) -> None:
+        """Let another one take it, in its old place."""
+        self._session.run(handing_out.give_back(self._session.lease, self._prefix, taken))

@@ -106,11 +106,11 @@ class Lease:
             batch.expire(key, life_s)
         for key in list(self._discarded):
             batch.delete(key)
+        batch.operations += write.more
         for key, value in write.puts.items():
             batch.put(key, value, ttl_s=life_s)
         for key in write.drops:
             batch.delete(key)
-        batch.operations += write.more
         return batch
 
     def wrote(self, write: Write, batch: Batch, results: list[Any], sent: float) -> list[Any]:
@@ -142,8 +142,8 @@ class Lease:
         return bool(self._discarded)
 
     def closing(self) -> Batch:
-        """Ends the session with all its keys, at once."""
-        batch = Batch().delete(self.key)
+        """Ends the session with all its keys, at once; if it has ended already, others may have keys of these names."""
+        batch = Batch().check(self.key, present=True).delete(self.key)
         for key in (*self.keys, *self._discarded):
             batch.delete(key)
         return batch

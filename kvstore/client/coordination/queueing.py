@@ -53,7 +53,7 @@ def acquire(lease: Lease, prefix: bytes, mode: bytes, value: bytes, until: float
             if first is None:
                 is_mine = True
                 return Place(key, line[key].created)
-            yield Await(first, operator.not_, until, is_key=True)
+            yield Await(Find(first), operator.not_, until, is_key=True)
     finally:
         if not is_mine:
             lease.discard(key)
@@ -89,7 +89,7 @@ def leader(prefix: bytes) -> Recipe[tuple[bytes, int] | None]:
 
 def next_leader(prefix: bytes, known: int, until: float) -> Recipe[tuple[bytes, int] | None]:
     """The same, once it is another one than that of the token `known` (0: nobody)."""
-    line: Found = yield Await(prefix, lambda found: _token(found) != known, until)
+    line: Found = yield Await(Find(prefix), lambda found: _token(found) != known, until)
     return _told(line)
 
 

@@ -29,15 +29,15 @@ class NotInTime(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write by one batch, if the session is alive, and renew it. Answered by the results of `puts`, `drops` and `more`,
-    in this order."""
+    """Write by one batch, if the session is alive, and renew it. Answered by the results of `more`, `puts` and `drops`,
+    in this order, in which they are done."""
 
     puts: Mapping[bytes, bytes] = field(default_factory=dict)
     """Keys that shall end with the session."""
     drops: tuple[bytes, ...] = ()
     """Keys of the session to delete now."""
     more: tuple[Operation, ...] = ()
-    """Anything else, on keys of the same tag."""
+    """Anything else, on keys of the same tag: conditions too, and what they say is thrown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,17 @@ class Find:
     """Read what begins with `prefix`, linearizably. Answered by Found."""
 
     prefix: bytes
+    limit: int = 0
+    """The first so many keys; 0: all."""
+    keys_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until `is_met` of what `Find(prefix)` finds, looking again after each change. Answered by Found. Raises
-    NotInTime, or SessionEnded if the session ends before."""
+    """Wait until `is_met` of what `find` finds, looking again after each change below its prefix. Answered by Found.
+    Raises NotInTime, or SessionEnded if the session ends before."""
 
-    prefix: bytes
+    find: Find
     is_met: Callable[[Found], bool]
     until: float
     """By the driver's clock; inf: without end."""

@@ -90,7 +90,7 @@ def test_a_key_that_was_discarded_may_be_written_again_at_once() -> None:
 def test_a_session_that_was_ended_holds_nothing() -> None:
     lease = opened()
     write(lease, 101.0, puts={A: b""})
-    assert asked(lease.closing()) == [(DELETE, lease.key), (DELETE, A)]
+    assert asked(lease.closing()) == [(CHECK, lease.key), (DELETE, lease.key), (DELETE, A)]
     lease.end()
     assert not lease.is_alive(101.0)
     assert not lease.holds(A, 101.0)

@@ -55,12 +55,12 @@ def test_after_the_one_in_front_has_gone_the_line_is_read_again() -> None:
     assert recipe.send([5]) == Find(PREFIX)
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (b"waiter", 2, EXCLUSIVE), (key, 5, EXCLUSIVE)))
     assert isinstance(waited, Await)
-    assert (waited.prefix, waited.is_key) == (b"waiter", True)
+    assert (waited.find, waited.is_key) == (Find(b"waiter"), True)
     assert not waited.is_met(line((b"waiter", 2, EXCLUSIVE)))
     assert waited.is_met({})
     assert recipe.send({}) == Find(PREFIX)
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (key, 5, EXCLUSIVE)))
-    assert waited.prefix == b"holder"
+    assert waited.find == Find(b"holder")
     assert recipe.send({}) == Find(PREFIX)
     with pytest.raises(StopIteration) as end:
         recipe.send(line((key, 5, EXCLUSIVE)))

@@ -11,14 +11,20 @@ import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.coordination import (
+    AsyncBarrier,
     AsyncElection,
     AsyncGroup,
     AsyncLock,
+    AsyncQueue,
+    AsyncRendezvous,
     AsyncSession,
+    Barrier,
     Election,
     Group,
     Lock,
     NotInTime,
+    Queue,
+    Rendezvous,
     Session,
     SessionEnded,
 )
@@ -48,6 +54,8 @@ async def test_on_asyncio(cluster: Cluster) -> None:
         found = [key async for key, _ in client.scan(prefix=b"{a}", keys_only=True)]
         assert found == [], "sessions that were closed leave nothing"
         await _what_is_not_renewed_goes(client)
+        await _parties_meet(client)
+        await _items_are_handed_out_to_one_at_a_time(client)
 
 
 async def _a_lock_changes_hands(first: AsyncSession, second: AsyncSession) -> None:
@@ -134,6 +142,52 @@ async def _what_is_not_renewed_goes(client: AsyncClient) -> None:
         assert dead.lost.is_set()
 
 
+async def _parties_meet(client: AsyncClient) -> None:
+    async with AsyncSession(client, b"m") as first, AsyncSession(client, b"m") as second:
+        place = AsyncRendezvous(first, b"r")
+        with pytest.raises(NotInTime):
+            await place.meet(timeout_s=0.1)
+        meeting = asyncio.create_task(place.meet(timeout_s=PATIENCE_S))
+        await AsyncRendezvous(second, b"r").publish(b"here")
+        assert await meeting == b"here"
+        with pytest.raises(NotInTime):
+            await AsyncBarrier(first, b"b", 2).wait(timeout_s=0.2)
+        waiting = asyncio.create_task(AsyncBarrier(first, b"b", 2).wait(timeout_s=PATIENCE_S))
+        await AsyncBarrier(second, b"b", 2).wait(timeout_s=PATIENCE_S)
+        await second.close()
+        await waiting  # though one of the two is gone
+        async with AsyncSession(client, b"m") as late:
+            await AsyncBarrier(late, b"b", 2).wait(timeout_s=0.5)
+
+
+async def _items_are_handed_out_to_one_at_a_time(client: AsyncClient) -> None:
+    async with AsyncSession(client, b"q") as first, AsyncSession(client, b"q") as second:
+        queue, other = AsyncQueue(first, b"q"), AsyncQueue(second, b"q")
+        for value in (b"1", b"2", b"3"):
+            await queue.put(value)
+        one, two = await queue.take(), await other.take()
+        assert (one.value, two.value) == (b"1", b"2")
+        await queue.give_back(one)
+        again = await other.take()
+        assert again.value == b"1"
+        assert again.token > one.token
+        with pytest.raises(SessionEnded):
+            await queue.done(one)
+        await other.done(again)
+        three = await queue.take()
+        assert three.value == b"3"
+        with pytest.raises(NotInTime):
+            await queue.take(timeout_s=0.2)
+        taking = asyncio.create_task(queue.take(timeout_s=PATIENCE_S))
+        await second.close()  # with an item that was not done
+        assert (await taking).value == b"2"
+        many = [b"%d" % number for number in range(20)]
+        for value in many:
+            await queue.put(value)
+        taken = await asyncio.gather(*(queue.take(timeout_s=PATIENCE_S) for _ in many))
+        assert sorted(each.value for each in taken) == sorted(many), "each to one"
+
+
 def test_in_threads(cluster: Cluster) -> None:
     with Client(cluster.url) as client, Session(client, b"b") as first, Session(client, b"b") as second:
         mine, other = Lock(first, b"l"), Lock(second, b"l")
@@ -155,6 +209,14 @@ def test_in_threads(cluster: Cluster) -> None:
         group.join(b"2")
         assert group.changed({}, timeout_s=PATIENCE_S) == group.members() == {second.lease.id: b"2"}
         group.leave()
+        queue, place = Queue(first, b"q"), Rendezvous(first, b"r")
+        queue.put(b"item")
+        taken = queue.take(timeout_s=PATIENCE_S)
+        assert taken.value == b"item"
+        queue.done(taken)
+        place.publish(b"here")
+        assert place.meet(timeout_s=PATIENCE_S) == b"here"
+        Barrier(first, b"b", 1).wait(timeout_s=PATIENCE_S)
         first.close()
         assert first.lost.is_set()
         assert client.get(b"{b}/mine") is None

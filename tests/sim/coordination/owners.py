@@ -76,7 +76,9 @@ class Owner:
     async def meta(self, key: bytes) -> Any:
         return await self._do(commands.meta(key), 10.0)
 
-    async def scan(self, *, prefix: bytes) -> AsyncIterator[tuple[bytes, Item]]:
+    async def scan(
+        self, *, prefix: bytes, limit: int = 0, keys_only: bool = False
+    ) -> AsyncIterator[tuple[bytes, Item]]:
         start, end = scan_bounds(b"", b"", prefix)
         partition = self.worker.ring.partition_of(start)
         items, more = await self._do(commands.scan(start, end, PAGE), 10.0, partition)
