@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from kvstore.client import AsyncClient, Client
@@ -28,7 +29,10 @@ from kvstore.client.coordination import (
     Session,
     SessionEnded,
 )
-from kvstore.errors import InvalidRequest
+from kvstore.errors import ConditionFailed, InvalidRequest
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import open_channel
+from kvstore.rpc.status import from_rpc_error
 from loadtest.drills.contest import Contest, overlaps
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import PATIENCE_S
@@ -222,6 +226,50 @@ def test_in_threads(cluster: Cluster) -> None:
         assert client.get(b"{b}/mine") is None
         with pytest.raises(SessionEnded):
             mine.acquire()
+
+
+def test_a_program_without_our_client_stands_in_the_same_line(cluster: Cluster) -> None:
+    """As docs/clients.md says it."""
+    life = kv_pb2.Options(expires_ms=20_000, flags=kv_pb2.RELATIVE_TTL)
+    session, prefix = b"{b}/session/x", b"{b}/lock/other/"
+    place = prefix + b"x-000000000001"
+    renewal = [
+        kv_pb2.Operation(code=kv_pb2.CHECK, key=session, options=kv_pb2.Options(flags=kv_pb2.IF_PRESENT)),
+        kv_pb2.Operation(code=kv_pb2.EXPIRE, key=session, options=life),
+    ]
+    stand_in_line = kv_pb2.Operation(code=kv_pb2.PUT, key=place, value=b"w", options=life)
+    with (
+        open_channel(cluster.file.nodes[0].grpc, None) as channel,
+        Client(cluster.url) as client,
+        Session(client, b"b") as ours,
+    ):
+        stub = kv_pb2_grpc.KVStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Batch(kv_pb2.BatchRequest(operations=[*renewal, stand_in_line]))
+        assert isinstance(from_rpc_error(refused.value), ConditionFailed), "there is no session yet"
+        flags = kv_pb2.IF_ABSENT | kv_pb2.RELATIVE_TTL
+        stub.Put(kv_pb2.PutRequest(key=session, expires_ms=20_000, flags=flags))
+        lock = Lock(ours, b"other")
+        mine = lock.acquire()
+        stub.Batch(kv_pb2.BatchRequest(operations=[*renewal, stand_in_line]))
+        assert _created(stub, prefix).popitem() == (mine, lock._place.key if lock._place else b"")
+        lock.release()
+        line = _created(stub, prefix)
+        assert list(line.values()) == [place]
+        assert next(iter(line)) > mine, "the token"
+        with pytest.raises(NotInTime):
+            lock.acquire(timeout_s=0.2)
+        stub.Delete(kv_pb2.DeleteRequest(key=place))
+        assert lock.acquire(timeout_s=PATIENCE_S) > next(iter(line))
+
+
+def _created(stub: kv_pb2_grpc.KVStub, prefix: bytes) -> dict[int, bytes]:
+    """Who stands in line, the first one last."""
+    request = kv_pb2.ScanRequest(start=prefix, end=prefix[:-1] + b"0")
+    found = {
+        record.created: key for page in stub.Scan(request) for key, record in zip(page.keys, page.records, strict=True)
+    }
+    return dict(sorted(found.items(), reverse=True))
 
 
 def test_no_lock_is_held_twice_while_clients_and_leaders_are_stopped_and_killed(
