@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +38,7 @@ from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 from loadtest.drills.contest import Contest, overlaps
 from tests.cluster.harness import Cluster, running_cluster
+from tests.source import ROOT
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -190,6 +194,17 @@ async def _items_are_handed_out_to_one_at_a_time(client: AsyncClient) -> None:
             await queue.put(value)
         taken = await asyncio.gather(*(queue.take(timeout_s=PATIENCE_S) for _ in many))
         assert sorted(each.value for each in taken) == sorted(many), "each to one"
+
+
+def test_the_program_in_the_documents_runs(cluster: Cluster) -> None:
+    text = (ROOT / "docs" / "clients.md").read_text()
+    _, _, section = text.partition("\n## Coordination\n")
+    program = section.partition("```python\n")[2].partition("```")[0]
+    assert "kv://127.0.0.1:7401" in program
+    program = program.replace("kv://127.0.0.1:7401", cluster.url)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"with the token \d+\nleads until", done.stdout)
 
 
 def test_in_threads(cluster: Cluster) -> None:
