@@ -19,7 +19,7 @@ from tests.sim.strikes.knobs import Knobs
 
 pytestmark = pytest.mark.sim
 
-QUIET = Knobs()
+QUIET = Knobs(faults=("hand_over",), pace_s=10.0)
 STRUCK = Knobs(faults=("kill_leader", "kill_leader", "pause", "hand_over", "cut_a_link"), pace_s=2.0)
 JUMPING = Knobs(faults=("clock_jumps", "kill_leader", "hand_over"), pace_s=1.5)
 
@@ -38,9 +38,9 @@ def played(seeds: range, knobs: Knobs, **options: Any) -> Counter[str]:
 )
 def test_a_lock_is_never_held_twice(knobs: Knobs, options: dict[str, Any], seed: int) -> None:
     counts = played(range(seed, seed + 2), knobs, **options)
-    assert counts["held"] > 20, counts
-    assert counts["stopped"] > 1, counts
-    assert counts["killed"] > 0, counts
+    assert counts["held"] > 10, counts
+    assert counts["stopped"] > 5, counts
+    assert counts["SessionEnded"] + counts["killed"] > 3, counts
 
 
 def counts_from_the_answer(patch: pytest.MonkeyPatch) -> None:

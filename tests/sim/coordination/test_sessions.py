@@ -13,6 +13,7 @@ from kvstore.client.coordination.lease import GRACE_S, Lease
 from kvstore.client.core.batch import Batch
 from kvstore.errors import StoreError
 from tests.sim.cluster import Cluster, RuleBroken
+from tests.sim.coordination.contests import TAKEOVER_S
 from tests.sim.coordination.owners import Owner
 from tests.sim.nodes import small_journals
 from tests.sim.run import TAIL, UP_S_MAX, all_serve, heal, until_broken
@@ -24,8 +25,6 @@ from tests.sim.world.env import SimWorld
 pytestmark = pytest.mark.sim
 
 TTL_S = 3.0
-TAKEOVER_S = 8.0
-"""Without a leader nothing ends; this and a sweep."""
 KNOBS = Knobs(faults=("clock_jumps", "kill_leader", "hand_over", "pause"), pace_s=2.0)
 CALM = Knobs(faults=("hand_over",), pace_s=10.0)
 OWNERS, CHAOS_S = 4, 30.0
