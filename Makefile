@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs bench budget hops loadtest snapshot-demo proto lock audit format interop redis-clients
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto lock audit format interop redis-clients
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or needs_etcd or cluster or spark or interop)
@@ -53,6 +53,9 @@ drill-counts: setup ## counted kills, stops and outages, and changes of the ring
 
 drill-repairs: setup ## bookies destroyed, restarts, who repairs stands still, 100,000 ledgers: what auto-recovery does and how fast
 	@$(BIN)/python -m loadtest.drill --repairs
+
+drill-locks: setup ## ten thousand times a lock is taken, while clients and leaders are stopped and killed: make drill-locks SEED=1
+	@$(BIN)/python -m loadtest.lock_drill --seed $(or $(SEED),1)
 
 bench: setup ## the benchmark suite, and what an operation costs
 	@$(BIN)/kvstore bench suite

@@ -29,9 +29,10 @@ BY_PYTEST = (
     "tests/server/access/test_mutants.py",
     "tests/server/access/test_rule_mutants.py",
     "tests/server/access/test_unfounded.py",
+    "tests/sim/coordination",
 )
-"""Suites whose tests break something themselves: a leader's, an auditor's, a guard's or a budget's code, who is let in,
-or a model by one of its rules."""
+"""Suites whose tests break something themselves: a leader's, an auditor's, a guard's, a lock's or a budget's code, who
+is let in, or a model by one of its rules."""
 BREAKS = ("test_a_broken_", "test_without_")
 
 

@@ -4,9 +4,19 @@ import inspect
 
 import pytest
 
-from kvstore.client import AsyncClient, AsyncWatch, Client, Watch
+from kvstore.client import AsyncClient, AsyncWatch, Client, Watch, coordination
 
-FACES = [(AsyncClient, Client), (AsyncWatch, Watch)]
+FACES = [
+    (AsyncClient, Client),
+    (AsyncWatch, Watch),
+    (coordination.AsyncSession, coordination.Session),
+    (coordination.AsyncLock, coordination.Lock),
+    (coordination.AsyncElection, coordination.Election),
+    (coordination.AsyncGroup, coordination.Group),
+    (coordination.AsyncBarrier, coordination.Barrier),
+    (coordination.AsyncRendezvous, coordination.Rendezvous),
+    (coordination.AsyncQueue, coordination.Queue),
+]
 
 
 def calls_of(face: type) -> dict[str, object]:

@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
-from kvstore.client.core.scanning import PAGE_KEYS, Merge, scan_bounds
+from kvstore.client.core.scanning import PAGE_KEYS, Merge, scan_bounds, tagged_key_or_none
 from kvstore.errors import InvalidRequest
+from kvstore.ring.hashing import hash_tag
 
 
 def scan(
@@ -78,3 +79,18 @@ def test_a_prefix_ends_before_the_next_key_that_does_not_have_it(prefix: bytes, 
 def test_a_prefix_and_bounds_are_refused_together() -> None:
     with pytest.raises(InvalidRequest):
         scan_bounds(b"a", b"", b"p")
+
+
+@pytest.mark.parametrize("prefix", [b"{t}", b"{t}/lock/", b"a{t}b", b"{{t}", b"{t}\xff"])
+def test_keys_with_the_tag_of_their_prefix_are_in_one_partition(prefix: bytes) -> None:
+    tagged = tagged_key_or_none(*scan_bounds(b"", b"", prefix))
+    assert tagged is not None
+    assert hash_tag(tagged) == hash_tag(prefix + b"more{u}")
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(b"{t", b"{u"), (b"{}", b"{~"), (b"{t}", b""), (b"{t}", b"{u}"), (b"{t}", b"{t~\0"), (b"t", b"u"), (b"", b"")],
+)
+def test_other_ranges_may_be_anywhere(start: bytes, end: bytes) -> None:
+    assert tagged_key_or_none(start, end) is None

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from kvstore.client.core import operations
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.scanning import Bounds, Merge
+from kvstore.client.core.scanning import Bounds, Merge, tagged_key_or_none
 from kvstore.client.core.scanning import Page as PartitionPage
 from kvstore.client.core.values import Deleted, Item, Level, Page
 from kvstore.errors import InvalidRequest, Moved
@@ -41,8 +41,9 @@ class Scan:
     def __init__(self, routing: Routing, bounds: Bounds, *, limit: int, level: Level, flags: int = 0) -> None:
         backwards = bool(flags & kv_pb2.REVERSE)
         self._routing, self._flags, self._level = routing, flags, level
+        self._tagged = tagged_key_or_none(*bounds)
         self._asked_by = routing.ring_version
-        self._merge: Merge[Item] = Merge(routing.owners, *bounds, limit=limit, backwards=backwards)
+        self._merge: Merge[Item] = Merge(self._owners(), *bounds, limit=limit, backwards=backwards)
         self._pages: list[PartitionPage] = []
 
     @property
@@ -62,7 +63,7 @@ class Scan:
         """The pages without which nothing more can go out."""
         if self._asked_by != self._routing.ring_version:
             self._asked_by = self._routing.ring_version
-            self._merge = self._merge.anew(self._routing.owners)
+            self._merge = self._merge.anew(self._owners())
         self._pages = self._merge.wanted()
         return [
             operations.scan(page.partition, page.start, page.end, page.limit, self._level, flags=self._flags)
@@ -76,6 +77,10 @@ class Scan:
         for page, (items, next_start, *_) in zip(self._pages, answers, strict=True):
             self._merge.feed(page.partition, items, next_start)
         return self._merge.take()
+
+    def _owners(self) -> list[str]:
+        """The partitions that may have such keys: the keys of one tag are in one."""
+        return self._routing.owners if self._tagged is None else [self._routing.partition_of(self._tagged)]
 
 
 class OnePage:

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from kvstore.errors import InvalidRequest
 from kvstore.proto import page_token
 from kvstore.proto.page_token import PageToken
+from kvstore.ring.hashing import hash_tag
 
 T = TypeVar("T")
 PAGE_KEYS = 1_000
@@ -49,6 +50,16 @@ class Bounds(NamedTuple):
                 f"got one of those from {rest.start[:40]!r} to {rest.end[:40]!r}"
             )
         return rest
+
+
+def tagged_key_or_none(start: bytes, end: bytes) -> bytes | None:
+    """A key with the hash tag that all keys in [start, end) have; None if they need not have the same."""
+    tag = hash_tag(start)
+    opens = start.find(b"{")
+    if opens < 0 or tag is start or not end:
+        return None
+    prefix = start[: opens + 1 + len(tag) + 1]
+    return start if end <= scan_bounds(b"", b"", prefix)[1] else None
 
 
 class Page(NamedTuple):

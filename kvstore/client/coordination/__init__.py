@@ -1,0 +1,35 @@
+"""Coordination on the store: sessions whose keys end with them, locks with fencing tokens, elections, groups, barriers,
+rendezvous, queues."""
+
+from kvstore.client.coordination.aio import (
+    AsyncBarrier,
+    AsyncElection,
+    AsyncGroup,
+    AsyncLock,
+    AsyncQueue,
+    AsyncRendezvous,
+    AsyncSession,
+)
+from kvstore.client.coordination.blocking import Barrier, Election, Group, Lock, Queue, Rendezvous, Session
+from kvstore.client.coordination.handing_out import Taken
+from kvstore.client.coordination.steps import NotInTime, SessionEnded
+
+__all__ = [
+    "AsyncBarrier",
+    "AsyncElection",
+    "AsyncGroup",
+    "AsyncLock",
+    "AsyncQueue",
+    "AsyncRendezvous",
+    "AsyncSession",
+    "Barrier",
+    "Election",
+    "Group",
+    "Lock",
+    "NotInTime",
+    "Queue",
+    "Rendezvous",
+    "Session",
+    "SessionEnded",
+    "Taken",
+]

@@ -1,0 +1,78 @@
+"""Queues whose items are handed out one by one, each to one session at a time. Decides only.
+
+An item is a key that ends with its ticket, from a counter: who has put before another one begins to put stands before
+him. To take one is to write a claim beside it, a key of the session, if there is none. An item that is done goes with
+its claim; the claim of a session that ends goes alone, and the item is handed out again: at least once, and to one at a
+time (docs/protocol.md, Q6).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvstore.client.coordination.lease import Lease
+from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write
+from kvstore.client.core import operations
+from kvstore.client.core.values import Level
+from kvstore.errors import ConditionFailed
+
+LOOKED_AT = 1000
+"""The first keys of a queue, claims before items: so many claims are there at most while items can be found."""
+CLAIM, ITEM, TICKETS = b"claim-", b"item-", b"tickets"
+"""In the order of keys."""
+
+
+class Taken(NamedTuple):
+    """An item that was taken."""
+
+    name: bytes
+    """Its ticket, as the keys have it."""
+    value: bytes
+    token: int
+    """The version of the claim. Who takes the item later has a higher one."""
+
+
+def put(prefix: bytes, value: bytes) -> Recipe[None]:
+    """Put an item at the end. If the outcome is unknown it may be there."""
+    (ticket,) = yield Write(more=(operations.increment(prefix + TICKETS),))
+    yield Write(more=(operations.put(prefix + ITEM + b"%016x" % ticket, value),))
+
+
+def free_ones(found: Found, prefix: bytes) -> list[bytes]:
+    """The names of items that nobody has claimed, first things first."""
+    claimed = {key.removeprefix(prefix + CLAIM) for key in found}
+    items = (key.removeprefix(prefix + ITEM) for key in found if key.startswith(prefix + ITEM))
+    return [name for name in items if name not in claimed]
+
+
+def take(prefix: bytes, until: float) -> Recipe[Taken]:
+    """Claim the first item that nobody has, waiting for one. A claim of unknown outcome is not taken back, since it may
+    be another one's by then: it goes with its time to live."""
+    find = Find(prefix, LOOKED_AT, keys_only=True)
+    while True:
+        found: Found = yield Await(find, lambda found: bool(free_ones(found, prefix)), until)
+        for name in free_ones(found, prefix):
+            item, claim = prefix + ITEM + name, prefix + CLAIM + name
+            conditions = operations.condition(claim, present=False), operations.condition(item, present=True)
+            try:
+                *_, got, token = yield Write(
+                    more=(*conditions, operations.get(item, Level.LINEARIZABLE)), puts={claim: b""}
+                )
+            except ConditionFailed:
+                continue  # another one was first
+            return Taken(name, got.value, token)
+
+
+def done(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
+    """Take the item out of the queue. Raises SessionEnded if it may have been handed out again."""
+    claim = prefix + CLAIM + taken.name
+    if claim not in lease.keys:
+        raise SessionEnded(f"{claim!r} has ended with its session, or was given back")
+    yield Write(more=(operations.delete(prefix + ITEM + taken.name),), drops=(claim,))
+
+
+def give_back(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
+    """Let another one have it. Nothing is to be done if it was lost meanwhile."""
+    claim = prefix + CLAIM + taken.name
+    if claim in lease.keys:
+        yield Write(drops=(claim,))

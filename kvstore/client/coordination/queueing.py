@@ -1,0 +1,103 @@
+"""Waiting in line: locks, read/write locks and elections. Decides only.
+
+Each who wants a lock writes a key of its session below the lock's prefix. The version with which the store creates it
+is its place in the line, and later its *fencing token*: versions of one tag rise, also over failovers and moves
+(docs/protocol.md, M9), so whoever holds the lock later has a higher one, and what is protected refuses lower ones than
+it has seen. Whoever has nobody in front of it holds the lock; the others watch the one key directly in front of them,
+so the end of a holder wakes one (Q4). It may have been a waiter that has ended: so the line is read again.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+from kvstore.client.coordination.lease import Lease
+from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write
+
+EXCLUSIVE, SHARED = b"w", b"r"
+
+
+class Place(NamedTuple):
+    """A place at the head of the line."""
+
+    key: bytes
+    token: int
+    """The version with which the key was created."""
+
+
+def in_front(line: Found, key: bytes, mode: bytes) -> bytes | None:
+    """The last in front of `key` that it has to wait for; None: it holds the lock. SHARED waits for EXCLUSIVE only.
+    Raises SessionEnded if `key` is not in the line."""
+    mine = line.get(key)
+    if mine is None:
+        raise SessionEnded(f"{key!r} is not in the line any more")
+    before = {
+        item.created: other
+        for other, item in line.items()
+        if item.created < mine.created and (mode == EXCLUSIVE or item.value[:1] == EXCLUSIVE)
+    }
+    return before[max(before)] if before else None
+
+
+def acquire(lease: Lease, prefix: bytes, mode: bytes, value: bytes, until: float) -> Recipe[Place]:
+    """Stand in line below `prefix` until one's turn has come. Raises NotInTime, SessionEnded, or what the store
+    answers; then the place in the line is given up."""
+    key = prefix + lease.new_name()
+    is_mine = False
+    try:
+        yield Write(puts={key: mode + value})
+        while True:
+            line: Found = yield Find(prefix)
+            first = in_front(line, key, mode)
+            if first is None:
+                is_mine = True
+                return Place(key, line[key].created)
+            yield Await(Find(first), operator.not_, until, is_key=True)
+    finally:
+        if not is_mine:
+            lease.discard(key)
+
+
+def release(lease: Lease, place: Place) -> Recipe[bool]:
+    """Give the place up. True if it was held until now."""
+    if place.key not in lease.keys:
+        return False
+    try:
+        (deleted_at,) = yield Write(drops=(place.key,))
+    except SessionEnded:
+        return False
+    finally:
+        if place.key in lease.keys:
+            lease.discard(place.key)
+    return bool(deleted_at)
+
+
+def first_of(line: Found) -> Place | None:
+    """The place at the head."""
+    if not line:
+        return None
+    key = min(line, key=lambda each: line[each].created)
+    return Place(key, line[key].created)
+
+
+def leader(prefix: bytes) -> Recipe[tuple[bytes, int] | None]:
+    """The value and the token of the first in line; None if there is none."""
+    line: Found = yield Find(prefix)
+    return _told(line)
+
+
+def next_leader(prefix: bytes, known: int, until: float) -> Recipe[tuple[bytes, int] | None]:
+    """The same, once it is another one than that of the token `known` (0: nobody)."""
+    line: Found = yield Await(Find(prefix), lambda found: _token(found) != known, until)
+    return _told(line)
+
+
+def _told(line: Found) -> tuple[bytes, int] | None:
+    first = first_of(line)
+    return None if first is None else (line[first.key].value[1:], first.token)
+
+
+def _token(line: Found) -> int:
+    first = first_of(line)
+    return first.token if first else 0

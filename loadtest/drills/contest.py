@@ -1,0 +1,128 @@
+"""Processes that contend for locks while they and the nodes are stopped and killed, and what they saw."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from tests.cluster.harness import Cluster
+
+TTL_S, GRACE_S = 1.5, 1.0
+"""The nodes are on one machine, whose date is one."""
+FACES = ("blocking", "asyncio")
+STRIKES = ("stop a client", "kill a leader", "kill a client", "stop a leader")
+"""In turns."""
+LOOK_S = 0.2
+STUCK_S = 60.0
+"""No lock is without a new holder for so long, whatever happens."""
+
+
+class Contest:
+    """`holders` processes for each of `locks` locks. Left by `with`, all of them are killed."""
+
+    def __init__(self, cluster: Cluster, folder: Path, *, locks: int, holders: int, seed: int) -> None:
+        self.cluster, self.random = cluster, Random(seed)
+        self.files = {f"lock{number}": folder / f"lock{number}" for number in range(locks)}
+        self.struck: Counter[str] = Counter()
+        self._faces = {(tag, number): FACES[number % 2] for tag in self.files for number in range(holders)}
+        self._running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Contest:
+        for tag, file in self.files.items():
+            file.touch()
+            for place in self._faces:
+                if place[0] == tag:
+                    self._start(place)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+    def run(self, acquisitions: int, *, strikes_every_s: float) -> None:
+        """Go on until the locks were acquired so often, all together, and each strike was made. Raises AssertionError
+        if that gets stuck."""
+        last, moved = -1, time.monotonic()
+        strike_at = time.monotonic() + strikes_every_s
+        while (done := len(self.acquired())) < acquisitions or len(self.struck) < len(STRIKES):
+            time.sleep(LOOK_S)
+            now = time.monotonic()
+            if done > last:
+                last, moved = done, now
+            assert now - moved < STUCK_S, f"stuck at {done} acquisitions after {self.struck}"
+            if now >= strike_at:
+                self._strike()
+                strike_at = time.monotonic() + strikes_every_s
+
+    def acquired(self) -> list[tuple[str, int]]:
+        """Each lock and token."""
+        return [(tag, token) for tag, file in self.files.items() for token in moments(file)]
+
+    def held_twice(self) -> list[str]:
+        """What must not be: a token that was held before a lower one's last moment."""
+        return [found for file in self.files.values() for found in overlaps(moments(file))]
+
+    # ── strikes ──
+
+    def _start(self, place: tuple[str, int]) -> None:
+        tag, _ = place
+        module = [sys.executable, "-m", "loadtest.drills.lock_holder"]
+        given = [self.cluster.url, tag, str(self.files[tag]), str(TTL_S), str(GRACE_S), self._faces[place]]
+        self._running[place] = subprocess.Popen([*module, *given])
+
+    def _strike(self) -> None:
+        """Stop or kill a holder, or a node that leads."""
+        kind = STRIKES[self.struck.total() % len(STRIKES)]
+        self.struck[kind] += 1
+        if kind.endswith("client"):
+            place = self.random.choice(sorted(self._running))
+            process = self._running[place]
+            if kind.startswith("kill"):
+                process.kill()
+                process.wait()
+                self._start(place)
+            else:
+                os.kill(process.pid, signal.SIGSTOP)
+                time.sleep(self.random.uniform(0.2, 2 * (TTL_S + GRACE_S)))
+                os.kill(process.pid, signal.SIGCONT)
+            return
+        leaders = sorted(set(self.cluster.leaders().values()))
+        node = self.random.choice(leaders or self.cluster.ids)
+        if kind.startswith("kill"):
+            self.cluster.kill(node)
+            self.cluster.start_node(node)
+        else:
+            self.cluster.pause(node)
+            time.sleep(self.random.uniform(0.2, 4.0))
+            self.cluster.resume(node)
+        self.cluster.wait_ready()
+
+
+def moments(file: Path) -> dict[int, tuple[float, float]]:
+    """Each token's first and last moment of being held. A line that is being written counts next time."""
+    found: dict[int, tuple[float, float]] = {}
+    whole, _, _ = file.read_bytes().rpartition(b"\n")
+    for line in whole.splitlines():
+        word, at = line.split()
+        token, moment = int(word), float(at)
+        first, last = found.get(token, (moment, moment))
+        found[token] = min(first, moment), max(last, moment)
+    return found
+
+
+def overlaps(held: dict[int, tuple[float, float]]) -> list[str]:
+    """Tokens that were held while, or before, a lower one was."""
+    wrong, latest, whose = [], float("-inf"), 0
+    for token, (first, last) in sorted(held.items()):
+        if first <= latest:
+            wrong.append(f"token {token} was held at {first:.6f}, token {whose} until {latest:.6f}")
+        if last > latest:
+            latest, whose = last, token
+    return wrong

@@ -1,0 +1,80 @@
+"""Items of a queue are one session's at a time, and none is lost (docs/protocol.md, Q6)."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from kvstore.client.coordination.handing_out import Taken, done, free_ones, give_back, put, take
+from kvstore.client.coordination.lease import Lease
+from kvstore.client.coordination.steps import Await, SessionEnded, Write
+from kvstore.client.core.operation import CHECK, DELETE, GET, PUT
+from kvstore.client.core.values import Item
+from kvstore.errors import ConditionFailed
+from kvstore.proto import kv_pb2
+
+PREFIX = b"{t}/queue/q/"
+TAKEN = Taken(b"01", b"v", 9)
+
+
+def queue(*names: bytes) -> dict[bytes, Item]:
+    return {PREFIX + name: Item(b"", 1, 1, 0, 0) for name in names}
+
+
+def asked(write: object) -> list[tuple[int, bytes]]:
+    assert isinstance(write, Write)
+    return [(each.code, each.key.removeprefix(PREFIX)) for each in write.more]
+
+
+def test_an_item_that_is_claimed_is_not_free() -> None:
+    assert free_ones(queue(b"claim-01", b"item-01", b"item-02", b"tickets"), PREFIX) == [b"02"]
+
+
+def test_an_item_is_claimed_if_it_is_there_and_nobody_has_it() -> None:
+    recipe = take(PREFIX, inf)
+    waited = next(recipe)
+    assert isinstance(waited, Await)
+    assert not waited.is_met(queue(b"claim-01", b"item-01"))
+    write = recipe.send(queue(b"item-01", b"item-02"))
+    assert asked(write) == [(CHECK, b"claim-01"), (CHECK, b"item-01"), (GET, b"item-01")]
+    assert isinstance(write, Write)
+    flags = [each.options.flags for each in write.more if each.options is not None]
+    assert flags[:2] == [kv_pb2.IF_ABSENT, kv_pb2.IF_PRESENT]
+    assert list(write.puts) == [PREFIX + b"claim-01"]
+    write = recipe.throw(ConditionFailed(5))
+    assert asked(write)[0] == (CHECK, b"claim-02"), "the next, another one was first"
+    with pytest.raises(StopIteration) as end:
+        recipe.send([0, 3, Item(b"v", 3, 3, 0, 0), 9])
+    assert end.value.value == Taken(b"02", b"v", 9)
+
+
+def test_who_finds_all_of_them_claimed_meanwhile_waits_again() -> None:
+    recipe = take(PREFIX, inf)
+    next(recipe)
+    recipe.send(queue(b"item-01"))
+    assert isinstance(recipe.throw(ConditionFailed(5)), Await)
+
+
+def test_an_item_goes_with_its_claim_and_only_by_whoever_has_it() -> None:
+    lease = Lease(b"t", b"id")
+    with pytest.raises(SessionEnded):
+        next(done(lease, PREFIX, TAKEN))
+    assert list(give_back(lease, PREFIX, TAKEN)) == []
+    lease.keys[PREFIX + b"claim-01"] = None
+    write = next(done(lease, PREFIX, TAKEN))
+    assert asked(write) == [(DELETE, b"item-01")]
+    assert isinstance(write, Write)
+    assert write.drops == (PREFIX + b"claim-01",)
+    assert next(give_back(lease, PREFIX, TAKEN)) == Write(drops=(PREFIX + b"claim-01",))
+
+
+def test_items_are_in_the_order_of_their_tickets() -> None:
+    names = []
+    for ticket in (9, 10, 300):
+        recipe = put(PREFIX, b"v")
+        assert asked(next(recipe)) == [(kv_pb2.INCREMENT, b"tickets")]
+        ((code, name),) = asked(recipe.send([ticket]))
+        assert code == PUT
+        names.append(name)
+    assert names == sorted(names)

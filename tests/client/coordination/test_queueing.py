@@ -1,0 +1,95 @@
+"""Whose turn it is in a line, and what recipes do about it (docs/protocol.md, Q4 and Q5)."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from kvstore.client.coordination.lease import Lease
+from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place, acquire, first_of, in_front, release
+from kvstore.client.coordination.steps import Await, Find, NotInTime, SessionEnded, Write
+from kvstore.client.core.values import Item
+from kvstore.errors import OutcomeUnknown
+
+PREFIX = b"{t}/lock/l/"
+
+
+def line(*places: tuple[bytes, int, bytes]) -> dict[bytes, Item]:
+    """Keys, the versions with which they were created, and what each wants. All have been renewed since."""
+    return {key: Item(mode, 90 + created, created, 0, 0) for key, created, mode in places}
+
+
+def test_the_order_is_that_in_which_the_store_has_made_the_keys() -> None:
+    found = line((b"a", 3, EXCLUSIVE), (b"b", 1, EXCLUSIVE), (b"c", 2, EXCLUSIVE))
+    assert in_front(found, b"b", EXCLUSIVE) is None
+    assert in_front(found, b"c", EXCLUSIVE) == b"b"
+    assert in_front(found, b"a", EXCLUSIVE) == b"c", "the one directly in front: an end wakes one"
+    assert first_of(found) == Place(b"b", 1)
+
+
+def test_readers_wait_for_the_last_writer_in_front_and_writers_for_everybody() -> None:
+    found = line((b"a", 1, SHARED), (b"b", 2, EXCLUSIVE), (b"c", 3, SHARED), (b"d", 4, SHARED), (b"e", 5, EXCLUSIVE))
+    assert [in_front(found, key, item.value) for key, item in found.items()] == [None, b"a", b"b", b"b", b"d"]
+
+
+def test_who_is_not_in_the_line_holds_nothing() -> None:
+    with pytest.raises(SessionEnded):
+        in_front(line((b"a", 1, EXCLUSIVE)), b"b", EXCLUSIVE)
+
+
+def begun() -> tuple[Lease, Any, bytes]:
+    """Somebody who has asked for a place."""
+    lease = Lease(b"t", b"id")
+    lease.opened(0.0)
+    recipe = acquire(lease, PREFIX, EXCLUSIVE, b"", inf)
+    step = next(recipe)
+    assert isinstance(step, Write)
+    (key,) = step.puts
+    return lease, recipe, key
+
+
+def test_after_the_one_in_front_has_gone_the_line_is_read_again() -> None:
+    _, recipe, key = begun()
+    assert recipe.send([5]) == Find(PREFIX)
+    waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (b"waiter", 2, EXCLUSIVE), (key, 5, EXCLUSIVE)))
+    assert isinstance(waited, Await)
+    assert (waited.find, waited.is_key) == (Find(b"waiter"), True)
+    assert not waited.is_met(line((b"waiter", 2, EXCLUSIVE)))
+    assert waited.is_met({})
+    assert recipe.send({}) == Find(PREFIX)
+    waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (key, 5, EXCLUSIVE)))
+    assert waited.find == Find(b"holder")
+    assert recipe.send({}) == Find(PREFIX)
+    with pytest.raises(StopIteration) as end:
+        recipe.send(line((key, 5, EXCLUSIVE)))
+    assert end.value.value == Place(key, 5)
+
+
+@pytest.mark.parametrize("error", [NotInTime("late"), OutcomeUnknown("lost")])
+def test_who_gives_up_leaves_nothing_in_the_line(error: Exception) -> None:
+    lease, recipe, key = begun()
+    recipe.send([5])
+    with pytest.raises(type(error)):
+        recipe.throw(error)
+    assert key in lease._discarded
+
+
+def test_who_is_cancelled_before_the_answer_leaves_nothing_in_the_line() -> None:
+    lease, recipe, key = begun()
+    recipe.close()
+    assert key in lease._discarded
+
+
+def test_a_release_says_whether_it_was_held_until_then() -> None:
+    lease = Lease(b"t", b"id")
+    lease.opened(0.0)
+    assert list(release(lease, Place(b"k", 1))) == [], "lost before: nothing is asked"
+    for deleted_at, was_held in ((9, True), (0, False)):
+        lease.keys[b"k"] = None
+        recipe = release(lease, Place(b"k", 1))
+        assert next(recipe) == Write(drops=(b"k",))
+        with pytest.raises(StopIteration) as end:
+            recipe.send([deleted_at])
+        assert end.value.value is was_held

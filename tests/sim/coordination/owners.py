@@ -1,0 +1,142 @@
+"""Processes that coordinate on a simulated cluster: the real sessions and locks of kvstore.client.coordination, on
+clients that the simulation can stop at any moment, as SIGSTOP does, or for good, as kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any, Self
+
+from kvstore.client.coordination import AsyncSession
+from kvstore.client.core.batch import Batch
+from kvstore.client.core.operation import CHECK, DELETE, PUT, Operation
+from kvstore.client.core.scanning import scan_bounds
+from kvstore.client.core.values import Item
+from kvstore.env.clock import Unjudged
+from kvstore.env.library_env import LibraryEnv
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Op
+from kvstore.proto import kv_pb2
+from tests.sim.clients import Identity, Worker
+from tests.sim.cluster import Cluster
+from tests.sim.judges.operations import Status
+
+LOOK_S = 0.1
+PAGE = 1000
+
+
+class LoopClock(Unjudged):
+    """The simulation's true time: a process that stands still does not stop it."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+class Owner:
+    """One process: what AsyncSession needs of a client. Its calls neither leave nor return while it stands still."""
+
+    def __init__(self, cluster: Cluster, name: str, random: Random) -> None:
+        self.random, self._cluster = random, cluster
+        self.worker = Worker(cluster, name, random, Identity(random))
+        self._runs = asyncio.Event()
+        self._runs.set()
+        self._stops_with_answer = False
+        self.nursery = TaskNursery(name)
+
+    def session(self, tag: bytes, *, ttl_s: float, grace_s: float) -> AsyncSession:
+        env = LibraryEnv(LoopClock(), self.random, self.nursery)
+        return AsyncSession(self, tag, ttl_s=ttl_s, grace_s=grace_s, env=env)  # type: ignore[arg-type]
+
+    def stop(self, *, with_an_answer: bool = False) -> None:
+        """Stand still now, or when the next answer comes, before the process has seen it."""
+        if with_an_answer:
+            self._stops_with_answer = True
+        else:
+            self._runs.clear()
+
+    def go_on(self) -> None:
+        self._stops_with_answer = False
+        self._runs.set()
+
+    async def runs(self) -> None:
+        """Return while the process does not stand still."""
+        await self._runs.wait()
+
+    async def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
+        ops = tuple(map(op_of, batch.operations))
+        results: list[Any] = await self._do(commands.batch(ops[0][1], ops), timeout_s)
+        return results
+
+    async def meta(self, key: bytes) -> Any:
+        return await self._do(commands.meta(key), 10.0)
+
+    async def scan(
+        self, *, prefix: bytes, limit: int = 0, keys_only: bool = False
+    ) -> AsyncIterator[tuple[bytes, Item]]:
+        start, end = scan_bounds(b"", b"", prefix)
+        partition = self.worker.ring.partition_of(start)
+        items, more = await self._do(commands.scan(start, end, PAGE), 10.0, partition)
+        assert more is None, "the lines of a test are short"
+        for key, record in items:
+            yield key, Item(*record)
+
+    def watch(self, key: bytes | None, *, prefix: bytes, keys_only: bool) -> Looks:
+        return Looks(self)
+
+    async def _do(self, op: Op, timeout_s: float, partition: Any = None) -> Any:
+        await self.runs()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.worker.identity.seen_ms:
+                    await self.worker.do(commands.get(b"time"))
+                done = await self.worker.do(op, partition=partition)
+        except TimeoutError:
+            await self.runs()
+            raise OutcomeUnknown("no answer in time") from None
+        if self._stops_with_answer:
+            self._runs.clear()
+        await self.runs()
+        if isinstance(done.result, StoreError):
+            raise OutcomeUnknown(str(done.result)) if done.status is Status.INFO else done.result
+        if done.status is not Status.OK:
+            raise Unavailable(str(done.result))
+        return done.result
+
+
+class Looks:
+    """A watch that says every tenth of a second that something may have changed: watches have tests of their own."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *ended: object) -> None:
+        """Nothing is open."""
+
+    async def __anext__(self) -> None:
+        await asyncio.sleep(LOOK_S)
+        await self._owner.runs()
+
+
+def op_of(operation: Operation) -> Op:
+    """What a door makes of it."""
+    options = operation.options or kv_pb2.Options()
+    flags, version, expires_ms = options.flags, options.version, options.expires_ms
+    match operation.code:
+        case kv_pb2.EXPIRE:
+            return commands.expire(operation.key, expires_ms, flags)
+        case code if code == PUT:
+            return commands.put(operation.key, operation.value, expires_ms, flags, version)
+        case code if code == DELETE:
+            return commands.delete(operation.key, flags, version)
+        case code if code == CHECK:
+            return commands.check(operation.key, flags, version)
+    raise AssertionError(f"unknown operation {operation.code}")

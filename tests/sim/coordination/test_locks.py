@@ -1,0 +1,126 @@
+"""Locks in simulated clusters: never held twice, whoever is stopped or killed (docs/protocol.md, Q1 to Q5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.client.coordination import lease as leases
+from kvstore.client.coordination import queueing
+from kvstore.client.coordination.lease import GRACE_S, Lease
+from kvstore.client.coordination.steps import Find, Recipe, Write
+from tests.sim.cluster import RuleBroken
+from tests.sim.coordination.contests import play
+from tests.sim.strikes.knobs import Knobs
+
+pytestmark = pytest.mark.sim
+
+QUIET = Knobs(faults=("hand_over",), pace_s=10.0)
+STRUCK = Knobs(faults=("kill_leader", "kill_leader", "pause", "hand_over", "cut_a_link"), pace_s=2.0)
+JUMPING = Knobs(faults=("clock_jumps", "kill_leader", "hand_over"), pace_s=1.5)
+
+
+def played(seeds: range, knobs: Knobs, **options: Any) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        total += play(seed, knobs, **options)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("knobs", "options"),
+    [(STRUCK, {}), (STRUCK, {"shared": 0.6}), (JUMPING, {"grace_s": GRACE_S})],
+    ids=("leaders die", "readers and writers", "dates jump"),
+)
+def test_a_lock_is_never_held_twice(knobs: Knobs, options: dict[str, Any], seed: int) -> None:
+    counts = played(range(seed, seed + 2), knobs, **options)
+    assert counts["held"] > 10, counts
+    assert counts["stopped"] > 5, counts
+    assert counts["SessionEnded"] + counts["killed"] > 3, counts
+
+
+def counts_from_the_answer(patch: pytest.MonkeyPatch) -> None:
+    """Q2."""
+    wrote = Lease.wrote
+
+    def late(self: Lease, write: Any, batch: Any, results: Any, sent: float) -> Any:
+        return wrote(self, write, batch, results, asyncio.get_running_loop().time())
+
+    patch.setattr(Lease, "wrote", late)
+
+
+def trusts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:
+    """Q2: a holder that looks at no clock."""
+    patch.setattr(Lease, "holds", lambda self, key, now: key in self.keys)
+
+
+def asks_for_names_in_order(patch: pytest.MonkeyPatch) -> None:
+    """Q4: the order of keys is not that in which the store has made them."""
+
+    def by_name(line: Any, key: bytes, mode: bytes) -> bytes | None:
+        before = [other for other in line if other < key]
+        return max(before) if before else None
+
+    patch.setattr(queueing, "in_front", by_name)
+
+
+def trusts_the_end_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
+    """Q4: a waiter may end before the holder."""
+    acquire = queueing.acquire
+
+    def hasty(lease: Lease, *more: Any) -> Recipe[Any]:
+        recipe = acquire(lease, *more)
+        answer: Any = None
+        looked = False
+        try:
+            step = next(recipe)
+            while True:
+                if isinstance(step, Write):
+                    answer = yield step
+                    key = next(iter(step.puts))
+                elif isinstance(step, Find):
+                    answer = yield step
+                    answer = {key: answer[key]} if looked else answer
+                    looked = True
+                else:
+                    answer = yield step
+                step = recipe.send(answer)
+        except StopIteration as end:
+            return end.value
+        finally:
+            recipe.close()
+
+    patch.setattr(queueing, "acquire", hasty)
+
+
+def has_no_grace(patch: pytest.MonkeyPatch) -> None:
+    """Q3: keys go as soon as the owner stops to count on them, by another leader's date before that."""
+    init = Lease.__post_init__
+
+    def none(self: Lease) -> None:
+        init(self)
+        self.grace_s = 0.0
+
+    patch.setattr(leases.Lease, "__post_init__", none)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "knobs"),
+    [
+        (counts_from_the_answer, QUIET),
+        (trusts_what_it_was_told, QUIET),
+        (asks_for_names_in_order, QUIET),
+        (trusts_the_end_of_the_one_in_front, QUIET),
+        (has_no_grace, JUMPING),
+    ],
+)
+def test_without_this_rule_a_lock_is_held_twice(
+    breaks: Callable[[pytest.MonkeyPatch], None], knobs: Knobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    with pytest.raises(RuleBroken, match=r"Q[45]"):
+        played(range(12), knobs)
