@@ -39,9 +39,10 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology
+from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.types import PartitionId, ServerId
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 class Node:
@@ -53,6 +54,7 @@ class Node:
         self.version = VERSION
         self.zookeeper = config.metadata_address
         self.is_draining = False
+        self.versions: VersionFollower
         self.membership: Membership
         self.dispatcher: Dispatcher
         self.hosting: Hosting

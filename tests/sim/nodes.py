@@ -232,5 +232,5 @@ def small_journals(knobs: Knobs) -> Iterator[None]:
             small = knobs.bookie(name, listen)
             return replace(small, id=id, zone=zone, journal_dirs=journal_dirs, lost_dirs=lost_dirs)
 
-        patch.setattr(app, "BookieConfig", small)
+        patch.setattr(composition, "BookieConfig", small)
         yield

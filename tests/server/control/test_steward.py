@@ -26,6 +26,7 @@ from kvstore.server.control import steward as module
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
 from kvstore.server.control.steward import CLOSE_BEHIND, Steward
 from kvstore.server.routing.topology import ClusterTopology, Member
+from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
@@ -76,7 +77,8 @@ class World:
 
     def steward(self, server: ServerId = N1, repair_after_s: float = 60.0) -> Steward:
         membership: Any = self
-        made = Steward(self.env, server, self.store, membership, self, repair_after_s=repair_after_s)
+        known = VersionFollower(self.env, self.store, server)
+        made = Steward(self.env, server, self.store, membership, self, known, repair_after_s=repair_after_s)
         made.start()
         return made
 

@@ -21,6 +21,7 @@ from kvstore.server.peer.server import PeerSession
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import LINK_LATEST
 from tests.server.backends import Collector
 from tests.server.servers import Server, servers
 from tests.waiting import PATIENCE_S, wait_until
@@ -237,6 +238,9 @@ class Links:
 
     def now(self) -> float:
         return self.time
+
+    def version_to(self, server: ServerId) -> int:
+        return LINK_LATEST
 
     def lost(self, link: Link) -> None:
         """It is not used again."""

@@ -32,7 +32,10 @@ async def test_a_flush_is_refused_where_the_settings_do_not_allow_it(tmp_path: P
 
 
 async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:
-    async with redis_door(tmp_path, allows_flush=True) as door, redis.Redis(host=door.host, port=door.port).client() as client:
+    async with (
+        redis_door(tmp_path, allows_flush=True) as door,
+        redis.Redis(host=door.host, port=door.port).client() as client,
+    ):
         await client.set("key", "1")
         with pytest.raises(exceptions.ResponseError, match="syntax error"):
             await client.execute_command("FLUSHDB", "key")
