@@ -224,6 +224,7 @@ class Node:
         if self.is_open and Role.SERVER in self.config.plays:
             topology = self.dispatcher.topology
             shown["ring_version"] = topology.ring.version
+            shown["cluster_version"] = self.versions.cluster
             shown["leaders"] = {each: leader[0] for each, leader in sorted(topology.leaders.items())}
             shown["leaderless"] = self.leaderless()
             shown["servers"] = sorted(topology.servers)

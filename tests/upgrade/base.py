@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
-import tarfile
 from pathlib import Path
 
 COMMIT = "3798a2e0fc6cbeb7e3b1c819803257be7961f02e"
@@ -24,9 +22,9 @@ def check_out(directory: Path) -> Path:
     )
     if packed.returncode:
         raise NoHistory(
-            f"want commit {COMMIT} (release {RELEASE}) in the history of {ROOT}, got {packed.stderr.decode().strip()!r}: "
+            f"want commit {COMMIT} (release {RELEASE}) in the history of {ROOT}, got {packed.stderr!r}: "
             "clone with all of the history (`git fetch --unshallow`)"
         )
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(directory, filter="data")
+    directory.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["tar", "-x", "-C", str(directory)], input=packed.stdout, check=True)
     return directory
