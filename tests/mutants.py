@@ -26,6 +26,7 @@ BY_PYTEST = (
     "tests/partition/state/test_memory_mutants.py",
     "tests/models",
     "tests/sim/recovering/test_mutants.py",
+    "tests/sim/upgrading/test_mixed.py",
     "tests/server/access/test_mutants.py",
 )
 """Suites whose tests break something themselves: a leader's, an auditor's, a guard's or a budget's code, or a model by
