@@ -16,6 +16,7 @@ StoreError
 │   ├── NotAuthenticated      nobody has said who asks, or not rightly
 │   │   └── AccessUnfounded   other machines reach this node, and access control is off
 │   ├── PermissionDenied      the user lacks a right; names both, and what it was wanted for
+│   ├── NotYetRaised          the cluster's version is too low for it: some server is older
 │   ├── RequestExpired        a retry older than the window of remembered requests
 │   └── PositionTrimmed       the log does not reach back to where a feed shall go on; carries both
 ├── OutcomeUnknown            it may or may not be done: timeout, fence or loss after the append was sent
@@ -37,7 +38,9 @@ StoreError
 │   ├── NotRecoverable        too few definite answers to tell where the ledger ends
 │   └── BookieError           one bookie's failure: unreachable, slow, unknown state
 ├── Corrupted                 bytes read back are not the bytes written
+│   └── WrittenByNewer        they are, and a newer release has written what this build cannot read
 └── ConfigError               a configuration or a data directory that must not be used; names what is wrong
+    └── ClusterTooNew         the cluster is at a version that this build cannot do; says what to install
 """
 
 from __future__ import annotations
@@ -127,6 +130,10 @@ class AccessUnfounded(NotAuthenticated):
 
 class PermissionDenied(Refused):
     """The user has not the right; says which one, and what it was wanted for."""
+
+
+class NotYetRaised(Refused):
+    """The cluster is at a version at which not all servers could do this; says which one it takes, and what to do."""
 
 
 class RequestExpired(Refused):
@@ -229,5 +236,13 @@ class UndecodableNode(MetadataError, Corrupted):
     it and passes it over (docs/protocol.md, P34)."""
 
 
+class WrittenByNewer(Corrupted):
+    """Bytes that are as they were written, by a newer release, and that this build cannot read: no damage."""
+
+
 class ConfigError(StoreError):
     """A configuration or a data directory that must not be used."""
+
+
+class ClusterTooNew(ConfigError):
+    """The cluster is at a version that this build cannot do; says which, and what to install."""

@@ -26,6 +26,7 @@ BY_PYTEST = (
     "tests/partition/state/test_memory_mutants.py",
     "tests/models",
     "tests/sim/recovering/test_mutants.py",
+    "tests/sim/upgrading/test_mixed.py",
     "tests/server/access/test_mutants.py",
     "tests/server/access/test_rule_mutants.py",
     "tests/server/access/test_unfounded.py",

@@ -1,5 +1,5 @@
-"""`kvstore cluster …`: founds a cluster in an empty metadata store, for nodes that are started by hand; and moves one
-from a metadata store to another."""
+"""`kvstore cluster …`: founds a cluster in an empty metadata store, for nodes that are started by hand; moves one to
+another metadata store; and shows which version it is at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import Json, Tools, checked_address, checked_path, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, checked_address, checked_path, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, MetadataDenied, NoSuchNode
 from kvstore.meta import paths
@@ -47,6 +47,7 @@ def register(app: typer.Typer) -> None:
     cluster = typer.Typer(no_args_is_help=True, help="A cluster that is not run by `kvstore up`.")
     cluster.callback()(_group)
     cluster.command("init")(init)
+    cluster.command("version")(version)
     metadata = typer.Typer(no_args_is_help=True, help="The metadata of a cluster: who may use it, and where it is.")
     metadata.command("export")(export_metadata)
     metadata.command("import")(import_metadata)
@@ -115,6 +116,54 @@ def init(
         f"Its secret is in {path}. Copy that file to each node, readable by the node alone (mode 0600), name it there\n"
         "as secret_file, and keep one copy elsewhere. Then start each node: kvstore node run --config node.toml"
     )
+
+
+def version(
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep the version, so that nodes can go back.")] = False,
+    rise: Annotated[bool, typer.Option("--rise", help="Let it rise again.")] = False,
+    json: Json = False,
+) -> None:
+    """Show the version that the cluster is at, what each server can do, and what a rise waits for.
+
+    It rises by itself once all servers can do more, and never falls: to go back to an older release after an upgrade,
+    --hold it before the last node is upgraded.
+    """
+    from kvstore import versions
+    from kvstore.server.control.assign import replicas_held
+    from kvstore.server.control.rising import what_holds_it
+    from kvstore.server.routing.cluster_reader import ClusterReader
+    from kvstore.server.routing.cluster_version import ClusterVersionStore
+
+    if hold and rise:
+        raise ConfigError("want one of --hold and --rise, got both")
+
+    async def work(tools: Tools) -> dict[str, Any]:
+        store, reader = ClusterVersionStore(tools.store), ClusterReader(tools.store)
+        found = await store.hold(hold) if hold or rise else await store.read()
+        members, wanted = await reader.servers(None), replicas_held(await reader.ring())
+        return {
+            "version": found.version,
+            "held": found.is_held,
+            "latest": versions.LATEST,
+            "waits_for": what_holds_it(found, members, wanted, versions.LATEST) or None,
+            "servers": [
+                {"server": each, "release": member.version, "can": member.can}
+                for each, member in sorted(members.items())
+            ],
+        }
+
+    document = with_tools(data_dir, zookeeper, work, server)
+    if json:
+        print(as_json(document))
+        return
+    print(as_table(document["servers"]))
+    held = ", held" if document["held"] else ""
+    print(f"\nThe cluster is at version {document['version']} of {document['latest']}{held}.")
+    if document["waits_for"]:
+        print(f"It is no higher because {document['waits_for']}.")
 
 
 def export_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:

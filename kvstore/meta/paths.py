@@ -35,6 +35,8 @@ SNAPSHOTS = "/snapshots"
 RING = "/ring"
 CONFIG = "/config"
 ACCESS = "/access"
+VERSION = "/version"
+"""Of the cluster: what all of its servers can do."""
 OLDER_COPY = "/older-copy"
 """There if a bookie has found that this is an older copy of the metadata than there has been; says why."""
 

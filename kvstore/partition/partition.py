@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kvstore import versions
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
@@ -36,6 +37,7 @@ from kvstore.partition.state.scope import ELSEWHERE, bound, scope
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, SEQ_AT
+from kvstore.partition.versioning import Versioning
 from kvstore.ring import Rings
 from kvstore.types import LedgerMetadata, PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
@@ -64,6 +66,7 @@ class Partition:
         turns: Turns | None = None,
         rings: Rings | None = None,
         turn_away: TurnAway | None = None,
+        known_versions: versions.Versions = versions.FIXED,
     ) -> None:
         """`turns` are those of the server, all its partitions together. Without `rings` nothing says what the partition
         owns, and nothing moves; `turn_away` takes operations on keys that it does not own."""
@@ -74,7 +77,7 @@ class Partition:
         self._replicas = replicas
         turns = turns or Turns()
         self._claims = Claims(store, partition, server)
-        self.state = State(partition, engine, config)
+        self.state = State(partition, engine, config, known_versions.can)
         self._trials = Trials(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
@@ -87,17 +90,14 @@ class Partition:
             peers,
             self.state,
             self._tail,
-            replicas,
-            self._note_leader,
-            turns,
-            self._leader_of,
-            self._trials,
+            *(replicas, self._note_leader, turns, self._leader_of, self._trials),
         )
         self._turn_away, self._on_leader, self._rings = turn_away, on_leader, rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
+        self._versioning = Versioning(env, partition, self.state, self._leading, known_versions)
         self.known_ledgers = partial(_known_ledgers, self._replica)
         self.mover: Mover | None = None
         if rings is not None:
@@ -116,6 +116,7 @@ class Partition:
         self._replica.start()
         self._upkeep.start()
         self._pinning.start()
+        self._versioning.start()
         self._nursery.spawn(self._come_to_start(), name=f"{self.id} start")
         if self.mover is not None:
             self.mover.start()
@@ -254,6 +255,7 @@ class Partition:
             "seq": state.seq,
             "durable_seq": state.durable_seq,
             "epoch": state.epoch,
+            "log_version": state.log_version,
             "position": list(state.position) if state.position else None,
             "keys": state.key_count,
             "elections": replica.elections,

@@ -39,6 +39,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NotAuthenticated: Code.UNAUTHENTICATED,
     errors.AccessUnfounded: Code.UNAUTHENTICATED,
     errors.PermissionDenied: Code.PERMISSION_DENIED,
+    errors.NotYetRaised: Code.FAILED_PRECONDITION,
     errors.RequestExpired: Code.FAILED_PRECONDITION,
     errors.PositionTrimmed: Code.OUT_OF_RANGE,
     # Neither DEADLINE_EXCEEDED nor UNAVAILABLE: proxies retry those by themselves.
@@ -60,8 +61,10 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NotRecoverable: Code.UNAVAILABLE,
     errors.BookieError: Code.UNAVAILABLE,
     errors.Corrupted: Code.DATA_LOSS,
+    errors.WrittenByNewer: Code.FAILED_PRECONDITION,
     errors.UndecodableNode: Code.DATA_LOSS,
     errors.ConfigError: Code.FAILED_PRECONDITION,
+    errors.ClusterTooNew: Code.FAILED_PRECONDITION,
 }
 
 HTTP_OF_CODE: dict[grpc.StatusCode, int] = {

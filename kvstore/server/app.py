@@ -40,10 +40,11 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology
+from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.server.tracing.open import traced_backend
 from kvstore.types import PartitionId, ServerId
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 class Node:
@@ -55,6 +56,7 @@ class Node:
         self.version = VERSION
         self.zookeeper = config.metadata_address
         self.is_draining = False
+        self.versions: VersionFollower
         self.membership: Membership
         self.dispatcher: Dispatcher
         self.hosting: Hosting
@@ -231,6 +233,7 @@ class Node:
         if self.is_open and Role.SERVER in self.config.plays:
             topology = self.dispatcher.topology
             shown["ring_version"] = topology.ring.version
+            shown["cluster_version"] = self.versions.cluster
             shown["leaders"] = {each: leader[0] for each, leader in sorted(topology.leaders.items())}
             shown["leaderless"] = self.leaderless()
             shown["servers"] = sorted(topology.servers)

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from functools import partial
 
+from kvstore import versions
 from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.damage import DamageReports
 from kvstore.autorecovery.worker import Worker
@@ -53,6 +54,7 @@ from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import Member
+from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.server.tracing.open import open_traces
 from kvstore.types import BookieId, ServerId
 from kvstore.wal.bookies import Bookies
@@ -78,13 +80,14 @@ async def serve(
     spoil_engine: SpoilEngine | None = None,
     age_retired: AgeRetired | None = None,
     doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
+    can: int = versions.LATEST,
 ) -> AsyncIterator[Node]:
     """A running node; leaving the context hands over what it leads and stops it.
 
     `retire_engine` sets the state of a replica aside that is not here any more, `age_retired` makes those one older and
     removes the oldest, `find_engines` lists what is on this disk, `spoil_engine` sets aside the state of a replica that
-    is damaged. `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an
-    address is taken), MetadataUnavailable.
+    is damaged. `doors` opens what needs the real world, once operations can be taken. `can`: the highest cluster
+    version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable.
     """
     clock = JudgedClock(env.clock, ServerId(config.id))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
@@ -98,6 +101,7 @@ async def serve(
         await _follow_access(node, stack)
         logs, view, bookies = await _open_log(node, stack)
         if Role.SERVER in config.plays:
+            await _follow_version(node, stack, can)
             await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
             losses = LossWatch(node.env, node, view)
             losses.start()
@@ -127,6 +131,14 @@ async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
     follower = Follower(node.env, node.store, node.access)
     stack.push_async_callback(follower.close)
     await follower.open()
+
+
+# docs/protocol.md V2
+async def _follow_version(node: Node, stack: AsyncExitStack, can: int) -> None:
+    """Know the cluster's version before any replica opens. Raises ClusterTooNew."""
+    node.versions = VersionFollower(node.env, node.store, node.id, can)
+    stack.push_async_callback(node.versions.close)
+    await node.versions.open()
 
 
 async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, Bookies]:
@@ -214,6 +226,7 @@ async def _open_server(
         zone=config.zone,
         roles=tuple(config.plays),
         version=VERSION,
+        can=node.versions.can,
         nonce=nonce,
     )
     membership = node.membership = Membership(env, node.store, member)
@@ -225,8 +238,8 @@ async def _open_server(
     dispatcher = node.dispatcher = Dispatcher(env, node.id, membership, config.limits)
     stack.callback(dispatcher.close)
     forwarded_max = config.limits.forwarded_max
-    node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max)
-    node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer)
+    node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max, node.versions)
+    node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer, node.versions)
     dispatcher.use_links(node.links)
     overdue = OverdueWatch(env, dispatcher)
     overdue.start()
@@ -256,6 +269,7 @@ async def _open_server(
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
     await membership.announce()
+    node.versions.look()
     stack.push_async_callback(membership.announcement.withdraw)
 
 
@@ -286,6 +300,7 @@ async def _host(
         node.rings,
         node.config.retired_keep_s,
         age_retired,
+        node.versions,
     )
     await node.hosting.start()
     stack.push_async_callback(node.hosting.stop)
@@ -301,7 +316,9 @@ async def _host(
     repair_after_s = node.config.repair_after_s
     keep_ms = node.config.partition.retention_ms
     node.steward = Steward(
-        node.env, node.id, node.store, node.membership, node.rings, repair_after_s=repair_after_s, keep_ms=keep_ms
+        *(node.env, node.id, node.store, node.membership, node.rings, node.versions),
+        repair_after_s=repair_after_s,
+        keep_ms=keep_ms,
     )
     node.steward.start()
     stack.push_async_callback(node.steward.close)

@@ -10,6 +10,7 @@ from errno import EDQUOT, ENOSPC
 from functools import partial
 from typing import Any
 
+from kvstore import versions
 from kvstore.env import Env
 from kvstore.errors import Corrupted, MetadataError, StoreError
 from kvstore.meta import paths
@@ -64,7 +65,9 @@ class Hosting:
         rings: Rings,
         keep_s: float,
         age_retired: AgeRetired,
+        known_versions: versions.Versions = versions.FIXED,
     ) -> None:
+        self._versions = known_versions
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
         self._open_engine, self._retire_engine, self._find_engines = open_engine, retire_engine, find_engines
@@ -252,6 +255,7 @@ class Hosting:
             self._turns,
             self._rings,
             partial(self._dispatcher.turn_away, partition),
+            self._versions,
         )
         replica.on_outvoted(partial(self._make_anew, partition))
         self._hosted[partition] = replica

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvstore import versions
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.env import Env
 from kvstore.env.secret import ClusterSecret
@@ -53,6 +54,8 @@ class Node:
         self.served: app.Node | None = None
         """The running composition; None until it is up."""
         self.store: MetadataStore | None = None
+        self.can = versions.LATEST
+        """Which cluster version its process can do, from its next start on."""
         self._world, self._connect = world, connect
         self._stopping: asyncio.Event | None = None
         self.journal_dirs = ("bookie/journal", "disk2/journal", "disk3/journal")[: knobs.directories]
@@ -186,7 +189,7 @@ class Node:
             context = composition.serve(
                 self.config, env=env, store=store, secret=SECRET, open_engine=engines.open,
                 retire_engine=engines.retire, find_engines=engines.find, age_retired=engines.age_retired,
-                spoil_engine=engines.spoil,
+                spoil_engine=engines.spoil, can=self.can,
             )  # fmt: skip
             # Not by `async with`: a process that is killed leaves no context.
             self.served = await context.__aenter__()

@@ -26,7 +26,8 @@ from tests.sim.judges.operations import Status
 from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import small_journals
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
-from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_split
+from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_older, perhaps_split
+from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
 from tests.sim.world.env import SimWorld
@@ -79,7 +80,7 @@ def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
     began = process_time()
     with SimWorld(seed) as world:
         world.replay = f"make sim SEED={name or seed}"
-        chosen = knobs or perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
+        chosen = knobs or _drawn(world)
         outcome = Outcome(seed, chosen)
         try:
             world.run(_guarded(world, outcome), limit_s=RUN_S_MAX)
@@ -90,6 +91,11 @@ def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
         outcome.handles = world.loop.handles_run
     outcome.cpu_s = process_time() - began
     return outcome
+
+
+def _drawn(world: SimWorld) -> Knobs:
+    knobs = perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
+    return perhaps_older(knobs, world.fork("older"))
 
 
 async def _guarded(world: SimWorld, outcome: Outcome) -> None:
@@ -112,6 +118,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     """All phases."""
     world, knobs = cluster.world, outcome.knobs
     loop = world.loop
+    older = older_ones(cluster, knobs.older)
     await cluster.found()
     await all_serve(cluster, UP_S_MAX)
     workload = Workload(cluster, world.fork("workload"), knobs.load)
@@ -122,10 +129,14 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     await asyncio.sleep(CALM_S)
     chaos = Chaos(cluster, world.fork("chaos"), list(knobs.faults), knobs.pace_s)
     struck_from = loop.time()
+    upgrading = cluster.spawn(upgrade(cluster, older, knobs.chaos_s / 2), name="upgrade")
     await chaos.run(knobs.chaos_s)
+    await upgrading
     struck_to = loop.time()
     heal(cluster)
     await all_serve(cluster, RECOVERY_S_MAX)
+    if older:
+        await all_risen(cluster, RECOVERY_S_MAX)
     outcome.recovery_s = loop.time() - struck_to
     served = loop.time()
     await asyncio.sleep(CALM_S)

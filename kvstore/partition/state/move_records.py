@@ -107,8 +107,18 @@ class Drop(NamedTuple):
     """All records before this key. Empty: all of them, and nothing is remembered of the move."""
 
 
-MoveRecord = Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | Mark
-"""Marks are about no token: they change no ownership."""
+class LogVersion(NamedTuple):
+    """The log is written by another cluster version from here on (docs/protocol.md V4)."""
+
+    version: int
+    release: str = ""
+    """Of the software that can do it: what reads the log from here on is no older."""
+
+
+MoveRecord = (
+    Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | Mark | LogVersion
+)
+"""The last two are about no token: they change no ownership."""
 
 KIND_OF: dict[type, Kind] = {
     Founded: Kind.EPOCH_START,
@@ -121,6 +131,7 @@ KIND_OF: dict[type, Kind] = {
     Own: Kind.OWN,
     Drop: Kind.DROP,
     Mark: Kind.MARK,
+    LogVersion: Kind.LOG_VERSION,
 }
 _decoders: dict[int, Any] = {int(kind): msgspec.msgpack.Decoder(record) for record, kind in KIND_OF.items()}
 _encode = msgspec.msgpack.Encoder().encode

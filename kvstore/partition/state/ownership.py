@@ -23,6 +23,7 @@ from kvstore.partition.state.move_records import (
     ImportBegin,
     ImportEnd,
     ImportRows,
+    LogVersion,
     MoveRecord,
     Own,
     Release,
@@ -162,7 +163,7 @@ class Ownership:
                 return self._release(record, position, seq, time_ms)
             case Drop():
                 return self._drop(record)
-            case Mark():
+            case Mark() | LogVersion():
                 return self
         assert_never(record)
 

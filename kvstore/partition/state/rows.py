@@ -8,6 +8,7 @@
     t                               which tokens the partition owns     (ownership.py)
     c                               checksums at the last checked sequences   (checksum.py)
     f                               whose state this is a copy of, until it is borne out
+    v                               by which cluster version the log is written; absent: by the first
     h                               a difference of another replica's that this one has heard of (trials.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
@@ -21,6 +22,7 @@ from operator import add
 from struct import Struct
 from typing import NamedTuple
 
+from kvstore import versions
 from kvstore.errors import ConfigError
 from kvstore.partition.state.commands import Record
 from kvstore.ring.hashing import token_of, tokens_of
@@ -36,6 +38,7 @@ TERRITORY_KEY = b"t"
 CHECKS_KEY = b"c"
 ORIGINS_KEY = b"f"
 HEARD_KEY = b"h"
+VERSION_KEY = b"v"
 EVERYTHING = (b"", b"\xff")
 
 FORMAT = 1
@@ -79,6 +82,23 @@ def heard_of(row: bytes | None) -> Heard:
         raise ConfigError(f"the row of what was heard has format {row[0]}, this program reads format {FORMAT}")
     _, since, is_barred = _heard.unpack(row)
     return Heard(Seq(since), bool(is_barred))
+
+
+_version = Struct(">BI")
+
+
+def encode_version(version: int) -> bytes:
+    """The row of a log's version."""
+    return _version.pack(FORMAT, version)
+
+
+def version_of(row: bytes | None) -> int:
+    """Raises ConfigError for a format that this program does not know."""
+    if row is None:
+        return versions.FIRST
+    if row[0] != FORMAT:
+        raise ConfigError(f"the row of the log's version has format {row[0]}, this program reads format {FORMAT}")
+    return int(_version.unpack(row)[1])
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────────

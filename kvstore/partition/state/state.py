@@ -16,7 +16,8 @@ from operator import add, sub
 
 from crc32c import crc32c
 
-from kvstore.errors import Corrupted
+from kvstore import versions
+from kvstore.errors import ClusterTooNew, Corrupted
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records, rows
@@ -35,7 +36,7 @@ from kvstore.partition.state.engine import Batch, Engine
 from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
 from kvstore.partition.state.marks import Mark
 from kvstore.partition.state.move_effects import apply_record
-from kvstore.partition.state.move_records import ImportRows
+from kvstore.partition.state.move_records import ImportRows, LogVersion
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
@@ -62,8 +63,14 @@ CRCS_REMEMBERED = 64
 class State:
     """The state of one partition on this replica. What is known of it without reading: the attributes."""
 
-    def __init__(self, partition: PartitionId, engine: Engine, config: PartitionConfig) -> None:
-        """Raises ConfigError if the engine's rows have an unknown format."""
+    def __init__(
+        self, partition: PartitionId, engine: Engine, config: PartitionConfig, can: int = versions.LATEST
+    ) -> None:
+        """`can`: the highest cluster version that this server can do. Raises ConfigError if the engine's rows have an
+        unknown format, ClusterTooNew if its log was written by a higher version."""
+        self.can = can
+        self.log_version = versions.FIRST
+        """The cluster version by which the log is written, as far as it is applied."""
         self.partition = partition
         self.engine = engine
         self._config = config
@@ -123,7 +130,10 @@ class State:
             changed = ownership.after(record, position, self.seq, entry.time_ms)
             ownership, last, more = apply_record(self.engine, batch, ownership, record, changed, seq)
             seq, count, data_keys = Seq(last), count + more, []
-            if not isinstance(record, Mark):
+            if isinstance(record, LogVersion):
+                self._admit_version(record.version, record.release)
+                batch.put(rows.VERSION_KEY, rows.encode_version(max(record.version, self.log_version)))
+            elif not isinstance(record, Mark):
                 batch.put(rows.TERRITORY_KEY, ownership.encode())
             if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
@@ -148,6 +158,8 @@ class State:
         self.ownership = ownership
         self._stand_at(meta)
         self.is_whole = True
+        if entry.kinds == _LOG_VERSION:
+            self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
         if checked is not None and self.doubt is not None:
             self.on_doubt()  # docs/protocol.md, P5 and P35
         if entry.kinds == _MARK:
@@ -164,6 +176,15 @@ class State:
             owned=self.ownership.owned,
             records=self.key_count,
         )
+
+    # docs/protocol.md V4
+    def _admit_version(self, version: int, release: str = "") -> None:
+        """Raise ClusterTooNew unless this build reads logs of that version."""
+        if version > self.can:
+            raise ClusterTooNew(
+                f"{self.partition}: its log is written by cluster version {version}, this server can do {self.can}: "
+                f"install kvstore {versions.release_for(version, release)} or later"
+            )
 
     def _write_counting(self, batch: Batch, data_keys: list[bytes]) -> None:
         concerned = [(digest, digest.concerned(data_keys)) for digest in self._digests]
@@ -289,6 +310,8 @@ class State:
             self.ownership = Ownership() if ownership is None else Ownership.decode(ownership)
             self._stand_at(rows.meta_of(row))
             self._load_retries()
+        self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
+        self._admit_version(self.log_version)
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
         self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
         self.heard = rows.heard_of(self.engine.get(rows.HEARD_KEY))
@@ -343,6 +366,7 @@ class State:
 
 _RELEASE_LEAD = bytes((Kind.RELEASE_LEAD,))
 _MARK = bytes((Kind.MARK,))
+_LOG_VERSION = bytes((Kind.LOG_VERSION,))
 _EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
 
 

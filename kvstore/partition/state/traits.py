@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvstore import versions
 from kvstore.access import Right
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Code, Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Traits:
     """Its third field is a value: its size counts."""
     is_versioned: bool = False
     """Answered with a version, and nothing else if no record is asked for."""
+    since: int = versions.FIRST
+    """The first cluster version at which every server knows it (docs/protocol.md V3)."""
 
 
 _READ, _WRITE = (Right.READ,), (Right.WRITE,)
@@ -49,7 +52,7 @@ TRAITS: dict[Code, Traits] = {
     Code.SCAN_TOKENS: Traits(needs=_READ, level_at=3, is_keyless=True),
     Code.COUNT: Traits(needs=_READ, level_at=2, is_keyless=True),
     Code.CHECK: Traits(needs=_READ, is_in_batch=True, is_versioned=True),
-    Code.RANGE: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True),
+    Code.RANGE: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True, since=2),
 }
 
 # Plain integers: what comes off a wire is one.
@@ -65,4 +68,13 @@ UNORDERED = KEYLESS | POINT_READS
 IN_BATCH = frozenset(int(code) for code, each in TRAITS.items() if each.is_in_batch)
 WITH_VALUE = frozenset(int(code) for code, each in TRAITS.items() if each.has_value)
 VERSIONED = frozenset(int(code) for code, each in TRAITS.items() if each.is_versioned)
+SINCE = {int(code): each.since for code, each in TRAITS.items() if each.since > versions.FIRST}
+"""Those that servers of the first release do not know."""
 NEEDS = {int(code): each.needs for code, each in TRAITS.items()}
+
+
+def version_of(op: Op) -> int:
+    """The first cluster version at which every server knows the operation; of a batch, all that stand in it."""
+    if op[0] == Code.BATCH:
+        return max((SINCE.get(each[0], versions.FIRST) for each in op[2]), default=versions.FIRST)
+    return SINCE.get(op[0], versions.FIRST)

@@ -46,9 +46,10 @@ class Export:
         meta = engine.get(META_KEY)
         assert meta is not None
         self.meta: Meta = meta_of(meta)
-        ownership = engine.get(TERRITORY_KEY)
+        ownership, version = engine.get(TERRITORY_KEY), engine.get(rows.VERSION_KEY)
         self._view = engine.view((rows.ALL_DATA, rows.ALL_RETRY))
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
+            [] if version is None else [(rows.VERSION_KEY, version)],
             [] if ownership is None else [(TERRITORY_KEY, ownership)],
             _taken(self._view.cursor(*rows.ALL_DATA)),
             _taken(self._view.cursor(*rows.ALL_RETRY)),

@@ -8,16 +8,23 @@ compare-and-set of the ring.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Mapping
 
+from kvstore import versions
 from kvstore.env import Env
 from kvstore.errors import StoreError
+from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.ring import PartitionState, Ring, Rings, steps
 from kvstore.server.control.assign import decide, replicas_held
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
+from kvstore.server.control.rising import next_version
+from kvstore.server.routing.cluster_reader import ClusterReader
+from kvstore.server.routing.cluster_version import ClusterVersionStore
 from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.topology import Member
+from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -39,6 +46,7 @@ class Steward:
         store: MetadataStore,
         membership: Membership,
         rings: Rings,
+        known: VersionFollower,
         *,
         repair_after_s: float,
         keep_ms: int = 0,
@@ -49,6 +57,7 @@ class Steward:
         """Logs of partitions that have left, and since when this process has known of them."""
         self._env, self._server, self._store = env, server, store
         self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
+        self._versions, self._version_store, self._reader = known, ClusterVersionStore(store), ClusterReader(store)
         self._nursery = env.nursery.child("steward")
         self._missing: dict[ServerId, float] = {}
         """Servers of the ring that are away, and since when, as far as this process has seen."""
@@ -91,6 +100,7 @@ class Steward:
         if self._server != min(servers, default=""):
             return
         alive = {id: member.zone for id, member in servers.items() if member.resp and not member.draining}
+        await self._try(self._rise(servers), failed)
         ring = self._rings.ring
         gone = frozenset(self._gone())
         caught_up = frozenset([pair for pair in self._newcomers() if await self._has_caught_up(*pair)])
@@ -107,6 +117,22 @@ class Steward:
     async def _change(self, step: Callable[[Ring], Ring]) -> None:
         await self._rings.change(step)
         self.changes += 1
+
+    # docs/protocol.md V1
+    async def _rise(self, servers: Mapping[ServerId, Member]) -> None:
+        """Raise the cluster's version if every server can do more; by what the metadata store says now of each."""
+        if next_version(self._versions.found, servers, replicas_held(self._rings.ring)) is None:
+            return
+        self._reader.undecodable.clear()
+        await self._store.sync(paths.SERVERS)
+        members = await self._reader.servers(None)
+        wanted = replicas_held(await self._reader.ring())
+        version = next_version(await self._version_store.read(), members, wanted)
+        if version is not None and not self._reader.undecodable:
+            found = await self._version_store.rise(version, versions.release_for(version))
+            self.changes += 1
+            log.info("cluster version=%d: all of %s can do it", found.version, ", ".join(sorted(members)))
+            self._versions.look()
 
     async def _drop_kept(self) -> None:
         """Those that are old by the metadata store's date, and by what this process has seen: no date alone removes a

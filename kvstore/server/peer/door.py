@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from kvstore import versions
 from kvstore.env import Clock, Stream, StreamHandler
 from kvstore.server.peer.identity import Certificate, certificate_fault
 from kvstore.server.peer.proof import Called, Credentials, Refused
@@ -51,6 +52,7 @@ class Owner(Protocol):
     """Lets other servers in: kvstore.server.peer.server.PeerServer."""
 
     credentials: Credentials
+    versions: versions.Versions
 
     def host_of(self, server: ServerId) -> str | None:
         """Where the server is registered, or was last."""
@@ -70,7 +72,9 @@ class PeerDoor:
     def __init__(self, owner: Owner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
         """Raises Refused."""
         self._owner, self._stream, self._leave = owner, stream, leave
-        self._called = Called(owner.credentials, words)
+        known = owner.versions  # who cannot do what the cluster does is not let in (docs/protocol.md V2)
+        least, most = versions.link_version(known.cluster), versions.link_version(known.can)
+        self._called = Called(owner.credentials, words, least=least, most=most)
         caller = self._called.caller
         if fault := certificate_fault(shown_on(stream), caller, owner.host_of(caller)):
             raise Refused("peer: the certificate is not that of a server", f"from={caller} {fault}")

@@ -5,8 +5,9 @@
     body    := MessagePack of one of the arrays below, its kind first
 
 Each side of a link decodes with types and bounds (lengths, codes, counts) before anything is done; what does not fit is
-FrameError, and its link ends. Columns keep thousands of operations to a few microseconds: the common ones are decoded
-straight into the tuples that partitions take.
+FrameError, and its link ends. Fields behind those that a side knows are passed over, from version 3 of the link on: new
+ones come last, have a default, and are sent on such links only (docs/protocol.md V3). Columns keep thousands of
+operations to a few microseconds: the common ones are decoded straight into the tuples that partitions take.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op, RequestId
 from kvstore.partition.state.traits import IN_BATCH, KEYLESS
 
-VERSION = 2
-"""Of the link. A server refuses another one by number. In 1 nobody had to prove anything."""
 FRAME_BYTES_MAX = 32 << 20
 HEADER = struct.Struct(">I")
 BODY_BYTES_MAX = 8 << 20
@@ -43,7 +42,7 @@ _Put = tuple[Literal[3], _Key, _Value, int, int, int, RequestId | None]
 _ERROR_EXT = 1
 
 
-class Lane(Struct, array_like=True, forbid_unknown_fields=True):
+class Lane(Struct, array_like=True):
     """Operations on one partition, by the sender's numbers."""
 
     partition: _Name
@@ -66,7 +65,7 @@ class Lane(Struct, array_like=True, forbid_unknown_fields=True):
         return good, bad
 
 
-class Operations(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
+class Operations(Struct, array_like=True, tag=1):
     """Operations that the sender was asked for and the receiver leads."""
 
     ring_version: int
@@ -76,7 +75,7 @@ class Operations(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
     a partition's operations are done in the order in which they came to the sender."""
 
 
-class Results(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
+class Results(Struct, array_like=True, tag=2):
     """Answers to operations, in any order."""
 
     numbers: list[tuple[_Id, int]] = []
@@ -88,7 +87,7 @@ class Results(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
     """(partition, sequence, time) no smaller than those of any answer in here."""
 
 
-class Call(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
+class Call(Struct, array_like=True, tag=3):
     """A question of one partition's replica to another."""
 
     number: _Id
@@ -97,7 +96,7 @@ class Call(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
     body: Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)]
 
 
-class Answer(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
+class Answer(Struct, array_like=True, tag=4):
     """The answer to a Call: bytes or an error."""
 
     number: _Id
@@ -105,13 +104,13 @@ class Answer(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
     error: Any = None
 
 
-class Ping(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
+class Ping(Struct, array_like=True, tag=5):
     """Says that the sender lives; answered with itself."""
 
     number: _Id
 
 
-class Goodbye(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
+class Goodbye(Struct, array_like=True, tag=6):
     """From the answering side: send nothing more, and close when everything has been answered."""
 
 

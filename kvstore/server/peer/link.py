@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from kvstore.env import Stream
 from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
-from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
+from kvstore.errors import Moved, NotLeader, NotYetRaised, OutcomeUnknown, Unavailable
 from kvstore.partition.leading.answers import Answers
 from kvstore.partition.state.commands import Sink
-from kvstore.partition.state.traits import READS
+from kvstore.partition.state.traits import READS, SINCE, version_of
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import Calls
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
@@ -31,6 +31,7 @@ from kvstore.server.peer.traced import announced
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import LINK_LATEST, link_version, release_for
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class Owner(Protocol):
     now: Callable[[], float]
     traces: Traces
 
+    def version_to(self, server: ServerId) -> int:
+        """Choose the version of a link to the server."""
+        ...
+
     def lost(self, link: Link) -> None:
         """The link is gone."""
         ...
@@ -74,7 +79,9 @@ class Link:
         self.flight = Flight(server, links.forwarded_max)
         self._links, self._traces = links, links.traces
         self._stream: Stream | None = None
-        self._caller = Caller(links.credentials, server)
+        self.version = links.version_to(server)
+        """Which operations and fields may be sent on it (docs/protocol.md V3)."""
+        self._caller = Caller(links.credentials, server, self.version)
         self._frames = Frames()
         self.lanes = Lanes(partial(asyncio.get_running_loop().call_soon, self.flush))
         self._results = 0
@@ -179,6 +186,10 @@ class Link:
         lanes = self.lanes.take()
         if not lanes:
             return
+        if SINCE and self.version < LINK_LATEST:
+            lanes = _known_there(self, lanes)
+            if not lanes:
+                return
         if self._traces.live and (call := announced(self.flight, lanes)) is not None:
             self._write(frames.encode(call))
         try:
@@ -291,3 +302,31 @@ class Link:
             sinks[id(pending.sink)] = pending.sink
         for sink in sinks.values():
             sink.flush()
+
+
+# docs/protocol.md V3
+def _known_there(link: Link, lanes: list[Lane]) -> list[Lane]:
+    """The lanes without the operations that the other side does not know, and would call malformed: these are refused
+    here, soon."""
+    unknown: dict[int, int] = {}
+    for lane in lanes:
+        wanted = [(number, version_of(op)) for number, op in lane.others]
+        its = {number: version for number, version in wanted if link_version(version) > link.version}
+        lane.others[:] = [each for each in lane.others if each[0] not in its]
+        unknown |= its
+    if unknown:
+        asyncio.get_running_loop().call_soon(_refuse, link, unknown)
+    return [lane for lane in lanes if lane.gets or lane.puts or lane.others]
+
+
+def _refuse(link: Link, unknown: dict[int, int]) -> None:
+    """Refuse operations; by number, the cluster version that each takes."""
+    errors = [
+        NotYetRaised(
+            f"want cluster version {version}, and server {link.server}, where it would be done, cannot: upgrade all "
+            f"servers to kvstore {release_for(version)} or later"
+        )
+        for version in unknown.values()
+    ]
+    link._give(list(unknown), errors)
+    link._answers.flush()

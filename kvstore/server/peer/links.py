@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
+from kvstore import versions
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
 from kvstore.server.peer import frames
@@ -36,7 +37,10 @@ class PeerLinks:
         dispatcher: Dispatcher,
         forwarded_max: int,
         serve_here: Callable[[ServerId, PartitionId, str, bytes], Awaitable[bytes]],
+        known: versions.Versions = versions.FIXED,
     ) -> None:
+        """`known`: what this server can do, and what its cluster is at."""
+        self._versions = known
         self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
         self.server = credentials.server
         self._env, self.beat, self.now, self.traces = env, env.beat, env.clock.now, env.traces
@@ -106,6 +110,14 @@ class PeerLinks:
         if self._links.get(link.server) is link:
             del self._links[link.server], self.lanes[link.server]
             self.lost_links += 1
+
+    # docs/protocol.md V3
+    def version_to(self, server: ServerId) -> int:
+        """The highest version that both can do, as far as the server has said; once the cluster is at a higher one, all
+        of its servers can do that."""
+        member = self.dispatcher.topology.servers.get(server)
+        its = max(member.can if member is not None else versions.FIRST, self._versions.cluster)
+        return versions.link_version(min(its, self._versions.can))
 
     def complain(self, server: ServerId, error: FrameError) -> None:
         """The server refuses the link, does not prove itself, or has sent what is no frame: the link ends."""

@@ -11,8 +11,10 @@ them (docs/protocol.md H8). Decides only. Golden bytes are in its test.
               before each its length as u16 big endian)
     role   := "caller" | "called"
 
-Who is called gives nothing to who has not proven itself. A proof is of no use a second time, because both sides put a
-nonce into it; nor to the other side, because it says whose it is; nor at another server or in another cluster.
+The version is the caller's choice among those that both can do (docs/protocol.md V3), and part of both proofs: nobody
+in between can lower it. Who is called gives nothing to who has not proven itself. A proof is of no use a second time,
+because both sides put a nonce into it; nor to the other side, because it says whose it is; nor at another server or in
+another cluster.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvstore.server.peer.frames import VERSION, FrameError
+from kvstore.server.peer.frames import FrameError
 from kvstore.types import ServerId
+from kvstore.versions import LINK_FIRST, LINK_LATEST
 
 PURPOSE = "peer link"
 NONCE_BYTES = 32
@@ -56,6 +59,7 @@ class Refused(Exception):
 class _Meeting:
     """The greetings of both sides of one link."""
 
+    version: int
     caller: bytes
     called: bytes
     cluster: bytes
@@ -63,15 +67,25 @@ class _Meeting:
     calleds_nonce: bytes
 
     def proof(self, key: bytes, role: bytes) -> bytes:
-        said = (role, b"%d" % VERSION, self.cluster, self.caller, self.called, self.callers_nonce, self.calleds_nonce)
+        said = (
+            role,
+            b"%d" % self.version,
+            self.cluster,
+            self.caller,
+            self.called,
+            self.callers_nonce,
+            self.calleds_nonce,
+        )
         return hmac.digest(key, b"".join(len(each).to_bytes(2, "big") + each for each in said), hashlib.sha256)
 
 
 class Caller:
     """The side that has connected. `take` what comes until `is_proven`."""
 
-    def __init__(self, credentials: Credentials, called: ServerId) -> None:
+    def __init__(self, credentials: Credentials, called: ServerId, version: int = LINK_FIRST) -> None:
+        """`version`: of the link."""
         self.is_proven = False
+        self.version = version
         self._own, self._called = credentials, called
         self._nonce = credentials.nonce()
         self._meeting: _Meeting | None = None
@@ -80,7 +94,13 @@ class Caller:
     def hello(self) -> bytes:
         """Make the first message."""
         own = self._own
-        words = [b"KVSTORE.PEER", b"%d" % VERSION, own.server.encode(), self._called.encode(), own.cluster.encode()]
+        words = [
+            b"KVSTORE.PEER",
+            b"%d" % self.version,
+            own.server.encode(),
+            self._called.encode(),
+            own.cluster.encode(),
+        ]
         words.append(self._nonce)
         return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
@@ -108,18 +128,23 @@ class Caller:
 
     def _answer(self, nonce: bytes) -> bytes:
         own = self._own
-        self._meeting = _Meeting(own.server.encode(), self._called.encode(), own.cluster.encode(), self._nonce, nonce)
+        names = (own.server.encode(), self._called.encode(), own.cluster.encode())
+        self._meeting = _Meeting(self.version, *names, self._nonce, nonce)
         return self._meeting.proof(own.keys[0], _CALLER)
 
 
 class Called:
     """The side that was connected to, by who says that it is a server."""
 
-    def __init__(self, credentials: Credentials, words: list[bytes]) -> None:
-        """`words` of the greeting, behind the first. Raises Refused."""
+    def __init__(
+        self, credentials: Credentials, words: list[bytes], *, least: int = LINK_FIRST, most: int = LINK_LATEST
+    ) -> None:
+        """`words` of the greeting, behind the first; the versions of the link that will do. Raises Refused."""
         own = credentials
-        if words[0] != b"%d" % VERSION:
-            raise Refused(f"peer version: want {VERSION}, got {_shown(words[0])}")
+        version = next((each for each in range(least, most + 1) if words[0] == b"%d" % each), None)
+        if version is None:
+            wanted = f"{least} to {most}" if least < most else str(most)
+            raise Refused(f"peer version: want {wanted}, got {_shown(words[0])}")
         if len(words) != 5 or len(words[4]) != NONCE_BYTES:
             raise Refused(f"peer: want version, from, to, cluster and a nonce of {NONCE_BYTES} bytes")
         _, caller, called, cluster, nonce = words
@@ -131,7 +156,7 @@ class Called:
             raise Refused(f"peer: want another server, got {_shown(caller)}")
         self.caller = ServerId(caller.decode("utf-8", "replace"))
         self._own = own
-        self._meeting = _Meeting(caller, called, cluster, nonce, own.nonce())
+        self._meeting = _Meeting(version, caller, called, cluster, nonce, own.nonce())
         self._received = b""
 
     def nonce(self) -> bytes:

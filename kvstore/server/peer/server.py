@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from kvstore import versions
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.election.peer_replicas import HOLD
@@ -49,7 +50,16 @@ HandlerAtOnce = Callable[[ServerId, str, bytes], bytes]
 class PeerServer:
     """Takes over connections on which another server has introduced itself. The serving half of the replicas' Peers."""
 
-    def __init__(self, env: Env, credentials: Credentials, dispatcher: Dispatcher, operations_max: int) -> None:
+    def __init__(
+        self,
+        env: Env,
+        credentials: Credentials,
+        dispatcher: Dispatcher,
+        operations_max: int,
+        known: versions.Versions = versions.FIXED,
+    ) -> None:
+        """`known`: what this server can do, and what its cluster is at."""
+        self.versions = known
         self.credentials, self.dispatcher, self.operations_max = credentials, dispatcher, operations_max
         self._strangers = Strangers(env.clock)
         self._hosts: dict[ServerId, str] = {}

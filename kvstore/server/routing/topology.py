@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import orjson
 
+from kvstore import versions
 from kvstore.errors import NotLeader, StoreError, Unavailable, UndecodableNode
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
@@ -30,6 +31,8 @@ class Member:
     roles: tuple[str, ...] = ()
     version: str = ""
     """Of the software."""
+    can: int = versions.FIRST
+    """The highest cluster version that it can do; servers of the first release do not say it (docs/protocol.md V1)."""
     nonce: str = ""
     """Of the process: tells a restarted one from the one before."""
     draining: bool = False

@@ -25,7 +25,9 @@ from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
 from kvstore.server.control.steward import CLOSE_BEHIND, Steward
+from kvstore.server.routing.cluster_version import ClusterVersionStore
 from kvstore.server.routing.topology import ClusterTopology, Member
+from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
@@ -76,7 +78,8 @@ class World:
 
     def steward(self, server: ServerId = N1, repair_after_s: float = 60.0) -> Steward:
         membership: Any = self
-        made = Steward(self.env, server, self.store, membership, self, repair_after_s=repair_after_s)
+        known = VersionFollower(self.env, self.store, server)
+        made = Steward(self.env, server, self.store, membership, self, known, repair_after_s=repair_after_s)
         made.start()
         return made
 
@@ -373,3 +376,25 @@ async def test_a_change_that_is_refused_keeps_no_other_from_being_made(
     monkeypatch.setattr(module, "decide", lambda *_: [SimpleNamespace(step=each) for each in wanted])
     await looks(world.steward())
     assert world.ring.pace.paused
+
+
+# docs/protocol.md V1
+async def test_the_clusters_version_rises_by_what_the_metadata_store_says_of_each_server(world: World) -> None:
+    """What the steward has heard of the servers may be old: one has gone back to the release before meanwhile."""
+    versions = ClusterVersionStore(world.store)
+    await world.store_ring()
+    await ensure_path(world.store, paths.SERVERS)
+    world.up = {each: replace(member, can=2) for each, member in world.up.items()}
+    for each, member in world.up.items():
+        said = replace(member, can=1 if each == N3 else 2)
+        await world.store.create(paths.server(each), said.encode())
+    steward = world.steward()
+    await looks(steward)
+    await looks(steward)
+    assert (await versions.read()).version == 1
+    await world.store.set(paths.server(N3), world.up[N3].encode(), -1)
+
+    async def has_risen() -> bool:
+        return (await versions.read()).version == 2
+
+    await wait_until(has_risen, what="the version rises")

@@ -43,7 +43,7 @@ async def test_who_only_says_that_he_is_a_server_is_none(cluster: Servers) -> No
     call = frames.encode(Call(1, "p1", "m", b""))
     raw = await connect(cluster)
     raw.writer.write(packed(b"KVSTORE.PEER", b"1", b"anybody", b"n2"))
-    assert await raw.read_line() == b"-ERR peer version: want 2, got '1'\r\n"
+    assert await raw.read_line() == b"-ERR peer version: want 2 to 3, got '1'\r\n"
     raw.close()
     raw = await connect(cluster)
     raw.writer.write(hello())

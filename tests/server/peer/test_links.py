@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
-from kvstore.errors import NotLeader, OutcomeUnknown, Unavailable
-from kvstore.partition.state import commands
+from kvstore.errors import NotLeader, NotYetRaised, OutcomeUnknown, Unavailable
+from kvstore.partition.state import commands, traits
+from kvstore.partition.state.commands import Code
 from kvstore.server.peer import frames
 from kvstore.server.peer import link as peer_link
 from kvstore.server.peer.frames import Frames, Lane, Operations, Results
@@ -22,6 +24,7 @@ from kvstore.server.peer.server import PeerSession
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import LINK_FIRST, LINK_LATEST
 from tests.server.backends import Collector
 from tests.server.servers import Server, servers
 from tests.waiting import PATIENCE_S, wait_until
@@ -240,6 +243,9 @@ class Links:
     def now(self) -> float:
         return self.time
 
+    def version_to(self, server: ServerId) -> int:
+        return LINK_LATEST
+
     def lost(self, link: Link) -> None:
         """It is not used again."""
 
@@ -289,3 +295,42 @@ async def test_a_server_that_reaches_none_of_several_others_says_so_and_goes_on_
 
         await wait_until(is_back, what="n1 reaches n2 again")
         assert links.statistics()["peer_links"] == 1
+
+
+class Older(Links):
+    """Links to a server of the first release."""
+
+    def version_to(self, server: ServerId) -> int:
+        return LINK_FIRST
+
+
+# docs/protocol.md V3
+@pytest.mark.parametrize(("owner", "is_sent"), [(Links, True), (Older, False)], ids=("it knows it", "it does not"))
+async def test_an_operation_that_the_other_side_does_not_know_is_refused_here(
+    owner: type[Links], is_sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(traits.SINCE, int(Code.COUNT), 2)
+    link, stream, sink = Link(cast(Any, owner()), N2), Stream(), Collector()
+    link.connection_made(cast(Any, stream))
+    link.is_open = True
+    stream.written.clear()
+    for token, op in enumerate((commands.get(b"k"), commands.count(b""), commands.scan(b"", b"", 1))):
+        number = link.flight.next_number()
+        link.flight.pending[number] = P1, Pending(number, op, sink, token)
+        link.lanes.add(P1, number, op)
+    link.flush()
+    sent = [frame for frame in stream.written if isinstance(frame, Operations)]
+    codes = [op[0] for lane in sent[0].lanes for _, op in (*lane.gets, *lane.others)]
+    assert codes == [Code.GET, *([Code.COUNT] if is_sent else []), Code.SCAN]
+    if not is_sent:
+        (refused,) = await sink.wait(1)
+        assert isinstance(refused, NotYetRaised)
+        assert "cluster version 2" in str(refused)
+        assert "0.2.0" in str(refused)
+
+
+def test_fields_behind_those_that_a_side_knows_are_passed_over() -> None:
+    body = msgspec.msgpack.encode([1, 7, [["p1", [[1, [1, b"k", 0, 0]]], [], [], "more"]], 3, {"traced": True}])
+    (found,) = frames.Frames().feed(frames.HEADER.pack(len(body)) + body)
+    assert isinstance(found, Operations)
+    assert (found.ring_version, found.heard, found.lanes[0].gets) == (7, 3, [(1, (1, b"k", 0, 0))])

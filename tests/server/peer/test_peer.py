@@ -16,6 +16,7 @@ from kvstore.server.peer import frames
 from kvstore.server.peer import server as peer_server
 from kvstore.server.peer.frames import Call, Operations, Results
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import LINK_FIRST
 from tests.server.redis.door import Raw
 from tests.server.redis.test_parser import packed
 from tests.server.servers import Server, Servers, servers
@@ -37,7 +38,7 @@ async def connect(cluster: Servers, name: str = "n2") -> Raw:
 
 
 def hello(
-    version: int = frames.VERSION,
+    version: int = LINK_FIRST,
     to: str = "n2",
     caller: str = "n1",
     of: str = "the cluster",
@@ -52,7 +53,7 @@ def hello(
 async def test_another_version_is_refused_by_number(cluster: Servers) -> None:
     raw = await connect(cluster)
     raw.writer.write(hello(version=9))
-    assert await raw.read_line() == b"-ERR peer version: want 2, got '9'\r\n"
+    assert await raw.read_line() == b"-ERR peer version: want 2 to 3, got '9'\r\n"
     raw.close()
 
 

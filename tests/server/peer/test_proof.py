@@ -102,8 +102,8 @@ def test_while_the_secret_is_changed_both_are_accepted() -> None:
 
 
 def test_another_version_is_refused_by_number_whatever_else_it_says() -> None:
-    for said in ([b"1", b"n1", b"n2"], [b"3", b"n1", b"n2", b"c1", bytes(32), b"more"]):
-        with pytest.raises(Refused, match="peer version: want 2, got"):
+    for said in ([b"1", b"n1", b"n2"], [b"4", b"n1", b"n2", b"c1", bytes(32), b"more"]):
+        with pytest.raises(Refused, match="peer version: want 2 to 3, got"):
             Called(of(N2), said)
 
 
@@ -166,3 +166,28 @@ def test_what_is_no_server_of_ours_ends_the_call(said: bytes) -> None:
 
 def test_credentials_do_not_show_their_keys() -> None:
     assert repr(KEY) not in repr(of(N1))
+
+
+# docs/protocol.md V3
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_caller_chooses_a_version_that_both_can_do(version: int) -> None:
+    calling = Caller(of(N1), N2, version)
+    answering = Called(of(N2), words(calling.hello()), least=2, most=3)
+    proof, _ = calling.take(answering.nonce())
+    calling.take(answering.take(proof))
+    assert calling.is_proven
+
+
+def test_nobody_in_between_lowers_the_version_of_a_link() -> None:
+    calling = Caller(of(N1), N2, 3)
+    lowered = [b"2", *words(calling.hello())[1:]]
+    answering = Called(of(N2), lowered, least=2, most=3)
+    proof, _ = calling.take(answering.nonce())
+    with pytest.raises(Refused, match="not proven"):
+        answering.take(proof)
+
+
+# docs/protocol.md V2
+def test_who_cannot_do_what_the_cluster_does_is_refused() -> None:
+    with pytest.raises(Refused, match="peer version: want 3, got '2'"):
+        Called(of(N2), words(Caller(of(N1), N2, 2).hello()), least=3, most=3)

@@ -24,6 +24,8 @@ class Knobs:
     nodes: int = 3
     bookies: int = 0
     """Nodes that are bookies alone. If there are any, the others are servers alone, on external bookies."""
+    older: int = 0
+    """Servers that begin as of the first release, and are upgraded in the middle of the faults."""
     partitions: int = 1
     zones: tuple[str, ...] = ()
     """Of the nodes, in turns."""
@@ -110,6 +112,13 @@ def draw(random: Random, faults: list[str]) -> Knobs:
 def perhaps_split(knobs: Knobs, random: Random) -> Knobs:
     """The same with servers and bookies on machines of their own, in an eighth of the runs."""
     return replace(knobs, bookies=knobs.nodes) if random.random() < 1 / 8 else knobs
+
+
+def perhaps_older(knobs: Knobs, random: Random) -> Knobs:
+    """The same with half of the servers of the first release, or all of them, in an eighth of the runs."""
+    if random.random() >= 1 / 8:
+        return knobs
+    return replace(knobs, older=random.choice((knobs.nodes // 2 + 1, knobs.nodes)))
 
 
 def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:

@@ -1,0 +1,54 @@
+"""Lets a partition's log follow the cluster's version: its leader logs the version before anything is written by it
+(docs/protocol.md V4)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kvstore import versions
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.state.move_records import LogVersion
+from kvstore.partition.state.state import State
+from kvstore.types import PartitionId
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Between two looks, until the log is at the highest version that this build can do."""
+
+
+class Versioning:
+    """Of one replica. `leading` is its leader, None while it does not serve."""
+
+    def __init__(
+        self,
+        env: Env,
+        partition: PartitionId,
+        state: State,
+        leading: Callable[[], Leader | None],
+        known: versions.Versions,
+    ) -> None:
+        self._env, self._partition, self._state = env, partition, state
+        self._leading, self._versions = leading, known
+
+    def start(self) -> None:
+        self._env.nursery.spawn(self._follow(), name=f"{self._partition} log version")
+
+    async def _follow(self) -> None:
+        while self._state.log_version < self._versions.can:
+            await self._env.beat.rest(LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        leader, wanted = self._leading(), self._versions.cluster
+        if leader is None or self._state.log_version >= wanted:
+            return
+        try:
+            await leader.append_record(LogVersion(wanted, versions.release_for(wanted)))
+        except StoreError as error:
+            log.info("partition=%s its log stays at version %d: %r", self._partition, self._state.log_version, error)
+        else:
+            log.info("partition=%s its log is written by cluster version %d", self._partition, wanted)

@@ -1,0 +1,79 @@
+"""The cluster's version in the metadata store: one node, which only rises (docs/protocol.md V1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvstore import versions
+from kvstore.errors import NodeExists, NoSuchNode, VersionConflict
+from kvstore.meta import codec, paths
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.meta.update import update
+
+_ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterVersion:
+    """The version that the cluster is at."""
+
+    version: int = versions.FIRST
+    release: str = ""
+    """Of the software that raised it: what to install is no older."""
+    is_held: bool = False
+    """An operator wants it to stay for now, so that nodes can go back to the release before."""
+
+
+class ClusterVersionStore:
+    """Calls raise MetadataUnavailable or MetadataUnknown, and UndecodableNode for a node that cannot be read."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def read(self) -> ClusterVersion:
+        """The version now; a cluster that has never been raised is at the first."""
+        return (await self._read())[0]
+
+    # docs/protocol.md V1
+    async def rise(self, version: int, release: str) -> ClusterVersion:
+        """Raise it to `version`, unless it is there already, higher, or held; returns what it is then. Raises
+        VersionConflict."""
+
+        def risen(found: ClusterVersion) -> ClusterVersion:
+            if found.is_held or found.version >= version:
+                return found
+            return ClusterVersion(version, release)
+
+        return (await update(self._read, self._write, risen))[0]
+
+    async def hold(self, is_held: bool) -> ClusterVersion:
+        """Keep it where it is, or let it rise again. Raises VersionConflict."""
+        return (await update(self._read, self._write, lambda found: replace(found, is_held=is_held)))[0]
+
+    def watch(self, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after it may have changed."""
+        return self._store.watch(paths.VERSION, changed)
+
+    async def _read(self) -> tuple[ClusterVersion, int]:
+        await self._store.sync(paths.VERSION)
+        try:
+            data, stat = await self._store.get(paths.VERSION)
+        except NoSuchNode:
+            return ClusterVersion(), _ABSENT
+        return decoded(data), stat.version
+
+    async def _write(self, wanted: ClusterVersion, version: int) -> int:
+        data = codec.encode(wanted)
+        if version != _ABSENT:
+            return await self._store.set(paths.VERSION, data, version)
+        try:
+            await self._store.create(paths.VERSION, data)
+        except NodeExists as error:
+            raise VersionConflict(f"{paths.VERSION} was made by another writer") from error
+        return 0
+
+
+def decoded(data: bytes) -> ClusterVersion:
+    """Raises UndecodableNode."""
+    return codec.decode(ClusterVersion, data, what=paths.VERSION)

@@ -1,0 +1,172 @@
+"""A log says by which cluster version it is written (docs/protocol.md V4, V5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvstore import versions
+from kvstore.env import Env
+from kvstore.env.real import real_env
+from kvstore.errors import ClusterTooNew, Corrupted, WrittenByNewer
+from kvstore.partition import versioning
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election.following import Following
+from kvstore.partition.election.role_machine import Role
+from kvstore.partition.state import entry as entries
+from kvstore.partition.state import move_records, rows
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.entry import Kind, control
+from kvstore.partition.state.move_records import LogVersion
+from kvstore.partition.state.state import State
+from kvstore.partition.state.transfer import Export, Import
+from kvstore.partition.versioning import Versioning
+from kvstore.proto import entry_pb2
+from kvstore.types import ServerId
+from tests.partition.effects import P1, Writer, state_over
+from tests.waiting import wait_until
+
+
+def raised(version: int, release: str = "") -> Writer:
+    """A log that says that it is written by `version`, between two puts."""
+    writer = Writer(1)
+    writer.put(a="1")
+    record = control(P1, writer.epoch, writer.seq + 1, writer.time_ms, Kind.LOG_VERSION)
+    record.control = move_records.encode(LogVersion(version, release))
+    writer.add(record)
+    writer.put(b="2")
+    return writer
+
+
+def applied(writer: Writer, state: State) -> State:
+    for entry in writer.log:
+        state.apply(entry)
+    return state
+
+
+def test_the_bytes_of_the_record_and_of_its_row_are_these() -> None:
+    said = move_records.encode(LogVersion(2, "0.2.0"))
+    assert said.hex() == "9202a5302e322e30"
+    assert move_records.decode(Kind.LOG_VERSION, said) == LogVersion(2, "0.2.0")
+    assert Kind.LOG_VERSION == 29
+    assert (rows.VERSION_KEY, rows.encode_version(2).hex()) == (b"v", "0100000002")
+    assert rows.version_of(None) == versions.FIRST
+
+
+# docs/protocol.md V4
+def test_a_state_keeps_its_logs_version_over_a_restart_and_in_a_copy() -> None:
+    engine = MemoryEngine()
+    state = applied(raised(2), state_over(engine))
+    assert (state.log_version, state.seq, state.key_count) == (2, 2, 2)
+    assert state_over(engine).log_version == 2
+    copy = state_over(MemoryEngine())
+    export, taking = Export(state), Import(copy, frozenset({ServerId("n1")}))
+    while (chunk := export.next_chunk(10)) is not None:
+        taking.add(chunk)
+    assert copy.log_version == 2
+    assert state_over(MemoryEngine()).log_version == versions.FIRST
+
+
+def test_a_server_that_cannot_do_a_logs_version_applies_nothing_from_there_on_and_says_what_to_install() -> None:
+    writer, engine = raised(7, "0.7.0"), MemoryEngine()
+    state = State(P1, engine, PartitionConfig(), can=2)
+    with pytest.raises(ClusterTooNew, match=r"version 7, this server can do 2: install kvstore 0\.7\.0"):
+        applied(writer, state)
+    assert (state.seq, state.log_version, state.is_whole) == (1, 1, True)
+    applied(writer, State(P1, engine, PartitionConfig(), can=7))
+    with pytest.raises(ClusterTooNew, match="version 7"):
+        State(P1, engine, PartitionConfig(), can=2)
+
+
+# docs/protocol.md V5
+def test_a_field_that_is_not_known_is_passed_over_and_what_changes_a_meaning_is_refused() -> None:
+    writer = Writer(1)
+    payload = writer.put(a="1").payload
+    more = payload + bytes.fromhex("ba0302" + "6869")  # field 55, two bytes
+    assert entries.decode(more).keys == [b"a"]
+    for changed in ({"format": 2}, {"kinds": b"\x81"}, {"kinds": b"\x1e", "keys": [], "values": []}):
+        message = entry_pb2.Entry.FromString(payload)
+        for name, value in changed.items():
+            message.ClearField(name)  # type: ignore[arg-type]
+            message.MergeFrom(entry_pb2.Entry(**{name: value}))
+        with pytest.raises(WrittenByNewer):
+            entries.decode(message.SerializeToString())
+
+
+@pytest.mark.parametrize(("error", "is_made_anew"), [(Corrupted("a"), True), (WrittenByNewer("b"), False)])
+async def test_what_a_newer_release_has_written_is_no_reason_to_set_a_copy_aside(
+    env: Env, error: Corrupted, is_made_anew: bool
+) -> None:
+    done = asyncio.Event()
+    outvoted: list[bool] = []
+
+    async def run() -> None:
+        raise error
+
+    following = Following(
+        env,
+        cast(Any, SimpleNamespace(run=run)),
+        cast(Any, SimpleNamespace(role=Role.FOLLOWING, leader=ServerId("n2"))),
+        cast(Any, SimpleNamespace(on_outvoted=lambda: outvoted.append(True))),
+        feed=lambda _: done.set(),
+        role_change=cast(Any, None),
+        server=ServerId("n1"),
+        name="p1",
+    )
+    following.start()
+    assert following._task is not None
+    await done.wait()
+    await following.stop()
+    assert following.failure is error
+    assert bool(outvoted) is is_made_anew
+
+
+class Lead:
+    """A leader that logs what it is given, and applies it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.logged: list[LogVersion] = []
+
+    async def append_record(self, record: LogVersion) -> None:
+        self.logged.append(record)
+        self.state.log_version = record.version
+
+
+@pytest.fixture
+async def env(tmp_path: Path) -> AsyncIterator[Env]:
+    made = real_env(tmp_path)
+    yield made
+    await made.nursery.close()
+
+
+async def test_a_leader_logs_the_version_once_the_cluster_has_risen_and_not_before(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versioning, "LOOK_S", 0.001)
+    state = state_over(MemoryEngine())
+    lead, known, looks = Lead(state), SimpleNamespace(can=2, cluster=1), 0
+
+    def leading() -> Lead | None:
+        nonlocal looks
+        looks += 1
+        return lead if looks > 2 else None
+
+    Versioning(env, P1, state, cast(Any, leading), cast(Any, known)).start()
+
+    async def has_looked() -> bool:
+        return looks > 5
+
+    await wait_until(has_looked, what="it looks")
+    assert lead.logged == [], "some server could not read it"
+    known.cluster = 2
+
+    async def is_logged() -> bool:
+        return lead.logged == [LogVersion(2, "0.2.0")]
+
+    await wait_until(is_logged, what="the record is logged")

@@ -1,0 +1,43 @@
+"""When the cluster's version rises (docs/protocol.md V1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.server.control.rising import next_version, what_holds_it
+from kvstore.server.routing.cluster_version import ClusterVersion
+from kvstore.server.routing.topology import Member
+from kvstore.types import ServerId
+
+N1, N2, N3 = (ServerId(f"n{number}") for number in (1, 2, 3))
+ALL = (N1, N2, N3)
+FIRST, SECOND = ClusterVersion(1), ClusterVersion(2, "0.2.0")
+
+
+def up(**can: int) -> dict[ServerId, Member]:
+    return {ServerId(each): Member(id=each, resp=f"{each}:1", can=version) for each, version in can.items()}
+
+
+@pytest.mark.parametrize(
+    ("now", "members", "wanted", "waits_for"),
+    [
+        (FIRST, up(n1=2, n2=2, n3=2), 2, "it rises within seconds"),
+        (FIRST, up(n1=2, n2=2, n3=1), None, "n3 cannot do it yet"),
+        (FIRST, up(n1=2, n2=2), None, "n3 hold replicas and are not up"),
+        (FIRST, up(n1=2, n2=2, n3=2, n4=1), None, "n4 cannot do it yet"),
+        (FIRST, up(), None, "n1, n2, n3 hold replicas and are not up"),
+        (ClusterVersion(1, "", True), up(n1=2, n2=2, n3=2), None, "it is held"),
+        (SECOND, up(n1=2, n2=2, n3=2), None, ""),
+        (SECOND, up(n1=1, n2=2, n3=2), None, ""),
+        (FIRST, up(n1=9, n2=9, n3=9), 2, "it rises within seconds"),
+    ],
+    ids=(
+        *("all can", "one cannot", "one that is down may be old", "one without replicas cannot", "nobody is up"),
+        *("held", "there already", "it never falls", "no further than this build can"),
+    ),
+)
+def test_it_rises_to_what_all_can_do(
+    now: ClusterVersion, members: dict[ServerId, Member], wanted: int | None, waits_for: str
+) -> None:
+    assert next_version(now, members, ALL) == wanted
+    assert what_holds_it(now, members, ALL, 2).startswith(waits_for)

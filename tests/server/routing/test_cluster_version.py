@@ -1,0 +1,101 @@
+"""The cluster's version in the metadata store, and who may go on with it (docs/protocol.md, Versions)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvstore import versions
+from kvstore.env import Env
+from kvstore.env.real import real_env
+from kvstore.errors import ClusterTooNew, UndecodableNode
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.server.routing.cluster_version import ClusterVersion, ClusterVersionStore, decoded
+from kvstore.server.routing.topology import Member
+from kvstore.server.routing.version_follower import VersionFollower
+from kvstore.types import ServerId
+from tests.waiting import wait_until
+
+N1 = ServerId("n1")
+
+
+@pytest.fixture
+async def env(tmp_path: Path) -> AsyncIterator[Env]:
+    made = real_env(tmp_path)
+    yield made
+    await made.nursery.close()
+
+
+# docs/protocol.md V1
+async def test_the_version_rises_and_never_falls() -> None:
+    store = ClusterVersionStore(MemoryStore())
+    assert await store.read() == ClusterVersion(1)
+    assert await store.rise(3, "0.3.0") == ClusterVersion(3, "0.3.0")
+    assert await store.rise(2, "0.2.0") == ClusterVersion(3, "0.3.0")
+    assert await store.read() == ClusterVersion(3, "0.3.0")
+
+
+async def test_a_version_that_is_held_does_not_rise_until_it_is_let_go() -> None:
+    store = ClusterVersionStore(MemoryStore())
+    await store.hold(True)
+    assert (await store.rise(2, "0.2.0")).version == 1
+    await store.hold(False)
+    assert await store.rise(2, "0.2.0") == ClusterVersion(2, "0.2.0")
+
+
+async def test_the_bytes_in_the_metadata_store() -> None:
+    tree = MemoryStore()
+    await ClusterVersionStore(tree).rise(2, "0.2.0")
+    data, _ = await tree.get(paths.VERSION)
+    assert data == b'{"format":1,"version":2,"release":"0.2.0","is_held":false}'
+    assert decoded(data) == ClusterVersion(2, "0.2.0")
+    with pytest.raises(UndecodableNode, match="format 2"):
+        decoded(data.replace(b'"format":1', b'"format":2'))
+
+
+# docs/protocol.md V2
+async def test_a_server_that_cannot_do_the_clusters_version_does_not_start(env: Env) -> None:
+    store = MemoryStore()
+    await ClusterVersionStore(store).rise(versions.LATEST + 7, "9.9.9")
+    with pytest.raises(ClusterTooNew, match=r"the cluster is at 9: install kvstore 9\.9\.9 or later"):
+        await VersionFollower(env, store, N1).open()
+
+
+async def test_a_server_hears_of_a_rise(env: Env) -> None:
+    store = MemoryStore()
+    follower = VersionFollower(env, store, N1)
+    await follower.open()
+    assert follower.cluster == versions.FIRST
+    await ClusterVersionStore(store).rise(versions.LATEST, "0.2.0")
+
+    async def has_risen() -> bool:
+        return follower.cluster == versions.LATEST
+
+    await wait_until(has_risen, what="it is heard of")
+    await follower.close()
+
+
+async def test_a_server_ends_when_the_cluster_rises_beyond_it(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+    env = real_env(tmp_path, on_error=lambda _, error: errors.append(error))
+    store = MemoryStore()
+    follower = VersionFollower(env, store, N1, can=1)
+    await follower.open()
+    await ClusterVersionStore(store).rise(2, "0.2.0")
+
+    async def has_ended() -> bool:
+        return bool(errors)
+
+    await wait_until(has_ended, what="the error ends the process")
+    assert isinstance(errors[0], ClusterTooNew)
+    await follower.close()
+    await env.nursery.close()
+
+
+def test_a_server_of_the_first_release_says_nothing_of_what_it_can_do() -> None:
+    said = b'{"format":1,"id":"n1","resp":"a:1","grpc":"","http":"","bookie":"","zone":"","roles":[],"version":"0.1.0"}'
+    assert Member.decode(said).can == versions.FIRST
+    assert Member.decode(Member(id="n1", resp="a:1", can=2).encode()).can == 2

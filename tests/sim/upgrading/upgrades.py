@@ -1,0 +1,63 @@
+"""Simulated clusters whose servers are of two releases, and become one (docs/protocol.md, Versions)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvstore import versions
+from kvstore.partition.state.entry import Kind
+from tests.sim.cluster import Cluster
+from tests.sim.judges.probes import declare, probe
+from tests.sim.nodes import Node
+
+declare("upgrade.back", "upgrade.done")
+
+
+def older_ones(cluster: Cluster, count: int) -> list[Node]:
+    """Let so many servers be of the first release, from their first start on: the last ones, so that one that can do
+    more leads if there is any."""
+    older = cluster.servers[len(cluster.servers) - count :]
+    for node in older:
+        node.can = versions.FIRST
+    return older
+
+
+async def upgrade(cluster: Cluster, older: list[Node], after_s: float) -> None:
+    """Upgrade the servers one by one, and the first of several back and on again. Until the last one begins, no log may
+    have what the first release cannot read; a server that meets it, or hears of a rise, fails the run itself."""
+    if not older:
+        return
+    await asyncio.sleep(after_s)
+    steps = [(node, versions.LATEST) for node in older]
+    if len(older) > 1:
+        steps[1:1] = [(older[0], versions.FIRST), (older[0], versions.LATEST)]
+    for node, can in steps:
+        if any(each.can == versions.FIRST for each in older if each is not node):
+            check_not_risen(cluster)
+        node.can = can
+        await node.stop()
+        node.start()
+        if can == versions.FIRST:
+            probe("upgrade.back")
+    probe("upgrade.done")
+
+
+def check_not_risen(cluster: Cluster) -> None:
+    """Raise AssertionError if a log says that it is written by a later version than the first."""
+    for partition in cluster.partitions:
+        for position, noted in cluster.logbook.entries.get(partition, {}).items():
+            is_later = noted.entry.kinds == bytes((Kind.LOG_VERSION,))
+            assert not is_later, f"V1 {partition} {position}: some server cannot read it"
+
+
+async def all_risen(cluster: Cluster, within_s: float) -> None:
+    """Return once every replica has found its log to be written by the last version. Raises AssertionError."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while True:
+        replicas = [(node, p, node.replica(p)) for node in cluster.servers for p in cluster.partitions]
+        behind = [(node.name, p) for node, p, each in replicas if each and each.state.log_version < versions.LATEST]
+        if not behind:
+            return
+        assert loop.time() < deadline, f"V4 after {within_s} s logs are written as before: {behind}"
+        await asyncio.sleep(0.1)

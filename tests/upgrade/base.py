@@ -1,0 +1,30 @@
+"""The last release, from which this tree must be reachable by a rolling upgrade: its commit, and its tree."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+COMMIT = "3798a2e0fc6cbeb7e3b1c819803257be7961f02e"
+"""DO CHANGE it with each release, to the commit that was released."""
+RELEASE = "0.1.0"
+ROOT = Path(__file__).parents[2]
+
+
+class NoHistory(Exception):
+    """The release's commit is not in this clone: says how to get it."""
+
+
+def check_out(directory: Path) -> Path:
+    """Write the release's package below `directory`, which is to be first on a node's PYTHONPATH. Raises NoHistory."""
+    packed = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", "--format=tar", COMMIT, "kvstore"], capture_output=True, check=False
+    )
+    if packed.returncode:
+        raise NoHistory(
+            f"want commit {COMMIT} (release {RELEASE}) in the history of {ROOT}, got {packed.stderr!r}: "
+            "clone with all of the history (`git fetch --unshallow`)"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["tar", "-x", "-C", str(directory)], input=packed.stdout, check=True)
+    return directory

@@ -1,0 +1,137 @@
+"""Real processes: a cluster of the last release is upgraded node by node, back and on, under load that a checker of
+linearizability judges, with a move and a pinned read while its nodes differ (docs/protocol.md, Versions)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore import versions
+from kvstore.client import AsyncClient
+from kvstore.client.pinned.pins import pin_store, unpin
+from kvstore.client.pinned.read import read_pinned
+from kvstore.devcluster.layout import NodePlace
+from kvstore.server.app import VERSION
+from loadtest.drills.ring_load import RingLoad
+from loadtest.drills.ring_stage import PROBLEMS, RingStage
+from loadtest.drills.stage import Report
+from tests.cluster.harness import Cluster
+from tests.upgrade import base
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+KEYS, VALUE_BYTES = 1_000, 100
+REST_S = 0.1
+"""Of a caller between two operations: nodes that restart want the processors, too."""
+
+
+class Releases:
+    """A cluster each of whose nodes runs this tree or the last release, from its next start on."""
+
+    def __init__(self, directory: Path) -> None:
+        self.cluster = Cluster(directory, partitions=1)
+        self._tree = base.check_out(directory / "release")
+        self._old = {"n1", "n2", "n3"}
+        self._command: Callable[[NodePlace], list[str]] = self.cluster.local._command
+        self.cluster.local._command = self._command_of  # type: ignore[method-assign]
+
+    def _command_of(self, node: NodePlace) -> list[str]:
+        command = self._command(node)
+        if node.id not in self._old:
+            return command
+        python, *words = command
+        return ["/usr/bin/env", f"PYTHONPATH={self._tree}", python, "-P", *words]  # -P: not this directory's
+
+    async def restart(self, node: str, *, old: bool = False) -> None:
+        """Stop a node in good order, and start it as the release or as this tree; return once all is served."""
+        (self._old.add if old else self._old.discard)(node)
+        cluster = self.cluster
+        await asyncio.to_thread(cluster.terminate, node)
+        await asyncio.to_thread(cluster.start_node, node)
+        await asyncio.to_thread(cluster.wait_ready, node)
+        assert cluster.status(node)["version"] == (base.RELEASE if old else VERSION)
+
+    def log_versions(self) -> set[int | None]:
+        """By which cluster version the replicas on all nodes find their logs written; None: a node does not know."""
+        tables = [self.cluster.status(node)["partitions"] for node in self.cluster.ids]
+        return {replica.get("log_version") for table in tables for replica in table.values()}
+
+
+async def version(stage: RingStage, *words: str) -> Any:
+    """What an operator's command says."""
+    code, document = await stage.command("cluster", "version", *words)
+    assert code == 0
+    return document
+
+
+@asynccontextmanager
+async def under_load(stage: RingStage, planned: list[Any]) -> AsyncIterator[RingLoad]:
+    async with AsyncClient(stage.cluster.url) as client:
+        load = RingLoad(client, stage.statics, 1, rest_s=REST_S)
+        load.aim(planned)
+        await load.start()
+        try:
+            yield load
+        finally:
+            await load.stop()
+        problems = await stage.judge(load)
+    assert {what: problems[what] for what in PROBLEMS} == dict.fromkeys(PROBLEMS, 0)
+    assert len(load.waits) > 1_000, "it was under load"
+
+
+def read_all(url: str) -> dict[bytes, bytes]:
+    """The statics, of the whole store at one moment."""
+    store = pin_store(url, ttl_s=60)
+    try:
+        pages = (page for split in store.splits() for page in read_pinned(split, prefix=b"static"))
+        return {row.key: row.value for page in pages for row in page.rows()}
+    finally:
+        unpin(url, store.id)
+
+
+# docs/protocol.md V1, V3, V4
+async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp_path: Path) -> None:
+    releases = Releases(tmp_path)
+    cluster = releases.cluster
+    try:
+        await asyncio.to_thread(cluster.start)
+        assert {cluster.status(node)["version"] for node in cluster.ids} == {base.RELEASE}
+        stage = RingStage(cluster, Report(), keys=KEYS, value_bytes=VALUE_BYTES, seed=1)
+        await stage.fill()
+        planned = await stage.plan("add", "--count", "1")
+        async with under_load(stage, planned) as load:
+            await releases.restart("n1")
+            await stage.change("add", "--count", "1")
+            await stage.moved(load)
+            await releases.restart("n2")
+            assert await asyncio.to_thread(read_all, cluster.url) == stage.statics
+            await releases.restart("n2", old=True)
+            await releases.restart("n2")
+            assert releases.log_versions() == {None, versions.FIRST}, "n3 could not read what a later version writes"
+            assert (await version(stage, "--hold"))["waits_for"].startswith("n3 cannot do it yet")
+            await releases.restart("n3")
+            held = await version(stage)
+            assert (held["version"], held["held"]) == (versions.FIRST, True)
+            assert held["waits_for"].startswith("it is held"), "so long any node can go back"
+            await version(stage, "--rise")
+
+            async def risen() -> bool:
+                return releases.log_versions() == {versions.LATEST}
+
+            await wait_until(risen, timeout_s=60, what="the cluster's version rises, and each log follows it")
+            assert await asyncio.to_thread(read_all, cluster.url) == stage.statics
+    finally:
+        await asyncio.to_thread(cluster.end)
+
+
+def test_the_release_is_another_tree_than_this_one(tmp_path: Path) -> None:
+    tree = base.check_out(tmp_path)
+    assert not (tree / "kvstore" / "versions.py").exists()
+    assert sys.version_info >= (3, 11), "for python -P"
