@@ -230,4 +230,8 @@ class UndecodableNode(MetadataError, Corrupted):
 
 
 class ConfigError(StoreError):
-    """A configuration or a data directory that must not be used."""
+    """A configuration or a data directory that must not be used; `faults` has each of several."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
