@@ -34,6 +34,7 @@ from kvstore.server.engines import Engines
 from kvstore.server.grpc.door import GrpcDoor
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.supervisor import supervisor_of
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import PartitionId
 
@@ -147,6 +148,8 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
     process = Process(config, env, certificates, output)
+    if (supervisor := supervisor_of(os.environ)) is not None:
+        env.nursery.spawn(supervisor.follow(process.not_ready, stop), name="supervisor")
     wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
     http = process.http = HttpDoor(process, env.transport, env.beat, wants_certificate=wants_certificate)
     if config.tls.admits_plain:
