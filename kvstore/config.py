@@ -9,7 +9,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +18,7 @@ from kvstore.errors import ConfigError
 from kvstore.places import fault_of
 
 T = TypeVar("T")
+_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 _OWN_NAME = re.compile(r"([a-z_]+)((?:\.[a-z_]+)*)(?:\[\d+\])?: ", re.ASCII)
 
 
@@ -32,12 +33,12 @@ class Fault(NamedTuple):
         return f"{self.name}: {self.text}" if self.name else self.text
 
 
-def read(path: Path, cls: type[T], overrides: Mapping[str, Any] | None = None) -> T:
-    """The configuration in a TOML file, with `overrides` in place of its top-level values.
+def read(path: Path, cls: type[T], settings: Sequence[Setting] = ()) -> T:
+    """The configuration in a TOML file, with `settings` in place of what it says.
 
     Raises ConfigError naming the file and every fault in it.
     """
-    table = {**parse(text_of(path), path), **(overrides or {})}
+    table = with_settings(parse(text_of(path), path), settings)
     try:
         return from_table(table, cls)
     except ConfigError as error:
@@ -78,6 +79,42 @@ def look_at(table: Mapping[str, Any], cls: type[T]) -> tuple[T | None, list[Faul
     faults: list[Fault] = []
     value = _build(table, cls, "", faults)
     return (None if faults else typing.cast("T", value)), faults
+
+
+class Setting(NamedTuple):
+    """A value for one name of a file."""
+
+    name: str
+    """With dots between tables."""
+    value: Any
+
+
+def setting(text: str) -> Setting:
+    """The setting in TABLE.NAME=VALUE, as commands take it. A value is TOML; what is not TOML is a word. Raises
+    ConfigError."""
+    name, is_there, value = text.partition("=")
+    if not is_there or not _NAME.fullmatch(name):
+        raise ConfigError(f"--set {text}: want SECTION.NAME=VALUE, for example autorecovery.lost_bookie_delay_s=5")
+    try:
+        found = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return Setting(name, value)
+    return Setting(name, found["value"]) if list(found) == ["value"] else Setting(name, value)
+
+
+def with_settings(table: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
+    """A table with other values in it, or in the tables within it. Raises ConfigError for a name below a value."""
+    found = dict(table)
+    for each in settings:
+        *sections, name = each.name.split(".")
+        inner = found
+        for section in sections:
+            inner[section] = dict(below) if isinstance(below := inner.get(section, {}), dict) else below
+            inner = inner[section]
+            if not isinstance(inner, dict):
+                raise ConfigError(f"--set {each.name}: {section} is a value, not a section")
+        inner[name] = each.value
+    return found
 
 
 def to_toml(config: Any) -> str:

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import traceback
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC
@@ -49,9 +50,10 @@ STOP_TIMEOUT_S = 12.0
 """Handing over takes less; what takes longer is ended."""
 
 
-def run_node(path: Path, *, insecure: bool = False) -> None:
-    """Run the node of a configuration file until SIGTERM or SIGINT. Raises ConfigError, OSError."""
-    config = toml.read(path, NodeConfig, {"insecure": True} if insecure else {})
+def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
+    """Run the node of a configuration file, with `settings` in place of what it says, until SIGTERM or SIGINT. Raises
+    ConfigError, OSError."""
+    config = toml.read(path, NodeConfig, settings)
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     config.data_dir.mkdir(parents=True, exist_ok=True)

@@ -204,3 +204,10 @@ def test_two_doors_do_not_share_an_address() -> None:
 def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:
     answer = checked(node_file(tmp_path, '[storage]\njournal_dirs = ["a", "b"]\n'))
     assert "journal_dirs: b is on the file system of a: both are lost together" in answer.stdout
+
+
+def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Path) -> None:
+    file = node_file(tmp_path)
+    answer = checked(file, "--set", "id=n7", "--set", "partition.lease_ms=-1", "--set", "http=127.0.0.1:8500")
+    assert f"{file}: fault: partition.lease_ms: want at least 0, got -1\n" in answer.stdout
+    assert f"{file}: node n7, bookie and server: no faults, no warnings\n" == checked(file, "--set", "id=n7").stdout

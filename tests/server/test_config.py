@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, f
 def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nsecret_file = "s"\nresp = "10.0.0.1:1"\n')
-    assert toml.read(path, NodeConfig, {"insecure": True}).insecure
+    assert toml.read(path, NodeConfig, [toml.Setting("insecure", True)]).insecure
 
 
 class Colour(StrEnum):

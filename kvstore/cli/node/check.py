@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
@@ -16,7 +16,7 @@ from kvstore.cli.cluster import Json, checked_path
 from kvstore.cli.node.advice import advice, clashes
 from kvstore.cli.node.toml_lines import line_of, lines_of
 from kvstore.cli.output import as_json
-from kvstore.config import Fault
+from kvstore.config import Fault, Setting
 from kvstore.env.certificates import WARN_S, Certificates
 from kvstore.env.secret import read_secret
 from kvstore.env.tls import Tls
@@ -26,6 +26,12 @@ from kvstore.server.config import NodeConfig
 FILE_BYTES_MAX = 1 << 20
 MEMORY_SHARE_MAX = 0.5
 """Of the machine's memory, for engines: the file cache and the rest of the process want the other half."""
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.NAME=VALUE", help="In place of what the file says; as often as needed."),
+]
 
 
 class Finding(NamedTuple):
@@ -55,6 +61,7 @@ def check(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="As for a node that is started with --insecure.")
     ] = False,
+    settings: Settings = None,
     only_file: Annotated[
         bool, typer.Option("--only-file", help="Leave alone what the file names: secrets, certificates, directories.")
     ] = False,
@@ -62,7 +69,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Say all that is wrong with a node's file, line by line, and warn of what is unsafe or odd. Starts nothing."""
-    checked = checked_file(config, {"insecure": True} if insecure else {}, only_file=only_file)
+    checked = checked_file(config, settings_of(settings, insecure=insecure), only_file=only_file)
     found = checked.findings
     if json:
         print(as_json({"file": str(config), "findings": [each._asdict() for each in found]}))
@@ -78,13 +85,18 @@ def check(
         raise typer.Exit(1)
 
 
-def checked_file(path: Path, overrides: dict[str, Any], *, only_file: bool) -> Checked:
+def settings_of(texts: Sequence[str] | None, *, insecure: bool) -> list[Setting]:
+    """The settings that a command line names. Raises ConfigError."""
+    return [*map(toml.setting, texts or ()), *([Setting("insecure", True)] if insecure else [])]
+
+
+def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) -> Checked:
     """Look at a file, and unless `only_file` at what it names. Raises ConfigError for one that cannot be read, or is no
     TOML: there the error names the line."""
     if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
         raise ConfigError(f"{path}: want at most {FILE_BYTES_MAX} bytes, got {path.stat().st_size}")
     text = toml.text_of(path)
-    table = {**toml.parse(text, path), **overrides}
+    table = toml.with_settings(toml.parse(text, path), settings)
     lines = lines_of(text)
     config, faults = toml.look_at(table, NodeConfig)
     warnings: list[Fault] = []
