@@ -56,6 +56,10 @@ def main() -> None:
         from kvstore.cli.main import end
 
         end(error)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "kvstore":
+            raise
+        sys.exit(f"kvstore: no module {error.name}: this command wants what `pip install 'kvstore-log[node]'` brings")
 
 
 if __name__ == "__main__":
