@@ -230,8 +230,11 @@ class UndecodableNode(MetadataError, Corrupted):
 
 
 class ConfigError(StoreError):
-    """A configuration or a data directory that must not be used; `faults` has each of several."""
+    """A configuration or a data directory that must not be used; each of several faults is an argument."""
 
-    def __init__(self, *faults: str) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(map(str, self.args))
+
+    def __str__(self) -> str:
+        return "; ".join(self.faults)
