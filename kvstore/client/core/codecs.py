@@ -18,8 +18,8 @@ from kvstore.client.core.values import Item, Replaced
 from kvstore.errors import Corrupted, InvalidRequest
 
 T = TypeVar("T")
-REFUSALS = (ValueError, TypeError, OverflowError)
-"""Raised by codecs for what they do not know; those of orjson and msgspec are among them."""
+REFUSALS = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+"""Raised by codecs for what they do not know. Of older releases msgspec's errors are no ValueErrors."""
 
 
 class Codec(Protocol[T]):
