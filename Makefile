@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto lock audit format interop redis-clients
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto reference lock audit format interop redis-clients
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or needs_etcd or cluster or spark or interop)
@@ -76,6 +76,9 @@ snapshot-demo: setup ## a million keys, snapshots while others write, a restore 
 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh
+
+reference: setup ## write docs/configuration.md anew from the classes of the settings
+	@PYTHONPATH=. $(BIN)/python scripts/configuration.py
 
 lock: ## resolve the dependencies anew
 	@scripts/lock.sh

@@ -8,43 +8,58 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvstore.config import Setting, setting
 from kvstore.errors import StoreError
 from kvstore.places import fault_of
 
 __all__ = ["main"]
+INSECURE = Setting("insecure", True)
 
 
-def plain_node_run(words: Sequence[str]) -> tuple[Path, bool] | None:
-    """The configuration and `--insecure` of a plain `node run`. None for all else, wrong usage and `--help` too, which
-    the tree of commands answers."""
-    match words:
-        case ["node", "run", "--config", config]:
-            is_insecure = False
-        case ["node", "run", "--config", config, "--insecure"] | ["node", "run", "--insecure", "--config", config]:
-            is_insecure = True
-        case _:
+def plain_node_run(words: Sequence[str]) -> tuple[Path, list[Setting]] | None:
+    """The configuration of a plain `node run`, and what its options set. None for all else, wrong usage and `--help`
+    too, which the tree of commands answers."""
+    if list(words[:2]) != ["node", "run"]:
+        return None
+    config, settings, rest = "", [], iter(words[2:])
+    for word in rest:
+        value = "" if word == "--insecure" else next(rest, "-")
+        if word == "--insecure":
+            settings.append(INSECURE)
+        elif word == "--config" and not config and is_file_name(value):
+            config = value
+        elif word == "--set" and not value.startswith("-"):
+            settings.append(setting(value))
+        else:
             return None
-    is_path = config and not config.startswith("-") and not fault_of(config)
-    return (Path(config), is_insecure) if is_path else None
+    return (Path(config), settings) if config else None
+
+
+def is_file_name(word: str) -> bool:
+    """Tell whether a word of a command line can be meant as a path."""
+    return bool(word) and not word.startswith("-") and not fault_of(word)
 
 
 def main() -> None:
     """Run a command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
-    found = plain_node_run(sys.argv[1:])
-    if found is None:
-        from kvstore.cli.main import main as run_tree
-
-        run_tree()
-        return
-    from kvstore.server.node import run_node
-
-    config, is_insecure = found
     try:
-        run_node(config, insecure=is_insecure)
+        found = plain_node_run(sys.argv[1:])
+        if found is None:
+            from kvstore.cli.main import main as run_tree
+
+            run_tree()
+            return
+        from kvstore.server.node import run_node
+
+        run_node(*found)
     except (StoreError, OSError, KeyboardInterrupt) as error:
         from kvstore.cli.main import end
 
         end(error)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "kvstore":
+            raise
+        sys.exit(f"kvstore: no module {error.name}: this command wants what `pip install 'kvstore-log[node]'` brings")
 
 
 if __name__ == "__main__":

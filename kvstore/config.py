@@ -4,35 +4,63 @@ nothing else."""
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.errors import ConfigError
 from kvstore.places import fault_of
 
 T = TypeVar("T")
+_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)*")
+_OWN_NAME = re.compile(r"([a-z_]+)((?:\.[a-z_]+)*)(?:\[\d+\])?: ", re.ASCII)
 
 
-def read(path: Path, cls: type[T], overrides: Mapping[str, Any] | None = None) -> T:
-    """The configuration in a TOML file, with `overrides` in place of its top-level values.
+class Fault(NamedTuple):
+    """A fault of one setting, or of a table of them."""
+
+    name: str
+    """Dotted; empty: the whole file."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}" if self.name else self.text
+
+
+def read(path: Path, cls: type[T], settings: Sequence[Setting] = ()) -> T:
+    """The configuration in a TOML file, with `settings` in place of what it says.
 
     Raises ConfigError naming the file and every fault in it.
     """
+    table = with_settings(parse(text_of(path), path), settings)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    try:
-        return from_table({**table, **(overrides or {})}, cls)
+        return from_table(table, cls)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def text_of(path: Path) -> str:
+    """The text of a configuration file. Raises ConfigError naming it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def parse(text: str, path: Path) -> dict[str, Any]:
+    """The table that a configuration file holds. Raises ConfigError naming it."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
 def from_table(table: Mapping[str, Any], cls: type[T]) -> T:
@@ -40,11 +68,53 @@ def from_table(table: Mapping[str, Any], cls: type[T]) -> T:
 
     Raises ConfigError with every fault, each by its dotted name.
     """
-    faults: list[str] = []
+    value, faults = look_at(table, cls)
+    if value is None:
+        raise ConfigError(*map(str, faults))
+    return value
+
+
+def look_at(table: Mapping[str, Any], cls: type[T]) -> tuple[T | None, list[Fault]]:
+    """Build as `from_table` does. Returns None if anything is wrong with the table, and all that is."""
+    faults: list[Fault] = []
     value = _build(table, cls, "", faults)
-    if faults:
-        raise ConfigError("; ".join(faults))
-    return typing.cast("T", value)
+    return (None if faults else typing.cast("T", value)), faults
+
+
+class Setting(NamedTuple):
+    """A value for one name of a file."""
+
+    name: str
+    """With dots between tables."""
+    value: Any
+
+
+def setting(text: str) -> Setting:
+    """The setting in TABLE.NAME=VALUE, as commands take it. A value is TOML; what is not TOML is a word. Raises
+    ConfigError."""
+    name, is_there, value = text.partition("=")
+    if not is_there or not _NAME.fullmatch(name):
+        raise ConfigError(f"--set {text}: want SECTION.NAME=VALUE, for example autorecovery.lost_bookie_delay_s=5")
+    try:
+        found = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return Setting(name, value)
+    return Setting(name, found["value"]) if list(found) == ["value"] else Setting(name, value)
+
+
+def with_settings(table: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
+    """A table with other values in it, or in the tables within it. Raises ConfigError for a name below a value."""
+    found = dict(table)
+    for each in settings:
+        *sections, name = each.name.split(".")
+        inner = found
+        for section in sections:
+            inner[section] = dict(below) if isinstance(below := inner.get(section, {}), dict) else below
+            inner = inner[section]
+            if not isinstance(inner, dict):
+                raise ConfigError(f"--set {each.name}: {section} is a value, not a section")
+        inner[name] = each.value
+    return found
 
 
 def to_toml(config: Any) -> str:
@@ -52,27 +122,41 @@ def to_toml(config: Any) -> str:
     return "\n".join(_lines(config, "")) + "\n"
 
 
-def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[str]) -> Any:
+def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[Fault]) -> Any:
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     faults_before = len(faults)
-    faults += [f"{prefix}{name}: unknown; known are {', '.join(fields)}" for name in table if name not in fields]
+    faults += [Fault(f"{prefix}{name}", _unknown(name, tuple(fields))) for name in table if name not in fields]
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in table:
             values[name] = _value(table[name], hints[name], f"{prefix}{name}", faults)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            faults.append(f"{prefix}{name}: missing")
+            faults.append(Fault(f"{prefix}{name}", "missing"))
     if len(faults) > faults_before:
         return None
     try:
         return cls(**values)
     except (ValueError, ConfigError) as error:
-        faults.append(f"{prefix.rstrip('.')}: {error}" if prefix else str(error))
+        faults += [_placed(text, prefix, fields) for text in getattr(error, "faults", (str(error),))]
         return None
 
 
-def _value(value: Any, hint: Any, name: str, faults: list[str]) -> Any:
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"unknown; {meant}known are {', '.join(known)}"
+
+
+def _placed(text: str, prefix: str, known: Container[str]) -> Fault:
+    """Tell whose fault it is what a class has against a value: the setting that it names first, or the whole table."""
+    found = _OWN_NAME.match(text)
+    if found is None or found[1] not in known:
+        return Fault(prefix.rstrip("."), text)
+    return Fault(prefix + found[1] + found[2], text[found.end() :])
+
+
+def _value(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None:  # not from TOML, which has no word for it
@@ -82,33 +166,33 @@ def _value(value: Any, hint: Any, name: str, faults: list[str]) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, dict):
             return _build(value, hint, f"{name}.", faults)
-        faults.append(f"{name}: want a table, got {value!r}")
+        faults.append(Fault(name, f"want a table, got {value!r}"))
         return None
     if origin is tuple:
         if isinstance(value, list):
             return tuple(_value(each, typing.get_args(hint)[0], f"{name}[{i}]", faults) for i, each in enumerate(value))
-        faults.append(f"{name}: want a list, got {value!r}")
+        faults.append(Fault(name, f"want a list, got {value!r}"))
         return None
     return _scalar(value, hint, name, faults)
 
 
-def _scalar(value: Any, hint: Any, name: str, faults: list[str]) -> Any:
+def _scalar(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if hint is Path and isinstance(value, str):
         if fault := fault_of(value):
-            faults.append(f"{name}: {fault}")
+            faults.append(Fault(name, fault))
             return None
         return Path(value)
     if isinstance(hint, type) and issubclass(hint, Enum):
         try:
             return hint(value)
         except ValueError:
-            faults.append(f"{name}: want one of {', '.join(str(each.value) for each in hint)}, got {value!r}")
+            faults.append(Fault(name, f"want one of {', '.join(str(each.value) for each in hint)}, got {value!r}"))
             return None
     plain = getattr(hint, "__supertype__", hint)
     if type(value) is not plain:
-        faults.append(f"{name}: want {plain.__name__}, got {value!r}")
+        faults.append(Fault(name, f"want {plain.__name__}, got {value!r}"))
         return None
     return value
 

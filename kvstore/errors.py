@@ -241,7 +241,14 @@ class WrittenByNewer(Corrupted):
 
 
 class ConfigError(StoreError):
-    """A configuration or a data directory that must not be used."""
+    """A configuration or a data directory that must not be used; each of several faults is an argument."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(map(str, self.args))
+
+    def __str__(self) -> str:
+        return "; ".join(self.faults)
 
 
 class ClusterTooNew(ConfigError):

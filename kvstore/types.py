@@ -35,8 +35,11 @@ class Quorum:
     """How many bookies form an ensemble, store each entry, and must confirm it."""
 
     ensemble: int
+    """Bookies that the entries of a ledger go round; at least `write`."""
     write: int
+    """Copies of each entry; at least `ack`."""
     ack: int
+    """Copies that are on disk before a write is answered; at least 1."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ack <= self.write <= self.ensemble:

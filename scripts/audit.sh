@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 tool=$(mktemp -d)
 trap 'rm -rf "$tool"' EXIT
-python3.11 -m venv "$tool"
+python3 -m venv "$tool"
 "$tool/bin/pip" install --quiet pip-audit cyclonedx-bom
 
 mkdir -p build

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Resolves pyproject.toml anew into the two lock files. uv runs from a throwaway environment: nothing else needs it.
+# Resolves pyproject.toml anew into the lock files, which hold for every Python that it allows. uv runs from a throwaway environment: nothing else needs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tool=$(mktemp -d)
 trap 'rm -rf "$tool"' EXIT
-python3.11 -m venv "$tool"
+python3 -m venv "$tool"
 "$tool/bin/pip" install --quiet uv
 
 compile() {
-    "$tool/bin/uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-        --no-annotate --custom-compile-command "make lock" "$@"
+    "$tool/bin/uv" pip compile --quiet "$@" --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+        --no-annotate --custom-compile-command "make lock"
 }
-compile --group build --output-file requirements-build.lock
-compile --all-extras --output-file requirements.lock pyproject.toml
+compile --upgrade --group build --output-file requirements-build.lock
+compile --upgrade --all-extras --output-file requirements.lock pyproject.toml
+# What a node has, for images: the same versions, and nothing of what tests and Spark need.
+compile --upgrade --extra node --constraint requirements.lock --output-file requirements-node.lock pyproject.toml

@@ -79,7 +79,7 @@ def test_rules_that_are_cited_are_in_the_protocol() -> None:
 
 def in_words(path: str) -> str:
     """The comments and strings of a Python file: where rules are cited."""
-    words = (tokenize.COMMENT, tokenize.STRING)
+    words = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1))  # the last: from 3.12 on
     tokens = tokenize.generate_tokens(io.StringIO(TEXTS[path]).readline)
     return "\n".join(token.string for token in tokens if token.type in words)
 

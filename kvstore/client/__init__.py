@@ -1,10 +1,13 @@
 """The client library: AsyncClient for asyncio, Client for everything else."""
 
 from kvstore.client.aio.client import AsyncClient
+from kvstore.client.aio.typed import AsyncTypedClient
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.blocking.client import Client
+from kvstore.client.blocking.typed import TypedClient
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.batch import Batch
+from kvstore.client.core.codecs import Codec, Layout, TypedItem, TypedReplaced, json_codec, typed_codec
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import Change
@@ -12,19 +15,27 @@ from kvstore.client.feed import FeedReader, PartitionFeed
 
 __all__ = [
     "AsyncClient",
+    "AsyncTypedClient",
     "AsyncWatch",
     "Batch",
     "Change",
     "Client",
     "ClientConfig",
+    "Codec",
     "Deleted",
     "FeedReader",
     "Item",
+    "Layout",
     "Level",
     "Meta",
     "Page",
     "PartitionFeed",
     "Replaced",
     "Token",
+    "TypedClient",
+    "TypedItem",
+    "TypedReplaced",
     "Watch",
+    "json_codec",
+    "typed_codec",
 ]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import config as toml
+from kvstore.config import Setting
 from kvstore.devcluster.secure_folder import METADATA_USER, SecureFolder
-from kvstore.devcluster.settings import Setting
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, Kind, address_fault, parse

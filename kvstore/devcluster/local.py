@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from kvstore import config as toml
+from kvstore.config import Setting
 from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.founding import found_access
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
@@ -30,7 +31,7 @@ from kvstore.devcluster.pages import http_ok, python_of
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.record import Progress, Record
 from kvstore.devcluster.secure_folder import SecureFolder
-from kvstore.devcluster.settings import Setting, with_settings
+from kvstore.devcluster.settings import with_settings
 from kvstore.devcluster.store_process import StoreProcess
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable

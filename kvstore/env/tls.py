@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from kvstore.ranges import WrongSettings
+
 
 class Mode(StrEnum):
     """How far TLS goes at a node that has a certificate."""
@@ -45,7 +47,7 @@ class Tls:
         if self.admits_plain and self.cert is None:
             faults.append('mode: want cert and key where it is "prefer"')
         if faults:
-            raise ValueError("; ".join(faults))
+            raise WrongSettings(*faults)
 
     @property
     def serves(self) -> bool:

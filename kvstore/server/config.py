@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import StorageConfig, is_address_id
@@ -16,6 +17,7 @@ from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
+from kvstore.ranges import WrongSettings, at_least, range_faults
 from kvstore.server.tracing_config import TracingConfig
 from kvstore.wal.config import Keepers, LogConfig
 
@@ -35,25 +37,24 @@ class Role(StrEnum):
 class Limits:
     """How much a server takes on before it refuses. All of them are per process."""
 
-    connections_max: int = 10_000
+    connections_max: Annotated[int, at_least(1)] = 10_000
     """RESP connections; one more is closed with an error."""
-    grpc_connections_max: int = 2_500
+    grpc_connections_max: Annotated[int, at_least(1)] = 2_500
     """gRPC connections; one more is closed."""
-    http_connections_max: int = 512
+    http_connections_max: Annotated[int, at_least(1)] = 512
     """HTTP connections; for one more the one on which nothing has been asked for the longest time is closed."""
-    bookie_connections_max: int = 1_024
+    bookie_connections_max: Annotated[int, at_least(1)] = 1_024
     """Connections to the bookie; for one more the oldest that has never asked for anything is closed, or the new."""
-    output_bytes_max: int = 128 << 20
+    output_bytes_max: Annotated[int, at_least(1)] = 128 << 20
     """Replies that RESP connections hold, and room reserved for others; over all of them."""
-    waiting_max: int = 10_000
+    waiting_max: Annotated[int, at_least(1)] = 10_000
     """Operations that wait because their partition's leader is not known."""
-    forwarded_max: int = 20_000
+    forwarded_max: Annotated[int, at_least(1)] = 20_000
     """Operations sent to one other server and not yet answered."""
 
     def __post_init__(self) -> None:
-        faults = [f"{name}: want at least 1, got {value}" for name, value in _numbers(self) if value < 1]
-        if faults:
-            raise ValueError("; ".join(faults))
+        if faults := range_faults(self):
+            raise WrongSettings(*faults)
 
     def within(self, files: int) -> Limits:
         """The same with no more connections than leave room, among so many open files, for journals and engines."""
@@ -70,14 +71,14 @@ class Limits:
 class ServerConfig:
     """Settings of a server's operations."""
 
-    slow_ms: int = 100
+    slow_ms: Annotated[int, at_least(0)] = 100
     """Operations that took longer are in the slow log, with where the time went; 0: none is."""
     redis_flush: bool = False
     """Whether Redis' FLUSHDB and FLUSHALL delete all keys of the store; else they are refused."""
 
     def __post_init__(self) -> None:
-        if self.slow_ms < 0:
-            raise ValueError(f"slow_ms: want at least 0, got {self.slow_ms}")
+        if faults := range_faults(self):
+            raise WrongSettings(*faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ class NodeConfig:
     id: str
     """Unique in the cluster; stays with the data directory."""
     data_dir: Path
+    """Where all that the node keeps is, but for directories that `storage` names elsewhere; locked while it runs."""
     secret_file: Path
     """The cluster's secret, the same on all nodes (kvstore/env/secret.py). Nobody but the node may read it."""
     zookeeper: str = ""
@@ -116,12 +118,16 @@ class NodeConfig:
     zone: str = ""
     """Where the machine stands; replicas and copies go to distinct zones where there are any."""
     bookie: str = "127.0.0.1:3181"
+    """Where its bookie listens (BookKeeper's protocol)."""
     bookie_id: str = ""
     """The id of its bookie as `host:port`, where Apache's clients and tools want it so; empty: the node's id and an
     incarnation. Of a bookie that has stored something it cannot be changed."""
     resp: str = "127.0.0.1:6401"
+    """Where Redis clients, and other servers, connect."""
     grpc: str = "127.0.0.1:7401"
+    """Where gRPC clients connect."""
     http: str = "127.0.0.1:8401"
+    """Where health pages, metrics and the dashboard are."""
     advertise: str = ""
     """The host that clients and other nodes are told, with the ports above: where these listen on all interfaces, or
     behind an address that is translated. Empty: the hosts above."""
@@ -137,30 +143,32 @@ class NodeConfig:
     zookeeper_tls: Tls | None = None
     """How to reach a ZooKeeper that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
     unsafe: bool = False
-    """Allow what can lose acknowledged writes: an acknowledgement by one bookie."""
-    repair_after_s: float = 600.0
+    """Says that the cluster was made small on purpose. An acknowledgement by one bookie wants `unsafe` in `log`."""
+    repair_after_s: Annotated[float, at_least(0)] = 600.0
     """A server that is away for longer gets no second chance: its replicas are made anew on others. 0: never."""
-    retired_keep_s: float = 86_400.0
+    retired_keep_s: Annotated[float, at_least(0)] = 86_400.0
     """How long the state of a replica that has left is kept, set aside: as time that the node runs."""
     limits: Limits = field(default_factory=Limits)
+    """How much it takes on before it refuses."""
     server: ServerConfig = field(default_factory=ServerConfig)
+    """What it notes of its operations."""
     storage: StorageConfig = field(default_factory=StorageConfig)
     """Of its bookie; `bookie` above is where that listens."""
     partition: PartitionConfig = field(default_factory=PartitionConfig)
+    """Of the partitions that it hosts."""
     log: LogConfig = field(default_factory=LogConfig)
+    """Of the logs of those that it leads."""
     autorecovery: AutorecoveryConfig = field(default_factory=AutorecoveryConfig)
+    """Of its part in repairing ledgers."""
     tracing: TracingConfig = field(default_factory=TracingConfig)
+    """Of spans of sampled operations."""
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = range_faults(self)
         if fault := id_fault(self.id):
             faults.append(f"id: {fault}")
         if self.storage.segment_bytes < 1 << 20:
             faults.append(f"storage.segment_bytes: want 1 MiB to 2 GiB, got {self.storage.segment_bytes}")
-        if self.repair_after_s < 0:
-            faults.append(f"repair_after_s: want at least 0, got {self.repair_after_s:g}")
-        if self.retired_keep_s < 0:
-            faults.append(f"retired_keep_s: want at least 0, got {self.retired_keep_s:g}")
         if self.roles is not None and not self.roles:
             faults.append("roles: want at least one of bookie, server")
         if self.is_external and self.plays != (Role.SERVER,):
@@ -189,7 +197,7 @@ class NodeConfig:
                 "[tls] verify_clients with a ca, a loopback address, or insecure"
             )
         if faults:
-            raise ValueError("; ".join(faults))
+            raise WrongSettings(*faults)
 
     def _faults_of_metadata(self) -> list[str]:
         if bool(self.zookeeper) == bool(self.metadata.uri):
@@ -301,7 +309,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def _numbers(limits: Limits) -> list[tuple[str, int]]:
-    return [(name, getattr(limits, name)) for name in Limits.__slots__]

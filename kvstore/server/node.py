@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import traceback
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC
@@ -35,6 +36,7 @@ from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.grpc.door import GrpcDoor
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.supervisor import supervisor_of
 from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import PartitionId
@@ -50,9 +52,10 @@ STOP_TIMEOUT_S = 12.0
 """Handing over takes less; what takes longer is ended."""
 
 
-def run_node(path: Path, *, insecure: bool = False) -> None:
-    """Run the node of a configuration file until SIGTERM or SIGINT. Raises ConfigError, OSError."""
-    config = toml.read(path, NodeConfig, {"insecure": True} if insecure else {})
+def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
+    """Run the node of a configuration file, with `settings` in place of what it says, until SIGTERM or SIGINT. Raises
+    ConfigError, OSError."""
+    config = toml.read(path, NodeConfig, settings)
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     config.data_dir.mkdir(parents=True, exist_ok=True)
@@ -149,6 +152,8 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
     process = Process(config, env, certificates, output)
+    if (supervisor := supervisor_of(os.environ)) is not None:
+        env.nursery.spawn(supervisor.follow(process.not_ready, stop), name="supervisor")
     wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
     http = process.http = HttpDoor(
         process,

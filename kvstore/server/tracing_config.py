@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
+
+from kvstore.ranges import WrongSettings, between, range_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,21 +16,19 @@ class TracingConfig:
 
     endpoint: str = ""
     """A collector that takes OTLP over gRPC: `http://host:port`, or `https://host:port` with TLS. Empty: no traces."""
-    sample_ratio: float = 0.01
+    sample_ratio: Annotated[float, between(0, 1)] = 0.01
     """Share of the operations that are sampled, from 0 to 1, beside those whose caller says that they are."""
     ca: Path | None = None
     """The file of who signed the collector's certificate. None: whom this machine trusts."""
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = range_faults(self)
         if self.endpoint and not _is_endpoint(self.endpoint):
             faults.append(f"endpoint: want http://host:port or https://host:port, got {self.endpoint!r}")
-        if not 0 <= self.sample_ratio <= 1:
-            faults.append(f"sample_ratio: want 0 to 1, got {self.sample_ratio:g}")
         if self.ca is not None and not self.endpoint.startswith("https:"):
             faults.append(f"ca: want an endpoint with https:// beside it, got {self.endpoint!r}")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise WrongSettings(*faults)
 
 
 def _is_endpoint(text: str) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
+from kvstore.ranges import WrongSettings, above, range_faults
 from kvstore.types import DigestType, Quorum
 
 
@@ -29,33 +31,25 @@ class LogConfig:
     unsafe: bool = False
     """Allow an ack quorum of 1, which loses acknowledged writes with one disk."""
     digest: DigestType = DigestType.CRC32C
-    roll_bytes: int = 256 << 20
+    """Checksum of each entry of new ledgers, by its number on Apache's wire. 2 has a key, and costs more."""
+    roll_bytes: Annotated[int, above(0)] = 256 << 20
     """A ledger is rolled after so many payload bytes."""
-    roll_entries: int = 250_000
+    roll_entries: Annotated[int, above(0)] = 250_000
     """... or so many entries."""
-    roll_age_s: float = 900.0
+    roll_age_s: Annotated[float, above(0)] = 900.0
     """... or so long after its first entry."""
-    roll_fragments: int = 32
+    roll_fragments: Annotated[int, above(0)] = 32
     """... or when its ensemble has changed so often."""
-    check_every_s: float = 2.0
+    check_every_s: Annotated[float, above(0)] = 2.0
     """How often a leader asks whether to roll, and whether copies are missing."""
-    orphan_age_s: float = 600.0
+    orphan_age_s: Annotated[float, above(0)] = 600.0
     """A ledger of this partition that no list names is swept after this time."""
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = range_faults(self)
         if self.quorum.ack < 2 and not self.unsafe:
             faults.append(
-                f"ack quorum {self.quorum.ack}: one lost disk would lose acknowledged writes; want at least 2"
+                f"quorum: ack quorum {self.quorum.ack}: one lost disk would lose acknowledged writes; want at least 2"
             )
-        for name in (
-            "roll_bytes",
-            "roll_entries",
-            "roll_age_s",
-            "roll_fragments",
-            "check_every_s",
-        ):
-            if getattr(self, name) <= 0:
-                faults.append(f"{name}: want more than 0, got {getattr(self, name)}")
         if faults:
-            raise ValueError("; ".join(faults))
+            raise WrongSettings(*faults)

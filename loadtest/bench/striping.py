@@ -21,9 +21,9 @@ from statistics import median, quantiles
 from typing import Any
 
 from kvstore.cli.output import as_table
+from kvstore.config import Setting
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
-from kvstore.devcluster.settings import Setting
 from kvstore.types import Quorum
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line

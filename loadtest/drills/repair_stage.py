@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kvstore.client import AsyncClient
-from kvstore.devcluster.settings import Setting, with_settings
+from kvstore.config import Setting
+from kvstore.devcluster.settings import with_settings
 from kvstore.errors import NoSuchLedger, StoreError
 from kvstore.meta.connect import connect
 from kvstore.meta.ledgers import LedgerStore

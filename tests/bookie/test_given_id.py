@@ -197,7 +197,7 @@ def test_another_id_than_it_was_formatted_with_is_refused(world: SimWorld, tree:
 
 def test_an_id_is_host_and_port() -> None:
     for wrong in ("n1", "n1:", ":3181", "a/b:3181", "n1:port", "n1:0", "n1:65536", "n1:99999"):
-        with pytest.raises(ConfigError, match=r"id is .*host:port"):
+        with pytest.raises(ConfigError, match=r"id: want host:port"):
             tiny(id=wrong)
 
 

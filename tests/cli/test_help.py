@@ -63,7 +63,7 @@ def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own
     assert without == {"node run", "bench suite"}, "a node logs; the suite writes its figures to --out"
 
 
-LOCAL = {"up", "down", "node run", "cluster init", "access found", "bench suite"} | {
+LOCAL = {"up", "down", "node run", "node check", "cluster init", "access found", "bench suite"} | {
     *(f"cluster metadata {name}" for name in ("export", "import", "secure", "open")),
     *(f"snapshot {name}" for name in ("list", "prune", "diff")),
 }

@@ -36,7 +36,10 @@ def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("up", "--replicas", "4"), "--replicas: want 1 to 3"),
         (("up", "--set", "log.roll_bytes"), "want SECTION.NAME=VALUE"),
         (("up", "--set", "resp=127.0.0.1:5"), "itself decides resp of each node"),
-        (("up", "--set", "autorecovery.lost_bookie_delay=5"), "autorecovery.lost_bookie_delay: unknown; known are"),
+        (
+            ("up", "--set", "autorecovery.lost_bookie_delay=5"),
+            "unknown; did you mean lost_bookie_delay_s?",
+        ),
         (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: want 0 to"),
         (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; is the cluster up?"),
     ],

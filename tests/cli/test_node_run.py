@@ -8,21 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.__main__ import plain_node_run
+from kvstore.__main__ import INSECURE, plain_node_run
+from kvstore.config import Setting
 
-CONFIG = Path("n1.toml")
+CONFIG, ID = Path("n1.toml"), Setting("id", "n2")
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("node run --config n1.toml", (CONFIG, False)),
-        ("node run --config n1.toml --insecure", (CONFIG, True)),
-        ("node run --insecure --config n1.toml", (CONFIG, True)),
+        ("node run --config n1.toml", (CONFIG, [])),
+        ("node run --config n1.toml --insecure", (CONFIG, [INSECURE])),
+        ("node run --insecure --config n1.toml", (CONFIG, [INSECURE])),
+        ("node run --set id=n2 --config n1.toml --set log.roll_bytes=5", (CONFIG, [ID, Setting("log.roll_bytes", 5)])),
         ("node run --config=n1.toml", None),
         ("node run --config n1.toml --help", None),
         ("node run --config --insecure", None),
-        ("node run --config n1.toml --insecure --insecure", None),
+        ("node run --config n1.toml --config n2.toml", None),
+        ("node run --config n1.toml --set", None),
+        ("node run --config n1.toml --set --insecure", None),
         ("node run --config s3:/bucket/n1.toml", None),
         ("node run", None),
         ("node", None),
@@ -30,7 +34,7 @@ CONFIG = Path("n1.toml")
         ("status --config n1.toml", None),
     ],
 )
-def test_a_plain_command_line_is_known(line: str, found: tuple[Path, bool] | None) -> None:
+def test_a_plain_command_line_is_known(line: str, found: tuple[Path, list[Setting]] | None) -> None:
     assert plain_node_run(line.split()) == found
 
 
@@ -47,3 +51,17 @@ def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "none.toml" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_setting_of_the_command_line_that_is_none_is_refused(tmp_path: Path, command: str) -> None:
+    (tmp_path / "node.toml").write_text("id = 'n1'\n")
+    for words, says in (
+        (["--set", "id"], "--set id: want SECTION.NAME=VALUE"),
+        (["--set", "id.more=5"], "--set id.more: id is a value, not a section"),
+        (["--set", "limts.waiting_max=5"], "limts: unknown"),
+    ):
+        line = [sys.executable, "-m", "kvstore", "node", command, "--config", str(tmp_path / "node.toml"), *words]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert says in done.stdout + done.stderr

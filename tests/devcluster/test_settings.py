@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 
 from kvstore import config as toml
+from kvstore.config import Setting
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import Wish, plan
 from kvstore.devcluster.local import LocalCluster, _write
-from kvstore.devcluster.settings import PLACED, Setting, parse, with_settings
+from kvstore.devcluster.settings import PLACED, parse, with_settings
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
 from kvstore.types import Quorum

@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, f
 def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nsecret_file = "s"\nresp = "10.0.0.1:1"\n')
-    assert toml.read(path, NodeConfig, {"insecure": True}).insecure
+    assert toml.read(path, NodeConfig, [toml.Setting("insecure", True)]).insecure
 
 
 class Colour(StrEnum):
@@ -236,11 +236,14 @@ def test_what_an_operator_says_of_the_bookies_disks_reaches_it(tmp_path: Path) -
     ("line", "fault"),
     [
         ("segment_bytes = 4096", "storage.segment_bytes: want 1 MiB to 2 GiB, got 4096"),
-        ("reserve_bytes = -1", "reserve_bytes is -1, want 0 or more"),
-        ('journal_dir = "../x"', "journal_dir is '../x', want a path without"),
+        ("reserve_bytes = -1", "storage.reserve_bytes: want at least 0, got -1"),
+        ('journal_dir = "../x"', "storage.journal_dir: want a path without . and .., got '../x'"),
         ('index_dir = "bookie/journal"', "want another directory than journal_dir"),
-        ("scrub_first_s = 0.5", "scrub_first_s is 0.5, want at least 1"),
-        ("scrub = 1", "storage.scrub: unknown; known are journal_dir"),
+        ("scrub_first_s = 0.5", "storage.scrub_first_s: want at least 1, got 0.5"),
+        (
+            "scrub_byte_per_s = 1",
+            "storage.scrub_byte_per_s: unknown; did you mean scrub_bytes_per_s? known are journal_dir",
+        ),
     ],
 )
 def test_a_wrong_setting_of_the_bookies_disks_is_named(tmp_path: Path, line: str, fault: str) -> None:

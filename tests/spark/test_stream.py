@@ -13,7 +13,8 @@ from examples.analytics import hottest, sizes, value_sizes
 from kvstore.client import Client
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.pins import list_pins, unpin
-from kvstore.devcluster.settings import Setting, with_settings
+from kvstore.config import Setting
+from kvstore.devcluster.settings import with_settings
 from tests.cluster.harness import Cluster
 from tests.spark.jobs import command, fill
 from tests.waiting import wait_until_blocking

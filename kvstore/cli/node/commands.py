@@ -1,4 +1,4 @@
-"""Commands that ask one node about itself: `kvstore node log-level`, `slow-log`, `profile`."""
+"""Commands that ask one node about itself: `kvstore node log-level`, `slow-log`, `profile`; and `check` of its file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvstore.cli.admin import TIMEOUT_S, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
 from kvstore.cli.endpoints import Server
 from kvstore.cli.node import flame
+from kvstore.cli.node.check import check
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError
 
@@ -40,6 +41,7 @@ def register(app: typer.Typer) -> None:
     node.command("log-level")(log_level)
     node.command("slow-log")(slow_log)
     node.command("profile")(profile)
+    node.command("check")(check)
 
 
 def log_level(

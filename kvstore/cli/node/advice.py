@@ -1,0 +1,118 @@
+"""Warnings about settings of a node that are allowed, and yet unsafe or odd. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvstore.config import Fault
+from kvstore.env.log_config import LogLevel
+from kvstore.meta.address import parse
+from kvstore.meta.login import Acl
+from kvstore.server.config import NodeConfig, Role, is_loopback
+from kvstore.types import DigestType
+
+RESTART_S = 30
+"""What a restart may take: who is away for less should not count as lost."""
+
+
+def advice(config: NodeConfig) -> list[Fault]:
+    """The warnings about a configuration, each with what it leads to."""
+    return [*_of_doors(config), *_of_metadata(config), *_of_bookie(config), *_of_partitions(config), *_of_rest(config)]
+
+
+def clashes(config: NodeConfig) -> list[Fault]:
+    """The listeners that want the address of another: the node would not start."""
+    taken: dict[str, str] = {}
+    found = []
+    for name, address in config.listeners().items():
+        other = taken.setdefault(address, name)
+        if other != name and not address.endswith(":0"):
+            found.append(Fault(name, f"want an address of its own, got {address}, which is that of {other}"))
+    return found
+
+
+def _of_doors(config: NodeConfig) -> Iterator[Fault]:
+    open_doors = [name for name, each in config.listeners().items() if not is_loopback(each.rpartition(":")[0])]
+    if config.insecure and open_doors:
+        yield Fault(
+            "insecure",
+            f"whoever reaches {', '.join(open_doors)} reads and writes every key: keep these ports on a private "
+            "network, or give [tls] and `kvstore access found`",
+        )
+    elif config.insecure:
+        yield Fault("insecure", "allows what no address here needs: leave it out")
+    if config.tls.admits_plain:
+        yield Fault("tls.mode", '"prefer" keeps nobody out who can come between: "require" once all nodes have TLS')
+    if config.advertise and is_loopback(config.advertise) and open_doors:
+        yield Fault("advertise", f"{config.advertise} is loopback: other machines are told to connect to themselves")
+    for name, address in config.listeners().items():
+        if address.endswith(":0"):
+            yield Fault(name, "port 0 is another one after each start: nobody finds it")
+
+
+def _of_metadata(config: NodeConfig) -> Iterator[Fault]:
+    name = "metadata.uri" if config.metadata.uri else "zookeeper"
+    hosts = parse(config.metadata_address).hosts
+    if len(hosts) % 2 == 0:
+        yield Fault(name, f"{len(hosts)} servers stand no more losses than {len(hosts) - 1}: want an odd number")
+    if len(hosts) == 1 and not is_loopback(hosts[0].rpartition(":")[0]):
+        yield Fault(name, "one server: while it is down there are no elections and no repair; want three or five")
+    is_near = all(is_loopback(each.rpartition(":")[0]) for each in hosts)
+    if config.metadata.user and config.metadata_tls is None and not is_near:
+        yield Fault("metadata.user", "logs in without TLS: the password can be heard on the way; want metadata.tls")
+    if config.metadata.user and config.metadata.acl is Acl.OPEN:
+        yield Fault("metadata.acl", '"open" lets everybody change what the node makes there: want "creator"')
+
+
+def _of_bookie(config: NodeConfig) -> Iterator[Fault]:
+    if Role.BOOKIE not in config.plays:
+        return
+    storage = config.storage
+    if storage.admit_raw_adds:
+        yield Fault("storage.admit_raw_adds", "anybody who reaches the port can fill the disk: never in production")
+    if not storage.scrub_bytes_per_s:
+        yield Fault("storage.scrub_bytes_per_s", "damage on the disk is found when it is too late: want more than 0")
+    if storage.reserve_bytes < 2 * storage.segment_bytes:
+        yield Fault("storage.reserve_bytes", "less than two segments: a full disk leaves too little for a restart")
+    if storage.lost_dirs:
+        yield Fault("storage.lost_dirs", "what is on these disks is given up; name none once the node has started")
+
+
+def _of_partitions(config: NodeConfig) -> Iterator[Fault]:
+    partition, log = config.partition, config.log
+    if log.quorum.ack < 2:
+        yield Fault("log.quorum.ack", "the loss of one disk loses acknowledged writes: want 2")
+    elif log.quorum.write == log.quorum.ack:
+        yield Fault("log.quorum", f"a write waits for all {log.quorum.write} disks: the slowest one decides")
+    if log.unsafe and log.quorum.ack >= 2:
+        yield Fault("log.unsafe", "allows what the quorum here does not need: leave it out")
+    if log.digest is DigestType.DUMMY:
+        yield Fault("log.digest", "entries have no checksum: damage is not noticed; want 3")
+    if partition.lease_ms and not partition.hidden_pause_ms:
+        yield Fault(
+            "partition.hidden_pause_ms", "a machine that was paused can answer a read with an old value: want 250"
+        )
+    if not partition.lease_ms:
+        yield Fault("partition.lease_ms", "every read waits for an append")
+    if not partition.expiry_sweep_s:
+        yield Fault("partition.expiry_sweep_s", "keys past their expiry that nobody asks for stay for ever")
+    if partition.write_buffer_bytes > partition.memory_bytes // 2:
+        yield Fault("partition.write_buffer_bytes", "more than half of memory_bytes, from where on all are flushed")
+
+
+def _of_rest(config: NodeConfig) -> Iterator[Fault]:
+    recovery = config.autorecovery
+    if recovery.lost_bookie_delay_s < RESTART_S:
+        yield Fault("autorecovery.lost_bookie_delay_s", "less than a restart takes: ledgers are copied for nothing")
+    if not recovery.check_interval_s:
+        yield Fault("autorecovery.check_interval_s", "copies that went missing unseen are never looked for")
+    if 0 < config.repair_after_s < RESTART_S:
+        yield Fault("repair_after_s", "less than a restart takes: replicas are made anew for nothing")
+    for name in ("data_dir", "secret_file", "log_dir"):
+        place = getattr(config, name)
+        if place is not None and not place.is_absolute():
+            yield Fault(name, f"{place} goes by the directory that the node is started in: want an absolute path")
+    if config.log_output.level is LogLevel.DEBUG:
+        yield Fault(
+            "log_output.level", "DEBUG slows the node and fills the disk: `kvstore node log-level` sets it for a while"
+        )

@@ -1,0 +1,198 @@
+"""`kvstore node check`: looks at a node's file, and at what it names on this machine, before the node is started."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+from kvstore import config as toml
+from kvstore.cli.cluster import Json, checked_path
+from kvstore.cli.node.advice import advice, clashes
+from kvstore.cli.node.toml_lines import line_of, lines_of
+from kvstore.cli.output import as_json
+from kvstore.config import Fault, Setting
+from kvstore.env.certificates import WARN_S, Certificates
+from kvstore.env.secret import read_secret
+from kvstore.env.tls import Tls
+from kvstore.errors import ConfigError, StoreError
+from kvstore.server.config import NodeConfig
+
+FILE_BYTES_MAX = 1 << 20
+MEMORY_SHARE_MAX = 0.5
+"""Of the machine's memory, for engines: the file cache and the rest of the process want the other half."""
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.NAME=VALUE", help="In place of what the file says; as often as needed."),
+]
+
+
+class Finding(NamedTuple):
+    """One line of the answer."""
+
+    line: int | None
+    """From 1; None: of no line, as for what is missing."""
+    weight: Literal["fault", "warning"]
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The answer about a file."""
+
+    config: NodeConfig | None
+    """None: there are faults of form, and nothing else was looked at."""
+    findings: list[Finding]
+
+    def count(self, weight: str) -> int:
+        return sum(each.weight == weight for each in self.findings)
+
+
+def check(
+    config: Annotated[Path, typer.Option(callback=checked_path, help="The node's TOML file.")],
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="As for a node that is started with --insecure.")
+    ] = False,
+    settings: Settings = None,
+    only_file: Annotated[
+        bool, typer.Option("--only-file", help="Leave alone what the file names: secrets, certificates, directories.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Let warnings count as faults.")] = False,
+    json: Json = False,
+) -> None:
+    """Say all that is wrong with a node's file, line by line, and warn of what is unsafe or odd. Starts nothing."""
+    checked = checked_file(config, settings_of(settings, insecure=insecure), only_file=only_file)
+    found = checked.findings
+    if json:
+        print(as_json({"file": str(config), "findings": [each._asdict() for each in found]}))
+    else:
+        for each in found:
+            place = f"{config}:{each.line}" if each.line else str(config)
+            print(": ".join(part for part in (place, each.weight, each.name, each.text) if part))
+        node = checked.config
+        who = "" if node is None else f" node {node.id}, {' and '.join(node.plays)}:"
+        faults, warnings = checked.count("fault"), checked.count("warning")
+        print(f"{config}:{who} {_counted(faults, 'fault')}, {_counted(warnings, 'warning')}")
+    if checked.count("fault") or (strict and found):
+        raise typer.Exit(1)
+
+
+def settings_of(texts: Sequence[str] | None, *, insecure: bool) -> list[Setting]:
+    """The settings that a command line names. Raises ConfigError."""
+    return [*map(toml.setting, texts or ()), *([Setting("insecure", True)] if insecure else [])]
+
+
+def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) -> Checked:
+    """Look at a file, and unless `only_file` at what it names. Raises ConfigError for one that cannot be read, or is no
+    TOML: there the error names the line."""
+    if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: want at most {FILE_BYTES_MAX} bytes, got {path.stat().st_size}")
+    text = toml.text_of(path)
+    table = toml.with_settings(toml.parse(text, path), settings)
+    lines = lines_of(text)
+    config, faults = toml.look_at(table, NodeConfig)
+    warnings: list[Fault] = []
+    if config is not None:
+        faults, warnings = clashes(config), advice(config)
+        if not only_file:
+            faults += faults_around(config)
+            warnings += warnings_around(config)
+    findings = [Finding(line_of(each.name, lines), "fault", *each) for each in faults]
+    findings += [Finding(line_of(each.name, lines), "warning", *each) for each in warnings]
+    return Checked(config, sorted(findings, key=lambda each: (each.line or 0, each.weight)))
+
+
+def faults_around(config: NodeConfig) -> list[Fault]:
+    """Find what keeps the node from starting on this machine, by this user."""
+    found = [
+        *_tried("secret_file", lambda: read_secret(config.secret_file)),
+        *_tried("metadata.password_file", config.metadata_login),
+        *_tried("metadata", lambda: config.metadata_tls and config.metadata_tls.client_context()),
+    ]
+    if config.tls.serves:
+        found += _tried("tls", lambda: _certificates_fit(config.tls))
+    places = {"data_dir": config.data_dir, "log_dir": config.log_dir}
+    places |= {f"storage.{name}": Path(each) for name, each in _outside(config)}
+    found += [Fault(name, fault) for name, place in places.items() if place and (fault := _place_fault(place))]
+    return found
+
+
+def warnings_around(config: NodeConfig) -> Iterator[Fault]:
+    """Find what will go wrong on this machine later, or slowly."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.partition.memory_bytes > memory * MEMORY_SHARE_MAX:
+        yield Fault("partition.memory_bytes", f"more than half of this machine's memory, {memory} bytes")
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < 2 * config.limits.connections_max:
+        limits = config.limits.within(files)
+        yield Fault(
+            "limits.connections_max",
+            f"{files} open files, here and now, are enough for {limits.connections_max} connections: raise the limit "
+            "(`ulimit -n`, LimitNOFILE)",
+        )
+    if config.tls.serves:
+        try:
+            left_s = Certificates(config.tls).left_s
+        except OSError:
+            return  # a fault, said already
+        if 0 < left_s < WARN_S:
+            yield Fault("tls.cert", f"expires in {int(left_s // 86_400)} days")
+    yield from _shared_disks(config)
+
+
+def _shared_disks(config: NodeConfig) -> Iterator[Fault]:
+    disks: dict[int, str] = {}
+    for each in config.storage.journal_dirs:
+        place = _nearest(config.data_dir / each)
+        other = disks.setdefault(place.stat().st_dev, each)
+        if other != each:
+            yield Fault("storage.journal_dirs", f"{each} is on the file system of {other}: both are lost together")
+
+
+def _certificates_fit(tls: Tls) -> None:
+    """Raises OSError, ConfigError."""
+    if fault := Certificates(tls).fault():
+        raise ConfigError(fault)
+
+
+def _outside(config: NodeConfig) -> Iterator[tuple[str, str]]:
+    """Directories of the bookie that are not below the data directory, with the names of their settings."""
+    storage = config.storage
+    named = [("index_dir", storage.index_dir), ("journal_dir", storage.journal_dir)]
+    named += [("journal_dirs", each) for each in storage.journal_dirs]
+    yield from ((name, each) for name, each in named if each.startswith("/"))
+
+
+def _place_fault(place: Path) -> str:
+    """Why no files can be made in a directory, which is made if it is not there; empty if they can."""
+    there = _nearest(place)
+    if not there.is_dir():
+        return f"want a directory, got a file: {there}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there}: want it writable for this user"
+    return ""
+
+
+def _nearest(place: Path) -> Path:
+    """The place itself, or what there is of the way to it."""
+    place = place.absolute()
+    return next(each for each in (place, *place.parents) if each.exists())
+
+
+def _tried(name: str, use: Callable[[], object]) -> Iterator[Fault]:
+    try:
+        use()
+    except (StoreError, OSError) as error:
+        yield Fault(name, str(error))
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count or 'no'} {word}{'' if count == 1 else 's'}"

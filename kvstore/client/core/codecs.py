@@ -1,0 +1,124 @@
+"""Values as an application has them, and the bytes that the store keeps: JSON, msgspec's types, or a codec of one's
+own. Decides only.
+
+There is none for pickle, and none should be written: whoever may write a key could run code in whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+import orjson
+
+from kvstore.client.core.values import Item, Replaced
+from kvstore.errors import Corrupted, InvalidRequest
+
+T = TypeVar("T")
+REFUSALS = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+"""Raised by codecs for what they do not know. Of older releases msgspec's errors are no ValueErrors."""
+
+
+class Codec(Protocol[T]):
+    """Both ways between a value and its bytes. Each raises one of REFUSALS for what it does not know."""
+
+    def encode(self, value: T) -> bytes: ...
+
+    def decode(self, data: bytes) -> T: ...
+
+
+class Layout(StrEnum):
+    """The bytes that values of msgspec's types become."""
+
+    JSON = "json"
+    MSGPACK = "msgpack"
+    """Shorter, and faster to read; nothing for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions(Generic[T]):
+    """A codec of two functions."""
+
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+
+
+def json_codec() -> Codec[Any]:
+    """JSON by orjson: None, bool, int, float, str, lists and dicts; it writes dates, UUIDs and dataclasses too, and
+    reads them back as text and dicts.
+
+    >>> json_codec().encode({"name": "Ann", "visits": 3})
+    b'{"name":"Ann","visits":3}'
+    >>> json_codec().decode(b'[1,2.5,null]')
+    [1, 2.5, None]
+    """
+    return _Functions(orjson.dumps, orjson.loads)
+
+
+def typed_codec(type: type[T], layout: Layout = Layout.JSON) -> Codec[T]:
+    """Values of one type that msgspec knows: its Structs, dataclasses, TypedDicts and what is built of them. What is
+    read is checked: bytes of another form raise Corrupted.
+
+    >>> class Visit(msgspec.Struct):
+    ...     page: str
+    ...     seconds: int = 0
+    >>> codec = typed_codec(Visit)
+    >>> codec.encode(Visit("home", 7))
+    b'{"page":"home","seconds":7}'
+    >>> codec.decode(b'{"page":"home"}')
+    Visit(page='home', seconds=0)
+    >>> typed_codec(Visit, Layout.MSGPACK).decode(typed_codec(Visit, Layout.MSGPACK).encode(Visit("home")))
+    Visit(page='home', seconds=0)
+    """
+    if layout is Layout.JSON:
+        return _Functions(msgspec.json.Encoder().encode, msgspec.json.Decoder(type).decode)
+    return _Functions(msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(type).decode)
+
+
+class TypedItem(NamedTuple, Generic[T]):
+    """A key that was found, with its value decoded; otherwise as `Item`."""
+
+    value: T
+    version: int
+    created: int
+    written_ms: int
+    expires_ms: int
+
+
+class TypedReplaced(NamedTuple, Generic[T]):
+    """The result of `replace`, with the old value decoded; otherwise as `Replaced`."""
+
+    applied: bool
+    version: int
+    old: TypedItem[T] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Coding(Generic[T]):
+    """A codec, with its errors as those of the store."""
+
+    codec: Codec[T]
+
+    def encode(self, key: bytes, value: T) -> bytes:
+        """Raises InvalidRequest for what the codec does not know: nothing was sent."""
+        try:
+            return self.codec.encode(value)
+        except REFUSALS as error:
+            raise InvalidRequest(f"the value for {key!r}: want one that the codec knows: {error}") from error
+
+    def decode(self, key: bytes, item: Item) -> TypedItem[T]:
+        """Raises Corrupted for bytes that the codec does not read: somebody else's, or an older form's."""
+        try:
+            return TypedItem(self.codec.decode(item.value), *item[1:])
+        except REFUSALS as error:
+            where = f"the value of {key!r}, version {item.version}"
+            raise Corrupted(f"{where}: want what the codec reads: {error}") from error
+
+    def decode_or_none(self, key: bytes, item: Item | None) -> TypedItem[T] | None:
+        return None if item is None else self.decode(key, item)
+
+    def replaced(self, key: bytes, found: Replaced) -> TypedReplaced[T]:
+        return TypedReplaced(found.applied, found.version, self.decode_or_none(key, found.old))

@@ -1,0 +1,79 @@
+"""Numbers that settings may have: declared beside each setting, asked of its class when it is built, and shown in
+docs/configuration.md. Decides only."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """Finite numbers from `least` to `most`, both included, or from above `least`, or to below `most`."""
+
+    least: float
+    most: float = math.inf
+    is_above: bool = False
+    is_below: bool = False
+
+    def admits(self, value: float) -> bool:
+        """Tell whether the setting may be so. What is not a number, and infinity, never."""
+        if not math.isfinite(value) or value < self.least or value > self.most:
+            return False
+        return not (self.is_above and value == self.least) and not (self.is_below and value == self.most)
+
+    def __str__(self) -> str:
+        if math.isinf(self.most):
+            return f"{'more than' if self.is_above else 'at least'} {plain(self.least)}"
+        word = "to below" if self.is_below else "to"
+        return f"{plain(self.least)} {word} {plain(self.most)}"
+
+
+def at_least(least: float) -> Range:
+    return Range(least)
+
+
+def above(least: float) -> Range:
+    return Range(least, is_above=True)
+
+
+def between(least: float, most: float) -> Range:
+    return Range(least, most)
+
+
+def plain(number: float) -> str:
+    """Format a number without an exponent, and without .0."""
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+@functools.cache
+def ranges_of(cls: Any) -> dict[str, Range]:
+    """The settings of a dataclass that have a range, by name."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = {field.name: range_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def range_of(hint: Any) -> Range | None:
+    """The range in `Annotated[int, at_least(1)]`; None of any other type."""
+    return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)), None)
+
+
+def range_faults(settings: Any) -> list[str]:
+    """Every setting of a dataclass whose number is out of its range, as `name: want …, got …`."""
+    return [
+        f"{name}: want {each}, got {getattr(settings, name)}"
+        for name, each in ranges_of(settings.__class__).items()
+        if not each.admits(getattr(settings, name))
+    ]
+
+
+class WrongSettings(ValueError):
+    """Settings that their class refuses; `faults` has each, as `name: want …, got …` where one name is to blame."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults

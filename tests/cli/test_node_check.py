@@ -1,0 +1,213 @@
+"""`kvstore node check`: every fault with its line, warnings for what is allowed and unsafe, an exit code to go by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from kvstore import config as toml
+from kvstore.cli.main import build
+from kvstore.cli.node.advice import advice, clashes
+from kvstore.cli.node.toml_lines import line_of, lines_of
+from kvstore.env.secret import make_secret
+from kvstore.errors import ConfigError
+from kvstore.server.config import NodeConfig
+from tests.certificates import Files
+
+GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "/d", "secret_file": "/s"}
+
+
+def checked(file: Path, *words: str) -> Result:
+    return CliRunner().invoke(build(), ["node", "check", "--config", str(file), *words])
+
+
+def node_file(folder: Path, more: str = "") -> Path:
+    """A file without faults: four lines, and `more`."""
+    make_secret(folder / "secret")
+    file = folder / "node.toml"
+    file.write_text(
+        f'id = "n1"\nzookeeper = "127.0.0.1:2181/kvstore"\ndata_dir = "{folder}/data"\n'
+        f'secret_file = "{folder}/secret"\n{more}'
+    )
+    return file
+
+
+def test_each_name_is_found_on_its_line() -> None:
+    text = """# a comment
+
+id = "a" # = b
+text = \"\"\"
+[not] a = "table"
+x = 1
+\"\"\"
+list = [ # of
+  "a = 1",
+
+  "b",
+]
+inline = {one = 1, two = {three = 3}}
+a.b = 1
+"quoted name" = 2
+[log] # here
+roll_bytes = 1
+
+[ log . quorum ]
+ack = 2
+[[many]]
+x = 1
+[[many]]
+x = 2
+"""
+    assert lines_of(text) == {
+        "id": 3,
+        "text": 4,
+        "list": 8,
+        **dict.fromkeys(("inline", "inline.one", "inline.two", "inline.two.three"), 13),
+        **dict.fromkeys(("a", "a.b"), 14),
+        "quoted name": 15,
+        "log": 16,
+        "log.roll_bytes": 17,
+        "log.quorum": 19,
+        "log.quorum.ack": 20,
+        "many": 21,
+        "many.x": 22,
+    }
+    assert lines_of(text.replace("\n", "\r\n")) == lines_of(text)
+    found = lines_of(text)
+    assert [line_of(name, found) for name in ("log.quorum.write", "log.roll_age_s", "tls", "")] == [19, 16, None, None]
+
+
+def test_every_fault_is_said_with_its_line(tmp_path: Path) -> None:
+    more = "repair_after_s = -1\nrols = []\n[partition]\nlease_ms = 1.5\n\n[storage]\nlost_dirs = [\n 'a', 7]\n"
+    answer = checked(node_file(tmp_path, more))
+    assert answer.exit_code == 1
+    said = [line.removeprefix(f"{tmp_path}/node.toml") for line in answer.stdout.splitlines()]
+    assert said[0].startswith(":6: fault: rols: unknown; did you mean roles? known are id, ")
+    assert said[1:] == [
+        ":8: fault: partition.lease_ms: want int, got 1.5",
+        ":11: fault: storage.lost_dirs[1]: want str, got 7",
+        ": 3 faults, no warnings",
+    ], "and what a number may be once all have the right form"
+    answer = checked(node_file(tmp_path, "repair_after_s = -1\nroles = []\n"), "--json")
+    assert [(each["line"], each["name"]) for each in json.loads(answer.stdout)["findings"]] == [
+        (5, "repair_after_s"),
+        (6, "roles"),
+    ]
+
+
+def test_a_file_without_faults_is_told_so_and_what_it_names_is_looked_at(tmp_path: Path) -> None:
+    file = node_file(tmp_path)
+    answer = checked(file, "--strict")
+    assert answer.stdout == f"{file}: node n1, bookie and server: no faults, no warnings\n"
+    assert (answer.exit_code, (tmp_path / "data").exists()) == (0, False)
+    (tmp_path / "secret").chmod(0o644)
+    (tmp_path / "data").write_text("a file")
+    file.write_text(file.read_text() + f'log_dir = "{tmp_path}/node.toml/logs"\n')
+    answer = checked(file)
+    assert answer.exit_code == 1
+    for line in (
+        f":3: fault: data_dir: want a directory, got a file: {tmp_path}/data",
+        f":4: fault: secret_file: {tmp_path}/secret: others can use this secret (mode 0644)",
+        f":5: fault: log_dir: want a directory, got a file: {tmp_path}/node.toml",
+    ):
+        assert line in answer.stdout
+    assert checked(file, "--only-file").exit_code == 0
+
+
+def test_certificates_that_do_not_serve_are_faults(tmp_path: Path) -> None:
+    files = Files.issue(tmp_path)
+
+    def found(tls: Any) -> Result:
+        return checked(node_file(tmp_path, f'[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n'))
+
+    assert found(files.bookie).exit_code == 0
+    assert ":5: fault: tls: the certificate" in found(files.expired).stdout
+    assert found(replace(files.bookie, key=files.client.key)).exit_code == 1
+    assert found(replace(files.bookie, cert=tmp_path / "none.pem")).exit_code == 1
+
+
+def test_what_is_no_toml_is_said_with_its_line(tmp_path: Path) -> None:
+    answer = checked(node_file(tmp_path, "zone = \n"))
+    assert isinstance(answer.exception, ConfigError)
+    assert "not TOML" in str(answer.exception)
+    assert "line 5" in str(answer.exception)
+    answer = checked(tmp_path / "none.toml")
+    assert "none.toml: cannot be read: No such file" in str(answer.exception)
+    (tmp_path / "long.toml").write_bytes(b"#" * ((1 << 20) + 1))
+    assert "want at most 1048576 bytes, got 1048577" in str(checked(tmp_path / "long.toml").exception)
+
+
+def test_warnings_count_only_if_they_are_to(tmp_path: Path) -> None:
+    file = node_file(tmp_path, "[partition]\nlease_ms = 0\n")
+    answer = checked(file)
+    assert (answer.exit_code, checked(file, "--strict").exit_code) == (0, 1)
+    assert f"{file}:6: warning: partition.lease_ms: every read waits for an append\n" in answer.stdout
+
+
+OPEN = {"resp": "10.0.0.1:6401"}
+WARNED: list[tuple[str, dict[str, Any]]] = [
+    ("insecure", {"insecure": True, **OPEN}),
+    ("insecure", {"insecure": True}),
+    ("tls.mode", {"tls": {"cert": "/c", "key": "/k", "mode": "prefer"}}),
+    ("advertise", {**OPEN, "advertise": "127.0.0.1", "tls": {"cert": "/c", "key": "/k"}}),
+    ("http", {"http": "127.0.0.1:0"}),
+    ("zookeeper", {"zookeeper": "127.0.0.1:1,127.0.0.1:2"}),
+    ("zookeeper", {"zookeeper": "zk1:2181"}),
+    ("metadata.user", {"zookeeper": "a:1,b:1,c:1", "metadata": {"user": "u", "password_file": "/p"}}),
+    ("metadata.acl", {"metadata": {"user": "u", "password_file": "/p", "acl": "open"}}),
+    ("storage.admit_raw_adds", {"storage": {"admit_raw_adds": True}}),
+    ("storage.scrub_bytes_per_s", {"storage": {"scrub_bytes_per_s": 0}}),
+    ("storage.reserve_bytes", {"storage": {"reserve_bytes": 1 << 20}}),
+    ("storage.lost_dirs", {"storage": {"journal_dirs": ["a", "b"], "lost_dirs": ["b"]}}),
+    ("log.quorum.ack", {"log": {"unsafe": True, "quorum": {"ensemble": 1, "write": 1, "ack": 1}}}),
+    ("log.quorum", {"log": {"quorum": {"ensemble": 3, "write": 3, "ack": 3}}}),
+    ("log.unsafe", {"log": {"unsafe": True}}),
+    ("log.digest", {"log": {"digest": 4}}),
+    ("partition.hidden_pause_ms", {"partition": {"hidden_pause_ms": 0}}),
+    ("partition.lease_ms", {"partition": {"lease_ms": 0, "hidden_pause_ms": 0}}),
+    ("partition.expiry_sweep_s", {"partition": {"expiry_sweep_s": 0}}),
+    ("partition.write_buffer_bytes", {"partition": {"write_buffer_bytes": 200 << 20}}),
+    ("autorecovery.lost_bookie_delay_s", {"autorecovery": {"lost_bookie_delay_s": 5}}),
+    ("autorecovery.check_interval_s", {"autorecovery": {"check_interval_s": 0}}),
+    ("repair_after_s", {"repair_after_s": 5}),
+    ("data_dir", {"data_dir": "data"}),
+    ("secret_file", {"secret_file": "s"}),
+    ("log_output.level", {"log_output": {"level": "DEBUG"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "table"), WARNED, ids=[name for name, _ in WARNED])
+def test_what_is_allowed_and_unsafe_or_odd_is_warned_of(name: str, table: dict[str, Any]) -> None:
+    config = toml.from_table({**GOOD, **table}, NodeConfig)
+    assert [each.name for each in advice(config)] == [name]
+
+
+def test_a_plain_file_is_not_warned_of() -> None:
+    assert advice(toml.from_table(GOOD, NodeConfig)) == []
+    server = {**GOOD, "roles": ["server"], "storage": {"scrub_bytes_per_s": 0}}
+    assert advice(toml.from_table(server, NodeConfig)) == [], "of disks that it does not have"
+
+
+def test_two_doors_do_not_share_an_address() -> None:
+    config = toml.from_table({**GOOD, "grpc": "127.0.0.1:8401"}, NodeConfig)
+    assert [each.name for each in clashes(config)] == ["grpc"]
+    assert clashes(toml.from_table({**GOOD, "grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}, NodeConfig)) == []
+    assert clashes(toml.from_table({**GOOD, "roles": ["bookie"], "grpc": "127.0.0.1:8401"}, NodeConfig)) == []
+
+
+def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:
+    answer = checked(node_file(tmp_path, '[storage]\njournal_dirs = ["a", "b"]\n'))
+    assert "journal_dirs: b is on the file system of a: both are lost together" in answer.stdout
+
+
+def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Path) -> None:
+    file = node_file(tmp_path)
+    answer = checked(file, "--set", "id=n7", "--set", "partition.lease_ms=-1", "--set", "http=127.0.0.1:8500")
+    assert f"{file}: fault: partition.lease_ms: want at least 0, got -1\n" in answer.stdout
+    assert f"{file}: node n7, bookie and server: no faults, no warnings\n" == checked(file, "--set", "id=n7").stdout

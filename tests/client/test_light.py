@@ -1,0 +1,102 @@
+"""The clients alone: they need no more than the project's own dependencies say, without the extra of nodes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import requires
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.client.model import ModelCluster
+from tests.client.serving import serving_in_a_thread
+from tests.source import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BASE = [Requirement(line) for line in PROJECT["dependencies"]]
+HEAVY = {
+    "aiohttp", "crc32c", "kazoo", "prometheus_client", "psutil", "rich", "rocksdict", "structlog", "typer", "uvloop",
+}  # fmt: skip
+
+ALONE = """
+import importlib.metadata, sys
+
+class Only:
+    '''Hides what is installed and not allowed.'''
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in HIDDEN and path is None:
+            raise ModuleNotFoundError(f"no module named {name!r}", name=name)
+
+owners = importlib.metadata.packages_distributions()
+allowed = set(sys.argv[1].split(","))
+normal = lambda name: name.lower().replace("_", "-").replace(".", "-")
+HIDDEN = {top for top, dists in owners.items() if not {normal(dist) for dist in dists} & allowed}
+sys.meta_path.insert(0, Only())
+"""
+USE = """
+import asyncio
+import kvstore.client, kvstore.client.bulk, kvstore.client.pinned.read, kvstore.client.pinned.pins
+from kvstore.client import AsyncClient, AsyncTypedClient, Client, TypedClient, json_codec
+url = sys.argv[2]
+with Client(url) as client:
+    client.put(b"k", b"v")
+    assert client.get(b"k").value == b"v"
+    TypedClient(client, json_codec()).put(b"j", [1])
+async def main():
+    async with AsyncClient(url) as client:
+        assert (await AsyncTypedClient(client, json_codec()).get(b"j")).value == [1]
+asyncio.run(main())
+print("done", *sorted(HEAVY & {name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def with_theirs(wanted: list[Requirement]) -> set[str]:
+    """The distributions that an installation of these has."""
+    found: set[str] = set()
+    rest = [canonicalize_name(each.name) for each in wanted]
+    while rest:
+        name = rest.pop()
+        if name not in found:
+            found.add(name)
+            theirs = [Requirement(line) for line in requires(name) or ()]
+            plain = [each for each in theirs if each.marker is None or each.marker.evaluate({"extra": ""})]
+            rest += [canonicalize_name(each.name) for each in plain]
+    return found
+
+
+def alone(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where nothing but the clients' dependencies can be imported."""
+    allowed = ",".join(sorted({*with_theirs(BASE), "kvstore-log"}))
+    command = [sys.executable, "-c", f"HEAVY = {HEAVY}\n{ALONE}\n{code}", allowed, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_both_clients_work_with_nothing_else_installed() -> None:
+    with serving_in_a_thread(ModelCluster()) as servers:
+        done = alone(USE, servers.patient_url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_what_is_hidden_there_cannot_be_imported() -> None:
+    for name in sorted(HEAVY):
+        assert f"no module named '{name}'" in alone(f"import {name}").stderr
+
+
+def test_the_command_says_what_it_wants() -> None:
+    done = alone("sys.argv = ['kvstore', 'status']\nimport kvstore.__main__ as program\nprogram.main()")
+    assert (done.returncode, done.stdout) == (1, "")
+    said = r"kvstore: no module \w+: this command wants what `pip install 'kvstore-log\[node\]'` brings\n"
+    assert re.fullmatch(said, done.stderr)
+
+
+def test_nothing_heavy_is_a_dependency_of_the_clients() -> None:
+    names = {canonicalize_name(each.name) for each in BASE}
+    assert len(names) == 7
+    assert {canonicalize_name(name) for name in HEAVY} & with_theirs(BASE) == set()
+    node = {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["node"]}
+    assert {canonicalize_name(name) for name in HEAVY} <= node
+    assert PROJECT["optional-dependencies"]["client"] == []

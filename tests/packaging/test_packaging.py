@@ -1,0 +1,271 @@
+"""Files to run nodes by: they start commands that there are, with settings that have no fault, at ports and paths that
+fit each other."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvstore import config as toml
+from kvstore.__main__ import plain_node_run
+from kvstore.cli.node.advice import advice, clashes
+from kvstore.env.tls import Tls
+from kvstore.server.config import NodeConfig
+from kvstore.server.http import door
+from kvstore.server.node import FILES_MIN, STOP_TIMEOUT_S
+from tests.certificates import Files
+from tests.cli.test_help import TREE
+from tests.source import ROOT
+
+PACKAGING = ROOT / "packaging"
+USER = 10001
+PORTS = {"bookie": 3181, "resp": 6401, "grpc": 7401, "http": 8401}
+DOCKERFILE = (PACKAGING / "container" / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((PACKAGING / "compose" / "compose.yaml").read_text())
+KUBERNETES = list(yaml.safe_load_all((PACKAGING / "kubernetes" / "kvstore.yaml").read_text()))
+UNIT = (PACKAGING / "systemd" / "kvstore-node.service").read_text()
+HEALTH = "/opt/kvstore/share/health.py"
+NODES = {name: each for name, each in COMPOSE["services"].items() if re.fullmatch(r"n\d", name)}
+
+
+def kind(name: str, of: str = "kvstore") -> dict[str, Any]:
+    (found,) = [each for each in KUBERNETES if each["kind"] == name and each["metadata"]["name"] == of]
+    return found
+
+
+POD = kind("StatefulSet")["spec"]["template"]["spec"]
+NODE = POD["containers"][0]
+JOB = kind("Job", "kvstore-init")["spec"]["template"]["spec"]
+
+
+def directives(name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+
+
+def instruction(name: str) -> list[Any]:
+    """The words of an instruction of the image's last stage that is written as a list."""
+    found = re.findall(rf"^(?:.* )?{name} (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    return list(json.loads(found[-1]))
+
+
+def config_of(words: Sequence[str], file: str) -> NodeConfig:
+    """The configuration with which a command starts a node. Fails for what is no such command."""
+    found = plain_node_run(words)
+    assert found is not None, words
+    path, settings = found
+    assert path == Path("/etc/kvstore/node.toml")
+    config, faults = toml.look_at(toml.with_settings(tomllib.loads(file), settings), NodeConfig)
+    assert faults == []
+    assert config is not None
+    assert clashes(config) == []
+    assert {name: int(each.rpartition(":")[2]) for name, each in config.listeners().items()} == PORTS
+    assert config.data_dir == Path("/var/lib/kvstore")
+    return config
+
+
+def known(words: Sequence[str]) -> None:
+    """Fails for a command or an option that there is not."""
+    path = tuple(words[: next((at for at, word in enumerate(words) if word.startswith("-")), len(words))])
+    assert path in TREE
+    options = {option for each in TREE[path].params for option in each.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_the_image_runs_a_node_as_nobody_in_particular() -> None:
+    last = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert f"USER {USER}:{USER}\n" in last
+    assert last.index("useradd") < last.index("USER ")
+    assert sorted(map(int, re.findall(r"^EXPOSE (.*)$", last, re.MULTILINE)[0].split())) == sorted(PORTS.values())
+    assert instruction("ENTRYPOINT") == ["kvstore"]
+    assert plain_node_run(instruction("ENTRYPOINT")[1:] + json.loads(re.findall(r"^CMD (.*)$", last, re.MULTILINE)[0]))
+    assert "STOPSIGNAL SIGTERM" in last
+    assert f"COPY packaging/container/health.py {HEALTH}\n" in last
+    assert f'CMD ["python", "{HEALTH}", "/healthz"]' in last
+
+
+def test_what_the_image_copies_is_there_and_let_in() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [
+        word for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]
+    ]
+    assert {word for word in copied if not (ROOT / word).exists()} == set()
+    assert set(copied) == let_in
+
+
+def test_each_node_of_compose_has_its_own_name_place_and_ports() -> None:
+    file = (PACKAGING / "compose" / "node.toml").read_text()
+    ports = [port for each in NODES.values() for port in each["ports"]]
+    assert len(NODES) == 3
+    assert len(set(ports)) == len(ports) == 6
+    for name, service in NODES.items():
+        config = config_of(service["command"], file)
+        assert (config.id, config.advertise) == (name, name)
+        assert [each.name for each in advice(config) if each.name != "zookeeper"] == ["insecure"], "a toy's"
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"]), "which only this machine reaches"
+        mounts = dict(each.split(":")[:2] for each in service["volumes"])
+        assert mounts[name] == str(config.data_dir)
+        assert str(config.secret_file).startswith(mounts["secret"] + "/")
+        assert float(service["stop_grace_period"].rstrip("s")) > STOP_TIMEOUT_S
+        assert service["ulimits"]["nofile"] > FILES_MIN
+        assert service["healthcheck"]["test"] == ["CMD", "python", HEALTH, "/readyz"]
+    assert {each.split(":")[0] for each in NODES["n1"]["volumes"]} - {"./node.toml"} <= COMPOSE["volumes"].keys()
+
+
+def test_compose_founds_the_cluster_of_those_nodes_where_they_look_for_it() -> None:
+    words = COMPOSE["services"]["found"]["command"]
+    known(words)
+    options = list(pairwise(words))
+    table = tomllib.loads((PACKAGING / "compose" / "node.toml").read_text())
+    assert [value for name, value in options if name == "--node"] == list(NODES)
+    assert dict(options)["--zookeeper"] == table["zookeeper"]
+    assert dict(options)["--secret-file"] == table["secret_file"]
+
+
+def test_a_pod_runs_a_node_that_others_find_by_its_name() -> None:
+    names = {"POD_NAME": "kvstore-2", "POD_NAMESPACE": "store"}
+    assert {each["name"] for each in NODE["env"]} == set(names)
+    words = [re.sub(r"\$\((\w+)\)", lambda found: names[found[1]], word) for word in NODE["args"]]
+    config = config_of(words, kind("ConfigMap")["data"]["node.toml"])
+    service = kind("StatefulSet")["spec"]["serviceName"]
+    assert kind("Service", service)["spec"]["clusterIP"] == "None"
+    assert config.id == "kvstore-2"
+    assert config.advertise == f"kvstore-2.{service}.store.svc.cluster.local"
+    assert advice(config) == []
+    assert not config.insecure
+    assert {each["name"]: each["containerPort"] for each in NODE["ports"]} == PORTS
+    mounts = {each["mountPath"] for each in NODE["volumeMounts"]}
+    assert config.tls.ca is not None
+    assert {str(config.data_dir), str(config.secret_file.parent), str(config.tls.ca.parent), "/etc/kvstore"} == mounts
+    assert not any(one != other and one.startswith(f"{other}/") for one in mounts for other in mounts), (
+        "none in another"
+    )
+    volumes = {each["name"] for each in POD["volumes"]}
+    volumes |= {each["metadata"]["name"] for each in kind("StatefulSet")["spec"]["volumeClaimTemplates"]}
+    containers = [*POD["initContainers"], NODE]
+    assert {each["name"] for one in containers for each in one["volumeMounts"]} == volumes
+    assert POD["terminationGracePeriodSeconds"] > STOP_TIMEOUT_S
+
+
+def test_pods_are_asked_for_pages_that_there_are_and_live_by_their_event_loop_alone() -> None:
+    probes = {name: NODE[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {each["scheme"] for each in probes.values()} == {"HTTPS"}
+    assert {name: each["path"] for name, each in probes.items()} == {
+        "startupProbe": "/healthz",
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+    }
+    source = Path(door.__file__).read_text()
+    assert all(f'"{each["path"]}"' in source for each in probes.values())
+
+
+def test_no_container_may_more_than_it_must() -> None:
+    for pod in (POD, JOB):
+        assert pod["automountServiceAccountToken"] is False
+        context = pod["securityContext"]
+        assert (context["runAsNonRoot"], context["runAsUser"], context["fsGroup"]) == (True, USER, USER)
+        for each in [*pod["initContainers"], *pod["containers"]]:
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_selectors_find_the_nodes_and_not_the_job() -> None:
+    labels: Mapping[str, str] = kind("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    others = kind("Job", "kvstore-init")["spec"]["template"]["metadata"]["labels"]
+    selectors = [kind("Service")["spec"]["selector"], kind("Service", "kvstore-nodes")["spec"]["selector"]]
+    selectors += [kind(name)["spec"]["selector"]["matchLabels"] for name in ("StatefulSet", "PodDisruptionBudget")]
+    selectors.append(kind("NetworkPolicy")["spec"]["podSelector"]["matchLabels"])
+    for each in selectors:
+        assert each.items() <= labels.items()
+        assert not each.items() <= others.items()
+    assert kind("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_the_job_founds_the_cluster_of_those_pods() -> None:
+    words = JOB["containers"][0]["args"]
+    known(words)
+    options = list(pairwise(words))
+    table = tomllib.loads(kind("ConfigMap")["data"]["node.toml"])
+    assert [value for name, value in options if name == "--node"] == [
+        f"kvstore-{number}" for number in range(kind("StatefulSet")["spec"]["replicas"])
+    ]
+    assert dict(options)["--zookeeper"] == table["zookeeper"]
+    assert dict(options)["--secret-file"] == table["secret_file"]
+    for pod in (POD, JOB):
+        assert pod["initContainers"][0]["command"][-1] == table["secret_file"]
+
+
+def test_the_unit_starts_a_node_and_waits_as_long_as_it_takes() -> None:
+    check, run = (directives(name)[0].split()[1:] for name in ("ExecStartPre", "ExecStart"))
+    known(check)
+    assert plain_node_run(run) is not None
+    assert check[-1] == run[-1]
+    assert (directives("Type"), directives("TimeoutStartSec")) == (["notify"], ["infinity"])
+    assert float(directives("TimeoutStopSec")[0]) > STOP_TIMEOUT_S
+    assert int(directives("LimitNOFILE")[0]) > FILES_MIN
+    assert directives("User") == ["kvstore"]
+    assert re.findall(r"^u (\w+) ", (PACKAGING / "systemd" / "kvstore.sysusers.conf").read_text(), re.M) == ["kvstore"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to verify it")
+def test_systemd_knows_every_word_of_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "kvstore-node.service"
+    unit.write_text(UNIT.replace("/opt/kvstore/bin/kvstore", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "kvstore-node" in line] == []
+
+
+@contextmanager
+def answering(tls: Tls | None = None) -> Iterator[int]:
+    """The port of a server that is healthy and not ready."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/healthz" else 503)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Pages)
+    if tls is not None:
+        context = tls.server_context()
+        assert context is not None
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_the_health_check_goes_by_the_answer(tmp_path: Path, has_tls: bool) -> None:
+    script = str(PACKAGING / "container" / "health.py")
+
+    def code(*words: str) -> int:
+        return subprocess.run([sys.executable, "-I", script, *words], capture_output=True, check=False).returncode
+
+    with answering(Files.issue(tmp_path).bookie if has_tls else None) as port:
+        assert code("/healthz", str(port)) == 0
+        assert code("/readyz", str(port)) == 1
+    assert code("/healthz", str(port)) == 1, "nobody there"
