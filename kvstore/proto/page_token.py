@@ -5,7 +5,7 @@
     u8      flags: 1 downwards, from the last key to the first
     varint  length, then that many bytes: the first key of what is left
     varint  length, then that many bytes: the key before which it ends; empty: no end
-    u32 be  CRC-32C of everything before
+    u32 be  CRC-32 (zlib's) of everything before
 
 A token names keys, and no partition, leader or server: so it is good at every server, after every change of the ring,
 and in another process (docs/protocol.md P37). It is no secret, and grants nothing: who uses it needs the right to read
@@ -18,8 +18,6 @@ import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from struct import Struct
 from typing import NamedTuple
-
-from crc32c import crc32c
 
 from kvstore.errors import InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX
@@ -48,13 +46,13 @@ class PageToken(NamedTuple):
         """Return the token as text that may stand in URLs, in JSON and in shells."""
         head = bytes((VERSION, REVERSE * self.reverse))
         data = head + varint(len(self.start)) + self.start + varint(len(self.end)) + self.end
-        return urlsafe_b64encode(data + _crc.pack(crc32c(data))).rstrip(b"=").decode()
+        return urlsafe_b64encode(data + _crc.pack(binascii.crc32(data))).rstrip(b"=").decode()
 
 
 def decode(text: str) -> PageToken:
     """Raises InvalidRequest for anything that `encode` has not made, by number for a version that is not known here."""
     data = _bytes_of(text)
-    if len(data) < 8 or crc32c(data[:-4]) != _crc.unpack(data[-4:])[0]:
+    if len(data) < 8 or binascii.crc32(data[:-4]) != _crc.unpack(data[-4:])[0]:
         raise _malformed(text, "its checksum is another")
     version, flags, *_ = data
     if version != VERSION:

@@ -22,8 +22,8 @@ BLOCKS = [
     for text in [(ROOT / path).read_text()]
     for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 ]
-ELSEWHERE = ("pin_store", "client.watch")
-"""What the model has not: pins and the change feed, which tests/cluster shows with real nodes."""
+ELSEWHERE = ("pin_store", "client.watch", "coordination")
+"""What the model has not: pins, the change feed, and waiting for it, which tests/cluster shows with real nodes."""
 HOSTS = re.compile(r"kv://[\w.:,]+")
 
 
@@ -40,8 +40,8 @@ def run(name: str, code: str, url: str) -> dict[str, Any]:
 
 def test_the_examples_are_found() -> None:
     names = [name.partition(":")[0] for name, _ in BLOCKS]
-    assert (names.count("README.md"), names.count("docs/clients.md")) == (1, 5)
-    assert sum(any(word in code for word in ELSEWHERE) for _, code in BLOCKS) == 2
+    assert (names.count("README.md"), names.count("docs/clients.md")) == (1, 7)
+    assert sum(any(word in code for word in ELSEWHERE) for _, code in BLOCKS) == 3
 
 
 @pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import crc32
 
 import pytest
-from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,14 +17,14 @@ BOUND = st.binary(max_size=40)
 
 
 def sealed(data: bytes) -> str:
-    return urlsafe_b64encode(data + crc32c(data).to_bytes(4, "big")).rstrip(b"=").decode()
+    return urlsafe_b64encode(data + crc32(data).to_bytes(4, "big")).rstrip(b"=").decode()
 
 
 @pytest.mark.parametrize(
     ("token", "text"),
     [
-        (PageToken(b"user/17\0", b"user0"), "AQAIdXNlci8xNwAFdXNlcjAWLmQm"),
-        (PageToken(b"", b"", True), "AQEAADBjcwE"),
+        (PageToken(b"user/17\0", b"user0"), "AQAIdXNlci8xNwAFdXNlcjCbIM70"),
+        (PageToken(b"", b"", True), "AQEAAJg60k4"),
     ],
 )
 def test_golden_tokens(token: PageToken, text: str) -> None:
@@ -58,7 +58,7 @@ def test_no_flipped_bit_and_no_cut_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "nonsense", "AQEAADBjcwE=", " AQEAADBjcwE", "AQEAAFndZy\n", "ключ", "A" * (TOKEN_CHARS_MAX + 1)]
+    "text", ["", "x", "nonsense", "AQEAAJg60k4=", " AQEAADBjcwE", "AQEAAFndZy\n", "ключ", "A" * (TOKEN_CHARS_MAX + 1)]
 )
 def test_what_is_no_token_is_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
