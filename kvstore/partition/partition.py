@@ -10,7 +10,16 @@ from typing import Any
 
 from kvstore import versions
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.errors import (
+    ClusterTooNew,
+    InvalidRequest,
+    MetadataError,
+    Moved,
+    NotCaughtUp,
+    NotLeader,
+    StoreError,
+    Unavailable,
+)
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning
 from kvstore.partition.config import PartitionConfig
@@ -353,7 +362,8 @@ class Partition:
                 await flush(self.state)
                 return
             except StoreError as error:
-                failure = error
+                if not isinstance(failure, ClusterTooNew):
+                    failure = error
         raise failure
 
 

@@ -52,10 +52,10 @@ class Supervisor:
         status = " ".join("; ".join(reasons).split())[:STATUS_CHARS_MAX] or "ready"
         if status == self._said:
             return
-        self._said = status
         begins = not reasons and not self._is_ready
-        self._is_ready |= begins
-        self._say(f"READY=1\nSTATUS={status}" if begins else f"STATUS={status}")
+        if self._say(f"READY=1\nSTATUS={status}" if begins else f"STATUS={status}"):
+            self._said = status  # else it is said again at the next look
+            self._is_ready |= begins
 
     def _ping(self, now: float, pinged: float) -> float:
         """Say that the event loop runs, if that is due; returns when it was said last."""
@@ -64,7 +64,8 @@ class Supervisor:
         self._say("WATCHDOG=1")
         return now
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str) -> bool:
+        """Tell whether it could be said."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as door:
                 door.sendto(text.encode(), self._address)
@@ -72,6 +73,8 @@ class Supervisor:
             if not self._failed:
                 log.warning("the supervisor at %s cannot be told: %s", NOTIFY_SOCKET, error)
             self._failed = True
+            return False
+        return True
 
 
 def supervisor_of(environ: MutableMapping[str, str], pid: int | None = None) -> Supervisor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,11 +13,12 @@ import pytest
 from kvstore import versions
 from kvstore.env import Env
 from kvstore.env.real import real_env
-from kvstore.errors import ClusterTooNew, Corrupted, WrittenByNewer
+from kvstore.errors import ClusterTooNew, Corrupted, StoreError, WrittenByNewer
 from kvstore.partition import versioning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.following import Following
 from kvstore.partition.election.role_machine import Role
+from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.engine_memory import MemoryEngine
@@ -70,6 +71,54 @@ def test_a_state_keeps_its_logs_version_over_a_restart_and_in_a_copy() -> None:
         taking.add(chunk)
     assert copy.log_version == 2
     assert state_over(MemoryEngine()).log_version == versions.FIRST
+
+
+def chunks(export: Export) -> Iterator[bytes]:
+    while (chunk := export.next_chunk(10)) is not None:
+        yield chunk
+
+
+# docs/protocol.md V4
+def test_a_server_that_cannot_do_a_logs_version_does_not_take_the_state_of_another_either() -> None:
+    donor = State(P1, MemoryEngine(), PartitionConfig(), can=7)
+    applied(raised(7, "0.7.0"), donor)
+    engine = MemoryEngine()
+    own = State(P1, engine, PartitionConfig(), can=2)
+    own.apply(Writer(1).put(old="1"))
+    before = own.fingerprint()
+    taking = Import(own, frozenset({ServerId("n1")}))
+    with pytest.raises(ClusterTooNew, match="version 7, this server can do 2"):
+        taking.add(next(chunks(Export(donor))))
+    assert (own.fingerprint(), own.log_version, own.is_whole) == (before, 1, True)
+
+
+def test_a_state_that_cannot_be_read_once_it_is_whole_is_empty_and_nothing_is_applied_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    donor = applied(raised(2), state_over(MemoryEngine()))
+    own = state_over(MemoryEngine())
+    load = own._load_retries
+
+    def unknown() -> None:
+        load()
+        if own.seq:
+            raise WrittenByNewer("a row of another format")
+
+    monkeypatch.setattr(own, "_load_retries", unknown)
+    taking = Import(own, frozenset({ServerId("n1")}))
+    with pytest.raises(WrittenByNewer):
+        any(map(taking.add, chunks(Export(donor))))
+    assert (own.position, own.seq, next(own.engine.iterate(*rows.EVERYTHING), None)) == (None, 0, None)
+
+
+@pytest.mark.parametrize("error", [ClusterTooNew("a"), WrittenByNewer("b")], ids=lambda error: type(error).__name__)
+async def test_a_replica_that_cannot_read_what_it_is_given_stops(error: StoreError) -> None:
+    async def install() -> None:
+        raise error
+
+    tail = SimpleNamespace(_install_snapshot=install)
+    with pytest.raises(type(error)):
+        await Tail._install(cast(Any, tail))
 
 
 def test_a_server_that_cannot_do_a_logs_version_applies_nothing_from_there_on_and_says_what_to_install() -> None:

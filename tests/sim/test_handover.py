@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -238,14 +239,13 @@ def test_either_party_may_fail_at_every_step_of_a_hand_over(
 
 
 def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytest.MonkeyPatch) -> None:
-    """How soon is judged in the middle of three schedules."""
-    gaps: list[float] = []
-
     async def refuse(self: Any, offer: Any) -> bytes:
         await asyncio.sleep(3600)
         return b"1"
 
     async def story(stage: Stage) -> None:
+        metadata = stage.cluster.metadata
+        metadata.config = replace(metadata.config, slow_p=0.0)  # each slow answer would be added to the gap
         leads, _ = await led_by_another(stage)
         before = epoch(stage)
         patch.setattr(Replica, "_take", refuse)
@@ -254,12 +254,10 @@ def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytes
         gap = await unserved_until(stage, lambda: P in leads.leads and epoch(stage) > before)
         patch.undo()
         assert stage.leader is leads
+        assert gap < TAKE_S + 0.5
         await writing
-        gaps.append(gap)
 
-    for seed in range(1, 4):
-        play(story, handing_back(), seed)
-    assert median(gaps) < TAKE_S + 0.75
+    play(story, handing_back())
 
 
 def test_a_node_that_stops_hands_over_to_another_without_an_election() -> None:

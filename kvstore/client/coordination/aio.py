@@ -16,9 +16,10 @@ from typing import Self, TypeVar
 from kvstore.client.aio.client import AsyncClient
 from kvstore.client.coordination import gathering, handing_out, queueing
 from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.lease import GRACE_S, TTL_S, Lease
+from kvstore.client.coordination.lease import CLOSE_S, GRACE_S, TTL_S, Lease
 from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
 from kvstore.client.coordination.steps import Await, Find, Found, NotInTime, Recipe, SessionEnded, Step, Write
+from kvstore.client.core.batch import Batch
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
 
@@ -52,6 +53,7 @@ class AsyncSession:
         self.lease = Lease(tag, self._env.random.randbytes(12).hex().encode(), ttl_s, grace_s)
         self.lost = asyncio.Event()
         self._mutex, self._wake = asyncio.Lock(), asyncio.Event()
+        self._is_closing = False
 
     async def open(self) -> Self:
         """Make the session in the store. Raises what the store answers; a session is opened once."""
@@ -64,12 +66,16 @@ class AsyncSession:
     async def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
         was_alive = self.is_alive
-        closing = self.lease.closing()
-        self._over()
+        self._is_closing = True
         await self._env.nursery.close()
+        try:
+            async with asyncio.timeout(CLOSE_S), self._mutex:  # what is being written is to end, too
+                closing = self._end()
+        except TimeoutError:
+            closing = self._end()
         if was_alive:
             try:
-                await self._client.batch(closing, timeout_s=self.lease.ttl_s)
+                await self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))
             except StoreError:
                 return  # nothing renews them any more
 
@@ -167,6 +173,13 @@ class AsyncSession:
         return found
 
     async def _keep_alive(self) -> None:
+        try:
+            await self._renew()
+        finally:
+            if not self._is_closing:
+                self._over()
+
+    async def _renew(self) -> None:
         lease = self.lease
         while lease.is_alive(self.now()):
             try:
@@ -184,7 +197,12 @@ class AsyncSession:
                 self._wake.clear()
                 await asyncio.sleep(min(lease.renew_after_s, 0.2))
                 self._wake.set()
+
+    def _end(self) -> Batch:
+        """End the session here; returns what ends it in the store."""
+        closing = self.lease.closing()
         self._over()
+        return closing
 
     def _over(self) -> None:
         self.lease.end()

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from kvstore.client.blocking.client import Client
 from kvstore.client.coordination import gathering, handing_out, queueing
 from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.lease import GRACE_S, TTL_S, Lease
+from kvstore.client.coordination.lease import CLOSE_S, GRACE_S, TTL_S, Lease
 from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
 from kvstore.client.coordination.steps import Await, Find, Found, NotInTime, Recipe, SessionEnded, Step, Write
 from kvstore.env.library_env import LibraryEnv, library_env
@@ -66,15 +66,17 @@ class Session:
     def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
         was_alive = self.is_alive
-        with self._mutex:
-            closing = self.lease.closing()
-            self._over()
+        is_free = self._mutex.acquire(timeout=CLOSE_S)  # what is being written is to end, too
+        closing = self.lease.closing()
+        self._over()
+        if is_free:
+            self._mutex.release()
         self._wake.set()
         if self._keeper is not None and self._keeper is not threading.current_thread():
-            self._keeper.join()
+            self._keeper.join(CLOSE_S)
         if was_alive:
             try:
-                self._client.batch(closing, timeout_s=self.lease.ttl_s)
+                self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))
             except StoreError:
                 return  # nothing renews them any more
 
@@ -183,6 +185,12 @@ class Session:
             changes.close()
 
     def _keep_alive(self) -> None:
+        try:
+            self._renew()
+        finally:
+            self._over()
+
+    def _renew(self) -> None:
         lease = self.lease
         while lease.is_alive(self.now()):
             self._wake.wait(max(0.0, min(lease.renew_after_s, lease.deadline - self.now())))
@@ -197,7 +205,6 @@ class Session:
                 # Again soon: the store may be between two leaders.
                 self.lost.wait(min(lease.renew_after_s, 0.2))
                 self._wake.set()
-        self._over()
 
     def _over(self) -> None:
         self.lease.end()

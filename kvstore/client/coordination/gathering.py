@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvstore.client.coordination.lease import Lease
 from kvstore.client.coordination.steps import Await, Find, Found, Recipe, Write
 from kvstore.client.core import operations
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Refused
 
 OPEN_S = 3600.0
 """How long a barrier stays open for parties that are late to hear of it."""
@@ -18,13 +18,17 @@ def put(lease: Lease, name: bytes, value: bytes) -> Recipe[int]:
 
 
 def _kept(lease: Lease, key: bytes, value: bytes) -> Recipe[int]:
-    """Write a key of the session, and return its version. A new one of unknown outcome is kept no longer."""
-    is_new, is_written = key not in lease.keys, False
+    """Write a key of the session, and return its version. A new one of unknown outcome is kept no longer; one that was
+    refused may be there as another session's."""
+    is_new, is_unknown = key not in lease.keys, True
     try:
         (version,) = yield Write(puts={key: value})
-        is_written = True
+        is_unknown = False
+    except Refused:
+        is_unknown = False
+        raise
     finally:
-        if is_new and not is_written:
+        if is_new and is_unknown:
             lease.discard(key)
     return int(version)
 
@@ -61,16 +65,13 @@ def pass_barrier(lease: Lease, prefix: bytes, parties: int, until: float) -> Rec
     if parties < 1:
         raise InvalidRequest(f"want 1 party or more, got {parties}")
     arrival, opened = prefix + b"at-" + lease.id, prefix + b"open"
-    has_passed = False
     try:
         yield Write(puts={arrival: b""})
         found: Found = yield Await(Find(prefix), lambda found: opened in found or len(found) >= parties, until)
         if opened not in found:
             yield Write(more=(operations.put(opened, b"", ttl_s=OPEN_S),))
-        has_passed = True
     finally:
-        if not has_passed:
-            lease.discard(arrival)
+        lease.discard(arrival)  # who has passed is not waited for: the barrier is open
 
 
 def meet(prefix: bytes, until: float) -> Recipe[bytes]:

@@ -14,7 +14,7 @@ from kvstore.client.coordination.lease import Lease
 from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write
 from kvstore.client.core import operations
 from kvstore.client.core.values import Level
-from kvstore.errors import ConditionFailed
+from kvstore.errors import ConditionFailed, Refused
 
 LOOKED_AT = 1000
 """The first keys of a queue, claims before items: so many claims are there at most while items can be found."""
@@ -68,11 +68,24 @@ def done(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
     claim = prefix + CLAIM + taken.name
     if claim not in lease.keys:
         raise SessionEnded(f"{claim!r} has ended with its session, or was given back")
-    yield Write(more=(operations.delete(prefix + ITEM + taken.name),), drops=(claim,))
+    yield from _let_go(lease, claim, Write(more=(operations.delete(prefix + ITEM + taken.name),), drops=(claim,)))
 
 
 def give_back(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
     """Let another one have it. Nothing is to be done if it was lost meanwhile."""
     claim = prefix + CLAIM + taken.name
     if claim in lease.keys:
-        yield Write(drops=(claim,))
+        yield from _let_go(lease, claim, Write(drops=(claim,)))
+
+
+# docs/protocol.md Q6
+def _let_go(lease: Lease, claim: bytes, write: Write) -> Recipe[None]:
+    """Delete a claim. If the outcome is unknown, the key may be another session's from now on: it is neither kept nor
+    deleted, and goes with its time to live if it is still there."""
+    try:
+        yield write
+    except Refused:
+        raise  # nothing was done
+    except BaseException:
+        lease.forget(claim)
+        raise

@@ -27,6 +27,8 @@ GRACE_S = 6.0
 """Twice what the date of a server that leads may be from those of a majority (P29): 3 s."""
 KEYS_MAX = 256
 """Of a session, each of which every renewal names."""
+CLOSE_S = 2.0
+"""A session that is closed waits so long for what it is writing, and again for the answer to its end."""
 DISCARDED_MAX = 1024
 """Beyond this many the oldest are left to their expiry."""
 
@@ -98,7 +100,7 @@ class Lease:
         InvalidRequest if it would have too many keys."""
         if not self.is_alive(now):
             raise SessionEnded(f"the session {self.key!r} is over")
-        if len(self.keys) + len(write.puts) > KEYS_MAX:
+        if len(self.keys | dict.fromkeys(write.puts)) > KEYS_MAX:
             raise InvalidRequest(f"want at most {KEYS_MAX} keys in a session, got one more")
         life_s = self.ttl_s + self.grace_s
         batch = Batch().check(self.key, present=True).expire(self.key, life_s)
@@ -136,6 +138,10 @@ class Lease:
             self._discarded[key] = None
         while len(self._discarded) > DISCARDED_MAX:
             del self._discarded[next(iter(self._discarded))]
+
+    def forget(self, key: bytes) -> None:
+        """Neither keep it alive nor delete it."""
+        self.keys.pop(key, None)
 
     @property
     def has_discarded(self) -> bool:

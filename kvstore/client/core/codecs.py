@@ -18,7 +18,7 @@ from kvstore.client.core.values import Item, Replaced
 from kvstore.errors import Corrupted, InvalidRequest
 
 T = TypeVar("T")
-REFUSALS = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError)
 """Raised by codecs for what they do not know. Of older releases msgspec's errors are no ValueErrors."""
 
 

@@ -35,6 +35,8 @@ class FirstState:
         self._begin: dict[str, int] = {}
         self._scan: Scan | None = None
         self._found: deque[tuple[bytes, Item]] = deque()
+        self._owners = set[str]()
+        """The partitions that owned what is remembered, when it was read."""
         self._versions: dict[bytes, int] = {}
         """Keys whose changes up to this version are in the state, and may come by the watch too."""
         self._end: dict[str, int] = {}
@@ -90,6 +92,7 @@ class FirstState:
                 if len(self._versions) >= REMEMBERED_MAX:
                     raise Overloaded(f"more than {REMEMBERED_MAX} keys were written while the state was read")
                 self._versions[key] = item.version
+                self._owners.add(routing.partition_of(key))
             self._found.append((key, item))
         if self._scan.is_done:
             self._end = dict(self._seen.tokens)
@@ -107,6 +110,7 @@ class FirstState:
         had = self._versions.get(change.key, 0)
         if change.version >= had:
             self._versions.pop(change.key, None)
-        if all(position.get(partition, end) >= end for partition, end in self._end.items()):
+        # One that owns such a key and is not followed yet has all of its log before it.
+        if all(position.get(owner, -1) >= self._end.get(owner, 0) for owner in self._owners):
             self._versions.clear()
         return change.version > had

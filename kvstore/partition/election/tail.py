@@ -7,7 +7,7 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, StoreError
+from kvstore.errors import ClusterTooNew, LedgerError, MetadataError, NoSuchLedger, StoreError, WrittenByNewer
 from kvstore.partition.state.engine import wait_caught_up
 from kvstore.partition.state.state import State
 from kvstore.types import PartitionId, Position, Seq
@@ -114,6 +114,8 @@ class Tail:
     async def _install(self) -> None:
         try:
             await self._install_snapshot()
+        except (ClusterTooNew, WrittenByNewer):
+            raise
         except StoreError as error:
             log.info("partition=%s snapshot not installed: %s", self._partition, error)
             await asyncio.sleep(1.0)

@@ -131,7 +131,7 @@ class State:
             ownership, last, more = apply_record(self.engine, batch, ownership, record, changed, seq)
             seq, count, data_keys = Seq(last), count + more, []
             if isinstance(record, LogVersion):
-                self._admit_version(record.version, record.release)
+                self.admit_version(record.version, record.release)
                 batch.put(rows.VERSION_KEY, rows.encode_version(max(record.version, self.log_version)))
             elif not isinstance(record, Mark):
                 batch.put(rows.TERRITORY_KEY, ownership.encode())
@@ -178,7 +178,7 @@ class State:
         )
 
     # docs/protocol.md V4
-    def _admit_version(self, version: int, release: str = "") -> None:
+    def admit_version(self, version: int, release: str = "") -> None:
         """Raise ClusterTooNew unless this build reads logs of that version."""
         if version > self.can:
             raise ClusterTooNew(
@@ -311,7 +311,7 @@ class State:
             self._stand_at(rows.meta_of(row))
             self._load_retries()
         self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
-        self._admit_version(self.log_version)
+        self.admit_version(self.log_version)
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
         self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
         self.heard = rows.heard_of(self.engine.get(rows.HEARD_KEY))

@@ -91,7 +91,8 @@ def _taken(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Import:
-    """Replaces a state by another replica's. Begins by emptying it. `origins`: the donor, and those through whom its
+    """Replaces a state by another replica's. The first chunk empties it, unless the state is of a log that this server
+    cannot read (docs/protocol.md V4). `origins`: the donor, and those through whom its
     own state came to it."""
 
     def __init__(self, state: State, origins: frozenset[ServerId]) -> None:
@@ -101,13 +102,15 @@ class Import:
         self._crc = 0
         self._records = 0
         self._owned = Ownership().owned
-        self._engine.clear()
-        state.load()
+        self._is_begun = False
 
     def add(self, chunk: bytes) -> bool:
         """Take in the next chunk. True if it was the last: the state then stands at the exporter's position, not yet
-        durably. Raises Corrupted for a chunk that does not continue those before it."""
+        durably. Raises Corrupted for a chunk that does not continue those before it, and ClusterTooNew; the state is
+        then empty, or as it was before the first."""
         message = _parse(chunk)
+        if not self._is_begun:
+            self._begin(message)
         batch = self._engine.batch()
         for key, value in zip(message.keys, message.values, strict=True):
             self._crc = crc32c(value, crc32c(key, self._crc))
@@ -127,9 +130,23 @@ class Import:
             batch.put(rows.ORIGINS_KEY, rows.encode_origins(self._origins))
         self._engine.write(batch)
         if message.last:
-            self._state.load()
+            try:
+                self._state.load()
+            except BaseException:  # it must not be read, nor applied to
+                self._empty()
+                raise
             self._state.durable_seq = Seq(0)
         return message.last
+
+    def _begin(self, message: entry_pb2.Chunk) -> None:
+        version = dict(zip(message.keys, message.values, strict=True)).get(rows.VERSION_KEY)
+        self._state.admit_version(rows.version_of(version))
+        self._empty()
+        self._is_begun = True
+
+    def _empty(self) -> None:
+        self._engine.clear()
+        self._state.load()
 
     def _check_count(self, meta: Meta) -> None:
         if meta.key_count != self._records:

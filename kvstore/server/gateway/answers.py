@@ -12,6 +12,7 @@ from kvstore.errors import (
     InvalidRequest,
     NotAuthenticated,
     Refused,
+    RequestExpired,
     Retryable,
     StoreError,
 )
@@ -75,7 +76,9 @@ def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
     if isinstance(error, Retryable):
         fields["retry_after"] = RETRY_S
     code = error.status if isinstance(error, WithStatus) else http_status(error)
-    outcome = "refused" if isinstance(error, Refused) else "unknown"
+    # Of an expired request nobody knows whether an earlier attempt has done it.
+    is_refused = isinstance(error, Refused) and not isinstance(error, RequestExpired)
+    outcome = "refused" if is_refused else "unknown"
     return bodies.Failure(code=code, reason=reason, message=message, outcome=outcome, **fields)  # type: ignore[arg-type]
 
 

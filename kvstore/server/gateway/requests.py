@@ -21,10 +21,12 @@ from kvstore.partition.state.commands import Code, Flag, Op, RequestId
 from kvstore.proto import kv_pb2
 from kvstore.server.gateway import bodies, routes
 from kvstore.server.gateway.routes import Kind, Parameter, Route
-from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_operation_sizes, op_or_error
+from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_batch_count, check_operation_sizes, op_or_error
 
 SHOWN = 60
 """Characters of what came, in errors."""
+MEANT = ("If-Match", "If-None-Match", "If-Unmodified-Since", "Kvstore-TTL-Ms", "Kvstore-Request")
+"""Headers that change what a write does: whoever sends one where it has no meaning is told so."""
 RING = ""
 """The name under which a token has the version of the ring."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
@@ -52,7 +54,7 @@ def path_and_query(target: str) -> tuple[str, str]:
     """Split the target of a request, as it came. It may name the server first."""
     if not target.startswith("/"):
         target = "/" + target.partition("://")[2].partition("/")[2]
-    path, _, query = target.partition("#")[0].partition("?")
+    path, _, query = target.partition("?")
     return path, query
 
 
@@ -83,6 +85,10 @@ def read(route: Route, encoded_key: str, query: str, headers: Mapping[str, str])
         found = headers.get(parameter.name) if parameter.is_header else None
         if found is not None:
             given[parameter.key] = _value(parameter, found.encode("utf-8", "surrogateescape"))
+    known_headers = {each.name for each in route.parameters if each.is_header}
+    for name in MEANT if route.is_write else ():
+        if name not in known_headers and name in headers:
+            raise InvalidRequest(f"{route.name} has no header {name}")
     return Asked(route, key, given)
 
 
@@ -263,6 +269,7 @@ def _op(
 def batch_of(asked: Asked, body: bytes) -> Op:
     """An atomic batch. Raises InvalidRequest."""
     read_ = bodies.read(body, bodies.BatchBody)
+    check_batch_count(len(read_.operations))
     flags = int(Flag.INDEPENDENT) if read_.independent else 0
     return batch_op([_operation(each) for each in read_.operations], flags, request_of(asked))
 

@@ -31,6 +31,8 @@ EXACT_MAX = 16
 whoever comes back may see some changes of that message again."""
 WRITE_BYTES = 64 << 10
 """About how much is written before the network is waited for."""
+END_S = 5.0
+"""A reader who takes nothing any more has so long to take the reason."""
 STOPS = "the node stops; go on at another one, behind the last id"
 
 
@@ -147,12 +149,20 @@ class EventStream:
         return None
 
     async def fail(self, error: StoreError) -> None:
-        """Tell why nothing more comes."""
+        """Tell why nothing more comes, or end the connection at once if its reader takes nothing."""
         try:
-            await self.response.write(_event("error", answers.failed(error).body, ""))
-            await self.response.write_eof()
+            async with asyncio.timeout(END_S):
+                await self.response.write(_event("error", answers.failed(error).body, ""))
+                await self.response.write_eof()
         except ConnectionError:
             return  # the client is gone
+        except (TimeoutError, asyncio.CancelledError):
+            # A wait that was cancelled once, because of this very reader, is cancelled for whoever waits again.
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
 
     def _id(self) -> str:
         return requests.token_text(self._position)

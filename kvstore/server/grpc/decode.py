@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
-from kvstore.partition.state.operations import size_of
+from kvstore.partition.state.operations import BATCH_OPS_MAX, size_of
 from kvstore.partition.state.traits import IN_BATCH, KEYLESS
 from kvstore.proto import brief, kv_pb2
 from kvstore.ring.hashing import TOKENS
@@ -115,10 +115,15 @@ def check_operation_sizes(code: int, key: bytes, value: bytes) -> None:
         raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
 
 
+def check_batch_count(count: int) -> None:
+    """Check it before each of them is looked at. Raises InvalidRequest."""
+    if not 0 < count <= BATCH_OPS_MAX:
+        raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {count}")
+
+
 def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Op:
     """An atomic batch. Raises InvalidRequest."""
-    if not operations:
-        raise InvalidRequest("want at least one operation in a batch")
+    check_batch_count(len(operations))
     ops = tuple(map(_op_in_batch, operations))
     size = sum(map(size_of, ops))
     if size > BATCH_BYTES_MAX:

@@ -74,8 +74,8 @@ class Link:
     def __init__(self, links: Owner, server: ServerId) -> None:
         self.server = server
         self.is_open = False
-        self._is_full = self._is_leaving = False
-        """The other side does not read; it stops."""
+        self._is_full = self._is_leaving = self._is_outdone = False
+        """The other side does not read; it stops; both sides can do a higher version by now."""
         self.flight = Flight(server, links.forwarded_max)
         self._links, self._traces = links, links.traces
         self._stream: Stream | None = None
@@ -154,7 +154,7 @@ class Link:
         self._note_room()
 
     def _note_room(self) -> None:
-        self.flight.is_closed_for_more = self._is_full or self._is_leaving or not self.is_open
+        self.flight.is_closed_for_more = self._is_full or self._is_leaving or self._is_outdone or not self.is_open
 
     def _greet(self, data: bytes) -> bytes:
         """Prove that this server is of the cluster, and have the other side prove it; what follows that."""
@@ -224,6 +224,8 @@ class Link:
                 self._note_room()
         if self._is_leaving and self._stream is not None and not self._owes_answers():
             self._stream.close()
+        if self._is_outdone and not self.flight.pending:
+            self.close()
 
     def _owes_answers(self) -> bool:
         return bool(self.flight.pending) or not self._calls.are_answered()
@@ -272,6 +274,8 @@ class Link:
         since_s, self._swept_at = now - self._swept_at, now
         if since_s > STOOD_STILL_S:
             return  # it was this process that said nothing: first it reads what has come meanwhile
+        if self.version < self._links.version_to(self.server):
+            self._give_way()
         owes = self._owes_answers()
         if owes and now - self._heard_at > SILENCE_S:
             log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self._heard_at)
@@ -292,6 +296,15 @@ class Link:
         while self._marks and now - self._marks[0][0] > OPERATION_TIMEOUT_S:
             expired = self._marks.popleft()[1]
         self._expire(expired)
+
+    # docs/protocol.md V3
+    def _give_way(self) -> None:
+        """End for a link of the higher version, as soon as no operation is under way. Calls are lost, and repeated by
+        those who made them: one that waits for news is under way nearly always."""
+        self._is_outdone = True
+        self._note_room()
+        if not self.flight.pending:
+            self.close()
 
     def _expire(self, up_to: int) -> None:
         sinks: dict[int, Sink] = {}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from kvstore.errors import InvalidRequest, Moved, Unavailable
+from kvstore.errors import InvalidRequest, Moved, OutcomeUnknown, Refused, Unavailable
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.ring.hashing import TOKENS, token_of
@@ -117,13 +117,22 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
 
 
 async def delete_all(ask: Ask, rings: Rings) -> None:
-    """Delete every key that was there before it began; of those that are written meanwhile, some. Raises StoreError."""
+    """Delete every key that was there before it began; of those that are written meanwhile, some. Raises StoreError:
+    OutcomeUnknown, once something may have been deleted."""
+    done = 0
 
     async def delete(ring: Ring) -> None:
+        nonlocal done
         for partition in ring.owners:
             await ask(commands.delete_range(b"", b""), partition)
+            done += 1
 
-    await with_one_ring(rings, delete)
+    try:
+        await with_one_ring(rings, delete)
+    except Refused as error:
+        if not done:
+            raise
+        raise OutcomeUnknown(f"some partitions are empty by now, not all: {error}") from error
 
 
 async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import pytest
 
 from kvstore.client.coordination.handing_out import Taken, done, free_ones, give_back, put, take
 from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, SessionEnded, Write
+from kvstore.client.coordination.steps import Await, Recipe, SessionEnded, Write
 from kvstore.client.core.operation import CHECK, DELETE, GET, PUT
 from kvstore.client.core.values import Item
-from kvstore.errors import ConditionFailed
+from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
 PREFIX = b"{t}/queue/q/"
@@ -66,7 +67,26 @@ def test_an_item_goes_with_its_claim_and_only_by_whoever_has_it() -> None:
     assert asked(write) == [(DELETE, b"item-01")]
     assert isinstance(write, Write)
     assert write.drops == (PREFIX + b"claim-01",)
+    lease.keys[PREFIX + b"claim-01"] = None
     assert next(give_back(lease, PREFIX, TAKEN)) == Write(drops=(PREFIX + b"claim-01",))
+
+
+# docs/protocol.md Q6
+@pytest.mark.parametrize("let_go", [give_back, done])
+@pytest.mark.parametrize(("error", "is_kept"), [(OutcomeUnknown("lost"), False), (Unavailable("away"), True)])
+def test_a_claim_that_may_be_gone_is_neither_kept_nor_deleted(
+    let_go: Callable[[Lease, bytes, Taken], Recipe[None]], error: StoreError, is_kept: bool
+) -> None:
+    """By then it may be another session's: its name is the item's."""
+    lease = Lease(b"t", b"id")
+    lease.keys[PREFIX + b"claim-01"] = None
+    recipe = let_go(lease, PREFIX, TAKEN)
+    next(recipe)
+    with pytest.raises(type(error)):
+        recipe.throw(error)
+    assert (PREFIX + b"claim-01" in lease.keys) is is_kept
+    named = {each.key for each in lease.closing().operations}
+    assert (PREFIX + b"claim-01" in named) is is_kept
 
 
 def test_items_are_in_the_order_of_their_tickets() -> None:

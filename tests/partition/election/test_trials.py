@@ -18,6 +18,7 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.rows import HEARD_KEY, NOTHING_HEARD, Heard, encode_heard, heard_of
 from kvstore.partition.state.state import State
 from kvstore.partition.state.transfer import Import
+from kvstore.proto import entry_pb2
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -163,7 +164,7 @@ async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(worl
 
     await wait_until(is_tried, what="the trial is held")
     assert world.state.is_suspect
-    Import(world.state, frozenset({OTHERS[0]}))
+    Import(world.state, frozenset({OTHERS[0]})).add(entry_pb2.Chunk(format=1).SerializeToString())
 
     async def is_free() -> bool:
         return not world.state.is_suspect

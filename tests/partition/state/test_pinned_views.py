@@ -13,6 +13,7 @@ from kvstore.partition.state.marks import Mark
 from kvstore.partition.state.pinned_views import HELD_MAX, Held
 from kvstore.partition.state.state import State
 from kvstore.partition.state.transfer import Import
+from kvstore.proto import entry_pb2
 from kvstore.types import Position, ServerId
 from tests.partition.effects import P1, TIME_MS, Writer, state_over
 
@@ -155,7 +156,7 @@ def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replic
 
 def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
     position = replica.mark("pin")
-    Import(replica.state, frozenset({ServerId("donor")}))
+    Import(replica.state, frozenset({ServerId("donor")})).add(entry_pb2.Chunk(format=1).SerializeToString())
     with pytest.raises(NoSuchPin):
         replica.state.held.get("pin", position)
 

@@ -181,3 +181,36 @@ async def test_each_route_is_timed_and_what_is_slow_is_noted(world: World, monke
 
 def _fields(env: Any) -> dict[str, Any]:
     return {name: getattr(env, name) for name in env.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers"),
+    [
+        ("POST", "/v1/append/k", {"If_Match": '"99999"'}),
+        ("POST", "/v1/append/k", {"Kvstore_TTL_Ms": "1000"}),
+        ("POST", "/v1/expire/k?ttl_ms=100000", {"If_Match": '"99999"'}),
+        ("POST", "/v1/increment/k", {"If_None_Match": "*"}),
+        ("DELETE", "/v1/keys/k", {"If_None_Match": "*"}),
+        ("PUT", "/v1/keys/k", {"If_Unmodified_Since": "Mon, 01 Jan 1990 00:00:00 GMT"}),
+    ],
+)
+async def test_a_condition_that_a_write_does_not_look_at_is_refused(
+    world: World, method: str, target: str, headers: dict[str, str]
+) -> None:
+    """Done all the same it would be a lie (RFC 9110, 13.1)."""
+    await world.ask("PUT", "/v1/keys/k", b"1")
+    answer = await world.ask(method, target, b"2" if method != "DELETE" else b"", **headers)
+    assert answer.status == 400
+    assert "has no header" in answer.body.decode()
+    assert (await world.ask("GET", "/v1/keys/k")).body == b"1"
+
+
+async def test_nothing_is_cut_off_a_key(world: World) -> None:
+    """A client that does not know of fragments sends the sign as it is."""
+    await world.ask("PUT", "/v1/keys/user", b"precious")
+    host, _, port = world.url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"DELETE /v1/keys/user#1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    await reader.read()
+    writer.close()
+    assert (await world.ask("GET", "/v1/keys/user")).body == b"precious"

@@ -308,7 +308,7 @@ async def test_an_answer_tells_the_time_that_request_ids_need(world: World) -> N
     old = f"client={CLIENT}; sequence=1; seen=1"
     await world.ask("PUT", "/v1/keys/k", b"v")
     late = await world.ask("PUT", "/v1/keys/k", b"w", Kvstore_Request=old)
-    assert (late.status, late.json["reason"], late.json["outcome"]) == (409, "REQUEST_EXPIRED", "refused")
+    assert (late.status, late.json["reason"], late.json["outcome"]) == (409, "REQUEST_EXPIRED", "unknown")
     id_ = old.replace("seen=1", f"seen={late.headers['Kvstore-Time-Ms']}")
     assert (await world.ask("PUT", "/v1/keys/k", b"w", Kvstore_Request=id_)).json["version"] == 2
 

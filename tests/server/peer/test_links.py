@@ -207,6 +207,26 @@ async def test_a_link_that_is_being_closed_takes_nothing() -> None:
     assert not link.flight.has_room()
 
 
+# docs/protocol.md V3
+async def test_a_link_gives_way_to_one_of_a_higher_version_once_nothing_is_under_way() -> None:
+    """What it was made by may have been all that was known: the other server's entry was not there yet."""
+    owner, sink, stream = Older(), Collector(), Stream()
+    link = Link(cast(Any, owner), N2)
+    link.connection_made(cast(Any, stream))
+    link.is_open = True
+    number = link.flight.next_number()
+    link.flight.pending[number] = P1, Pending(number, commands.get(b"k"), sink, 0)
+    link._heard_at = link._swept_at = owner.now()
+    link._sweep()
+    assert link.flight.has_room()
+    owner.version_to = Links().version_to  # type: ignore[method-assign]
+    link._sweep()
+    assert (link.is_open, link.flight.has_room()) == (True, False)
+    link.flight.pending.clear()
+    link._sweep()
+    assert not link.is_open
+
+
 async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_call() -> None:
     """To write to it would end the process."""
     link, stream = Link(cast(Any, Links()), N2), Stream()
