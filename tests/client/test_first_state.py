@@ -13,8 +13,9 @@ from kvstore.client.core.operations import Part
 from kvstore.client.core.routing import PartitionRoute, Routing
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Item
-from kvstore.client.core.watching import Change, Watched
+from kvstore.client.core.watching import Change, Reading, Watched
 from kvstore.errors import InvalidRequest, Overloaded
+from kvstore.proto import kv_pb2
 
 KEYS = [b"k%d" % number for number in range(12)]
 
@@ -153,3 +154,30 @@ def test_the_state_is_not_asked_for_together_with_a_position() -> None:
     seen = Seen(Random(1))
     with pytest.raises(InvalidRequest, match="not both"):
         FirstState.of(Watched(b"", b""), {"p1": 3}, seen, seen.absorb)
+
+
+def test_a_key_that_comes_to_a_partition_that_is_not_followed_yet_is_remembered_until_that_one_is() -> None:
+    """The watch of one key names its owner's position alone; one of everything names a partition that has joined only
+    once it follows it. Either has all of that one's log before it."""
+    seen = Seen(Random(1))
+    ring = seen.routing = Ring(
+        ring_version=1, partitions={each: PartitionRoute() for each in ("p1", "p2")}, owners=["p1", "p2"]
+    )
+    ring.owner_of = {b"k": "p1"}
+    state, reading = FirstState(Watched(b"k", b"k\0"), seen, seen.absorb), Reading(Watched(b"k", b"k\0"), None, {})
+    reading.take(kv_pb2.WatchResponse(positions={"p1": 80}))
+    state.begin(reading.position)
+    ring.ring_version, ring.owner_of = 2, {b"k": "p2"}
+    wanted = state.wanted()
+    seen.absorb({"p1": 80, "p2": 600})
+    here = [(b"k", Item(b"v", 500, 1, 5, 0))]
+    state.take([Part(here if op.partition == "p2" else [], None, 0) for op in wanted])
+    given = [state.give().version]
+    for partition, versions in (("p1", (90,)), ("p2", (450, 500, 501))):
+        changes = [kv_pb2.Change(key=b"k", sequence=each, record=kv_pb2.Record(version=each)) for each in versions]
+        reading.take(kv_pb2.WatchResponse(partition=partition, sequence=versions[-1], changes=changes))
+        while reading.has_more:
+            change = reading.give()
+            if state.is_news(change, reading.position):
+                given.append(change.version)
+    assert given == [500, 501]

@@ -30,7 +30,9 @@ ROWS_PER_STEP = 512
 """Between two turns of the event loop."""
 OVERDUE_MAX = 4096
 """Keys past their expiry that are looked at at a time. Where there are more, records tell which they are."""
-_KEYS_PER_READ_MIN, _KEYS_PER_READ_MAX = 8, 64
+_KEYS_PER_READ_MIN, _KEYS_PER_READ_MAX = 1, 16
+"""Records that one read of the engine gets: one at first, since nobody knows how large they are; and no more at a time
+than are looked at in vain, if the next ones are of the largest size, without a stall."""
 
 KEYS_ONLY, REVERSE, BARE, COUNT_ONLY = map(int, (Flag.KEYS_ONLY, Flag.REVERSE, Flag.BARE, Flag.COUNT_ONLY))
 

@@ -139,7 +139,17 @@ def test_large_values_are_not_read_in_vain(p: Partition, monkeypatch: pytest.Mon
     items, following = p.do(op)
     assert following is not None
     assert 4 <= len(items) < 60
-    assert sum(sizes) <= READ_BYTES_MAX + range_reads._KEYS_PER_READ_MIN * (1 << 18)
+    assert sum(sizes) <= READ_BYTES_MAX + 2 * sizes[0], "what was begun within the bound ends"
+
+
+def test_large_values_behind_small_ones_are_no_stall(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    p.do(*(put(b"a%02d" % number, b"") for number in range(56)))
+    p.do(*(put(b"b%02d" % number, b"v" * (1 << 18)) for number in range(64)))
+    sizes = read_of(p, monkeypatch)
+    items, following = p.do(scan(b"", b"", 0))
+    assert following is not None
+    assert len(items) > 56
+    assert sum(sizes) <= 2 * range_reads._KEYS_PER_READ_MAX * (1 << 18)
 
 
 def test_a_scan_by_token_gives_others_their_turn_when_values_are_large(p: Partition) -> None:
