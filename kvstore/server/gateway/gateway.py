@@ -49,7 +49,7 @@ from kvstore.server.grpc.encode import MESSAGE_BYTES, answer_too_large
 from kvstore.server.grpc.scan import scan_pages
 from kvstore.server.grpc.scan_slots import ScanSlots
 from kvstore.server.grpc.session import stand_of
-from kvstore.server.routing.ask import Submits, ask
+from kvstore.server.routing.ask import Submits, ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
 
@@ -277,7 +277,7 @@ class Gateway:
         """The result. Whoever goes away takes nothing back."""
         try:
             async with asyncio.timeout(call.timeout_ms / 1000):
-                return await ask(backend, op, ring_version=call.token.get(RING, 0))
+                return await ask_session(backend, op, ring_version=call.token.get(RING, 0))
         except TimeoutError:
             kind = Unavailable if op[0] in READS else OutcomeUnknown
             raise kind(f"no answer within {call.timeout_ms} ms") from None
@@ -293,7 +293,7 @@ class Gateway:
             async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place():
                 if page.end and page.start >= page.end:
                     return answers.page_told((), None, as_base64=call.as_base64, keys_only=page.keys_only)
-                async for message in scan_pages(call.backend, partial(ask, call.backend), page):
+                async for message in scan_pages(call.backend, partial(ask_session, call.backend), page):
                     found += zip(message.keys, message.records, strict=True)
                     size += message.ByteSize()
                     call.load.take(message.ByteSize())

@@ -393,6 +393,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_has_failed": ("partition_has_failed", "1 if the replica has stopped; /, role and failure, says why."),
     "partition_seq": ("partition_seq", "Sequence of the last mutation applied here."),
     "partition_durable_seq": ("partition_durable_seq", "Sequence up to which the state is on this disk."),
+    "partition_log_version": ("partition_log_version", "Cluster version by which its log is written."),
     "partition_owns": ("partition_owns", "Ranges of tokens that the partition owns as far as it has applied."),
     "partition_epoch": ("partition_epoch", "Epoch of the last entry applied; it rises with every change of leader."),
     "partition_keys": ("partition_keys", "Keys that are there."),

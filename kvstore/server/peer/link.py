@@ -275,7 +275,13 @@ class Link:
         if since_s > STOOD_STILL_S:
             return  # it was this process that said nothing: first it reads what has come meanwhile
         if self.version < self._links.version_to(self.server):
-            self._give_way()
+            # docs/protocol.md V3. It ends for a link of the higher version once no operation is under way. Calls are
+            # lost, and repeated by those who made them: one that waits for news is under way nearly always.
+            self._is_outdone = True
+            self._note_room()
+        if self._is_outdone and not self.flight.pending:
+            self.close()
+            return
         owes = self._owes_answers()
         if owes and now - self._heard_at > SILENCE_S:
             log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self._heard_at)
@@ -296,15 +302,6 @@ class Link:
         while self._marks and now - self._marks[0][0] > OPERATION_TIMEOUT_S:
             expired = self._marks.popleft()[1]
         self._expire(expired)
-
-    # docs/protocol.md V3
-    def _give_way(self) -> None:
-        """End for a link of the higher version, as soon as no operation is under way. Calls are lost, and repeated by
-        those who made them: one that waits for news is under way nearly always."""
-        self._is_outdone = True
-        self._note_room()
-        if not self.flight.pending:
-            self.close()
 
     def _expire(self, up_to: int) -> None:
         sinks: dict[int, Sink] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from kvstore.errors import StoreError
-from kvstore.partition.state.commands import Op, Result, Sink
+from kvstore.errors import NotCaughtUp, StoreError
+from kvstore.partition.state.commands import Level, Op, Result, Sink
+from kvstore.partition.state.traits import LEVEL_AT
 from kvstore.types import PartitionId
 
 
@@ -27,6 +28,18 @@ async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ri
     if isinstance(result, StoreError):
         raise result
     return result
+
+
+async def ask_session(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
+    """The same for a caller who knows of one server alone: what a replica has not applied yet of his session is asked
+    of the leader, which has everything."""
+    try:
+        return await ask(backend, op, partition, ring_version)
+    except NotCaughtUp:
+        at = LEVEL_AT.get(op[0])
+        if at is None or op[at] != Level.SESSION:
+            raise
+        return await ask(backend, (*op[:at], int(Level.LINEARIZABLE), *op[at + 1 :]), partition, ring_version)
 
 
 class _Answer(Sink):
