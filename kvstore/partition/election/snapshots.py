@@ -121,9 +121,8 @@ async def install(peers: Peers, partition: PartitionId, source: ServerId, state:
     begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
     number = str(begun["export"]).encode()
     origins = frozenset(map(ServerId, begun.get("origins", ()))) | {source}
-    incoming: Import | None = None
+    incoming = Import(state, origins)
     while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
-        incoming = incoming or Import(state, origins)  # what is here goes only once something comes
         last = incoming.add(chunk)
         await asyncio.sleep(0)
         await wait_caught_up(state.engine)
