@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kvstore.spark.snapshots.compare import Differences
+    from kvstore.spark.snapshots.manifest import Manifest
+    from kvstore.spark.snapshots.runners import Runner
 
 
 CLOCKS_APART_H = 0.25
@@ -68,7 +70,7 @@ def create(
     pin_minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long a killed job can be resumed.")] = 15,
     rate: Rate = 0.0,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -80,15 +82,17 @@ def create(
     It is there when the command ends with exit code 0, and not before. A job that was killed is gone on with when the
     same command runs again within --pin-minutes.
     """
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import open_store
 
-    store = SnapshotStore(to.absolute())
+    store = open_store(to)
     store.check_writable()
     if or_full and (parent or not incremental):
         raise typer.BadParameter("it goes with --incremental, and without --parent", param_hint="--or-full")
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
+    from kvstore.spark.snapshots import runners
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
+    from kvstore.spark.snapshots.runners import SparkRunner
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
     wanted = WantedSnapshot(
@@ -100,13 +104,19 @@ def create(
         pin_ttl_s=pin_minutes * 60.0,
         bytes_per_s=rate * (1 << 20),
     )
-    hold = partial(tools.hold, cluster, store.root, hold_hours)
-    take = partial(job.create_or_full, told=tools.full_instead) if or_full else job.create
-    settings, began = tools.SETTINGS | tools.QUICK_START, time.monotonic()
+    hold, began = partial(tools.hold, cluster, store.root, hold_hours), time.monotonic()
     with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
-        manifest = in_session(
-            lambda session: take(store, wanted, session, progress, hold), master, conf, progress, nice, settings
-        )
+
+        def take(wanted: WantedSnapshot) -> Manifest:
+            def by(runner: Runner) -> Manifest:
+                return job.create(store, wanted, runner, progress, hold)
+
+            if master == tools.NO_SPARK or (master == tools.AUTO and not conf and runners.is_small(wanted)):
+                return tools.take_here(by, nice)
+            settings = tools.SETTINGS | tools.QUICK_START
+            return in_session(lambda session: by(SparkRunner(session)), master, conf, progress, nice, settings)
+
+        manifest = job.or_full(take, wanted, tools.full_instead) if or_full else take(wanted)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
     tools.record(manifest, folder, data_dir, zookeeper, server)
     document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
@@ -122,9 +132,9 @@ def list_(
 ) -> None:
     """The snapshots of a directory, oldest first, and whether each can be used."""
     from kvstore.spark.snapshots.chains import chain_of, complete_until_ms, in_order
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import store_at
 
-    store, _ = SnapshotStore.at(where)
+    store, _ = store_at(where)
     readable, problems = store.load_readable()
     rows: list[dict[str, Any]] = []
     for manifest in in_order(readable):
@@ -164,7 +174,7 @@ def verify(
     position: Upto = None,
     show: Examples = 10,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -216,7 +226,7 @@ def restore(
     ] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Check the files' checksums first.")] = True,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -271,11 +281,11 @@ def prune(
     Work that killed jobs have left goes too, if nobody can go on with it.
     """
     from kvstore.spark.snapshots.chains import Retention, prunable
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import store_at
 
     if not (keep or daily or weekly):
         raise typer.BadParameter("say what to keep: at least 1", param_hint="--keep, --daily, --weekly")
-    store, _ = SnapshotStore.at(where)
+    store, _ = store_at(where)
     going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
     remains = store.stale_remains(time.time())
     removed: list[str] = []
@@ -299,7 +309,7 @@ def diff(
     new: Annotated[str, typer.Argument(help="The later one.")],
     show: Examples = 10,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     json: Json = False,
 ) -> None:

@@ -49,26 +49,6 @@ HOLD_SHARES = 4
 """A hold is renewed so often within its time."""
 
 
-class Refused(DataSourceStreamReader):
-    """Raises an error when it is first asked for anything. PySpark hides what `streamReader` raises behind an error of
-    its own, of a variable that it has not set."""
-
-    def __init__(self, error: StoreError) -> None:
-        self._error = error
-
-    def initialOffset(self) -> Offset:
-        raise self._error
-
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        raise self._error
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        raise self._error
-
-
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("kvstore")`. On the driver one instance lives as long as the query."""
 

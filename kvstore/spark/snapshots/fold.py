@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -20,7 +20,9 @@ from pyspark.sql.types import (
 
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.verify import parquet_paths
 
 if TYPE_CHECKING:
@@ -67,10 +69,28 @@ def folded(
 
 
 def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> DataFrame:
-    paths = [_WILD.sub(r"\\\g<0>", str(path)) for path in parquet_paths(store, manifest)]
+    """Spark's own reader knows the disk only: its Hadoop libraries need jars and settings of their own for a URL that
+    fsspec reads."""
+    found = parquet_paths(store, manifest)
+    if any(isinstance(path, RemotePath) for path in found):
+        return rows_read_by(session, len(found), lambda number: read_table(found[number]))
+    paths = [_WILD.sub(r"\\\g<0>", str(path)) for path in found]
     if not paths:
         return session.createDataFrame([], COLUMNS)
     return session.read.schema(COLUMNS).parquet(*paths)
+
+
+def rows_read_by(session: SparkSession, count: int, read: Callable[[int], Iterator[Any]]) -> DataFrame:
+    """The rows that `count` tasks read; each is told its number."""
+    if count == 0:
+        return session.createDataFrame([], COLUMNS)
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                yield from read(number)
+
+    return session.range(0, count, 1, count).mapInArrow(run, COLUMNS)
 
 
 def _within(cut: Cut) -> Column:

@@ -6,7 +6,7 @@ Tasks are retried and run twice. Each attempt writes a file of its own; which of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -21,8 +21,9 @@ from kvstore.client.pinned.pins import Split
 from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
+from kvstore.spark.snapshots.directory import room_at, write_durably
 from kvstore.spark.snapshots.manifest import DataFile, Kind
-from kvstore.spark.snapshots.store import room_at, write_durably
+from kvstore.spark.snapshots.remote import Location, local_copy_of
 from kvstore.spark.snapshots.table import TableWriter, columns_of
 from kvstore.spark.snapshots.work import Piece, note_of
 from kvstore.types import Position
@@ -41,7 +42,7 @@ WAIT_MS = 2000
 class Job:
     """The part of a job that all its tasks know. It is sent to each."""
 
-    attempts: str
+    attempts: Location
     """The directory to write to."""
     kind: Kind
     pin: str
@@ -59,21 +60,30 @@ def load_libraries(_: object) -> None:
         writer.write_batch(table)
 
 
-def write_piece(job: Job, piece: Piece) -> DataFile:
-    """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed."""
-    attempts = Path(job.attempts)
-    path = attempts / f"{piece.name}.{uuid4().hex}.parquet"
-    with room_at(attempts.parent.parent):
+def write_piece(job: Job, piece: Piece, check: Callable[[], None] = lambda: None) -> DataFile:
+    """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed. `check` is
+    called now and then, and ends it by an error."""
+    name = f"{piece.name}.{uuid4().hex}"
+    with local_copy_of(job.attempts / f"{name}.parquet") as path, room_at(_room_of(job, path)):
         writer = TableWriter(path, piece.partition, compression=job.compression)
         try:
             for batch in paced(batches(job, piece), job.bytes_per_s):
+                check()
                 writer.write(batch)
             file = writer.close(path.name)
-            write_durably(path.with_suffix(".json"), note_of(file))
+            if path.parent == job.attempts:
+                write_durably(job.attempts / f"{name}.json", note_of(file))
         except BaseException:
             writer.abandon()
             raise
+    if path.parent != job.attempts:
+        write_durably(job.attempts / f"{name}.json", note_of(file))  # what it notes has been sent only now
     return file
+
+
+def _room_of(job: Job, path: Path) -> Location:
+    """Whose disk it is that is full, for people."""
+    return job.attempts.parent.parent if path.parent == job.attempts else path.parent
 
 
 def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.RecordBatch]:

@@ -16,9 +16,10 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.create import create
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import restore
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.runners import SparkRunner
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster, running_cluster
 from tests.spark.snapshots import made
@@ -43,15 +44,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 SLOW_MIB = 0.2
 """A second: what has changed, 100 KiB in each partition, takes some."""
 RESTORED = 60_000
-Base = tuple[SnapshotStore, Manifest]
+Base = tuple[DirectoryStore, Manifest]
 
 
 @pytest.fixture(scope="module")
 def base(
     spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SnapshotStore, Manifest]:
+) -> tuple[DirectoryStore, Manifest]:
     """A full snapshot, and changes behind it."""
-    store = SnapshotStore(tmp_path_factory.mktemp("kills") / "snapshots")
+    store = DirectoryStore(tmp_path_factory.mktemp("kills") / "snapshots")
     with Client(cluster.url + "?timeout=30s") as client:
         fill(client)
         _, instance = cluster_of(cluster.local.data_dir, None, None)
@@ -75,7 +76,7 @@ def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, tmp_pa
 def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with(
     spark: SparkSession, cluster: Cluster, base: Base, tmp_path: Path
 ) -> None:
-    store, full = SnapshotStore(tmp_path / "snapshots"), base[1]
+    store, full = DirectoryStore(tmp_path / "snapshots"), base[1]
     log = tmp_path / "log"
     words = ("create", "--to", str(store.root), "--split-mib", "0.1", "--rate", str(SLOW_MIB))
     with running(cluster, log, *words) as driver:
@@ -84,7 +85,9 @@ def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with
         told = "kvstore: interrupted: the same command goes on with what is done, if it runs within 15 minutes\n"
         assert (driver.returncode, log.read_text()) == (130, told)
     assert len(store.remains()) == 1
-    assert_right(cluster, store, create(store, wanted(cluster, instance=full.cluster), spark, lambda *_: None))
+    assert_right(
+        cluster, store, create(store, wanted(cluster, instance=full.cluster), SparkRunner(spark), lambda *_: None)
+    )
 
 
 def test_an_incremental_whose_driver_is_killed_is_gone_on_with(
@@ -97,11 +100,11 @@ def test_an_incremental_whose_driver_is_killed_is_gone_on_with(
         kill(driver)
     assert store.ids() == [full.id]
     (left,) = store.remains()
-    plan = Work(left, -1).plan_or_none()
+    plan = Work(store, left).plan_or_none()
     assert plan is not None
     done = len(notes(store))
     again = wanted(cluster, full, instance=full.cluster)
-    manifest = create(store, again, spark, lambda *_: None)
+    manifest = create(store, again, SparkRunner(spark), lambda *_: None)
     assert (manifest.id, manifest.parent) == (plan.id, full.id)
     assert 0 < done < len(manifest.files)
     assert_right(cluster, store, manifest)
@@ -133,7 +136,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_leader(
     spark: SparkSession, other: Cluster, tmp_path: Path
 ) -> None:
-    store = SnapshotStore(tmp_path / "snapshots")
+    store = DirectoryStore(tmp_path / "snapshots")
     log = [made.Change(b"key-%d" % number, b"v" * 50, number + 1, made.EPOCH_MS) for number in range(RESTORED)]
     full = made.full(store, "20260101T000000Z-full-0000", log)
     chain = chains.chain_of(store.load_all(), full.id)

@@ -13,9 +13,9 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import InvalidRequest
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import Restored, restore
-from kvstore.spark.snapshots.store import SnapshotStore
 from tests.cluster.harness import Cluster, running_cluster
 from tests.spark.snapshots.made import Change, full, incremental
 
@@ -53,20 +53,20 @@ def config(cluster: Cluster) -> ClientConfig:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> SnapshotStore:
-    store = SnapshotStore(tmp_path_factory.mktemp("snapshots"))
+def store(tmp_path_factory: pytest.TempPathFactory) -> DirectoryStore:
+    store = DirectoryStore(tmp_path_factory.mktemp("snapshots"))
     incremental(store, "b", full(store, "a", BEFORE), BEFORE + LATER)
     return store
 
 
 def restored(
-    spark: SparkSession, store: SnapshotStore, chain: list[Manifest], cut: Cut, config: ClientConfig, *, filled: bool
+    spark: SparkSession, store: DirectoryStore, chain: list[Manifest], cut: Cut, config: ClientConfig, *, filled: bool
 ) -> Restored:
     return restore(spark, store, chain, cut, config, into_filled=filled, progress=lambda *_: None)
 
 
 def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
-    spark: SparkSession, store: SnapshotStore, config: ClientConfig
+    spark: SparkSession, store: DirectoryStore, config: ClientConfig
 ) -> None:
     chain = chains.chain_of(store.load_all(), "b")
     assert restored(spark, store, chain, Cut(), config, filled=False) == Restored(2001, 1)
@@ -88,7 +88,7 @@ def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
 
 
 def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
-    spark: SparkSession, store: SnapshotStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: DirectoryStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: (NOW_MS + 365 * 86_400_000) * 1_000_000)
     chain = chains.chain_of(store.load_all(), "b")
@@ -96,7 +96,7 @@ def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
 
 
 def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
-    spark: SparkSession, store: SnapshotStore, config: ClientConfig
+    spark: SparkSession, store: DirectoryStore, config: ClientConfig
 ) -> None:
     chain = chains.covering(store.load_all(), "b", Cut(time_ms=MIDDLE_MS))
     with Client(config) as client:
@@ -116,7 +116,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
         ]
 
 
-def test_a_moment_comes_back_as_it_was(spark: SparkSession, store: SnapshotStore, config: ClientConfig) -> None:
+def test_a_moment_comes_back_as_it_was(spark: SparkSession, store: DirectoryStore, config: ClientConfig) -> None:
     cut = Cut(time_ms=MIDDLE_MS + 4)
     chain = chains.covering(store.load_all(), None, cut)
     with Client(config) as client:
