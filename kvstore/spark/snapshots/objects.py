@@ -96,8 +96,8 @@ class RemoteStore(SnapshotStore):
         folder = self.folder(manifest.id)
         with ThreadPoolExecutor(MOVES, "publish") as threads:
             list(threads.map(_move, moves, moves.values()))
-        for file in manifest.files:
-            _check_size(folder / file.path, file.size_bytes)
+            sizes = [file.size_bytes for file in manifest.files]
+            list(threads.map(_check_size, [folder / file.path for file in manifest.files], sizes))
         if not (folder / manifests.NAME).create(manifests.encode(manifest)):
             for file in manifest.files:
                 (folder / file.path).unlink(missing_ok=True)

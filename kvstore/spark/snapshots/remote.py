@@ -7,6 +7,7 @@ A driver finds its credentials and addresses as it always does: by its environme
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
@@ -168,7 +169,11 @@ class RemotePath:
         with self._answered() as (fs, path):
             target = _opened(str(place))[1]
             _make_folder(fs, target)
-            fs.mv(path, target)
+            if _renames(fs):
+                fs.mv(path, target)
+            else:
+                fs.cp_file(path, target)
+                fs.rm_file(path)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
@@ -230,13 +235,21 @@ def _opened(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError:
         raise ConfigError(f"{url}: a URL needs fsspec: install kvstore-log[remote]") from None
+    place = (os.getpid(), *url.split("/")[:3])
+    if (fs := _shared.get(place)) is not None:
+        return fs, str(fs._strip_protocol(url))
     try:
         fs, path = url_to_fs(url)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise ConfigError(f"{url}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{url}: {error}") from None
+    if getattr(fs, "async_impl", False):
+        _shared[place] = fs
     return fs, str(path)
+
+
+_shared: dict[tuple[object, ...], Any] = {}
+"""File systems that any thread may use, by process and server: fsspec would make one for each thread, and a client of
+S3's takes half a second to make."""
 
 
 def _renames(fs: Any) -> bool:
