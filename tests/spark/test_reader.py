@@ -24,6 +24,11 @@ SMALL = {"pageBytes": "4096", "splitBytes": "64KiB"}
 
 
 @pytest.fixture(scope="module")
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
+
+
+@pytest.fixture(scope="module")
 def client(cluster: Cluster) -> Iterator[Client]:
     with Client(cluster.url + "?timeout=20s") as connected:
         yield connected
@@ -160,6 +165,10 @@ def test_a_job_outlives_a_node_that_leads(
     frame = read(spark, cluster, prefix="s-", **SMALL)
     victim = cluster.leaders()["p1"]
     kills = killer(cluster.pid(victim))
-    assert pairs(interrupted(frame, tmp_path / "killed", kills)) == sorted(stored.items())
-    assert not cluster.is_running(victim)
-    assert pairs(frame) == sorted(stored.items())
+    try:
+        assert pairs(interrupted(frame, tmp_path / "killed", kills)) == sorted(stored.items())
+        assert not cluster.is_running(victim)
+        assert pairs(frame) == sorted(stored.items())
+    finally:
+        cluster.start_node(victim)
+    cluster.wait_ready(victim)

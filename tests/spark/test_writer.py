@@ -19,6 +19,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
+
+
+@pytest.fixture(scope="module")
 def client(cluster: Cluster) -> Iterator[Client]:
     with Client(cluster.url + "?timeout=20s") as connected:
         yield connected
@@ -123,6 +128,10 @@ def test_a_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, clien
     """Killed when the load is under way: the partition's new leader takes the rest."""
     victim = cluster.leaders()["p1"]
     frame = numbered(spark, "led-", 8000).coalesce(1)
-    write(interrupted(frame, tmp_path / "killed", killer(cluster.pid(victim)), after=30), cluster, batchRows=200)
-    assert not cluster.is_running(victim)
-    assert stored(client, "led-") == expected("led-", 8000)
+    try:
+        write(interrupted(frame, tmp_path / "killed", killer(cluster.pid(victim)), after=30), cluster, batchRows=200)
+        assert not cluster.is_running(victim)
+        assert stored(client, "led-") == expected("led-", 8000)
+    finally:
+        cluster.start_node(victim)
+    cluster.wait_ready(victim)

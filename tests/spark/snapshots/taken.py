@@ -166,12 +166,13 @@ def notes(store: DirectoryStore) -> list[Path]:
 
 
 @contextmanager
-def running(cluster: Cluster, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A `kvstore snapshot` command on the cluster, with a Spark of its own; killed at the end."""
+def running(cluster: Cluster, log: Path, *words: str, master: str = "local[1]") -> Iterator[subprocess.Popen[bytes]]:
+    """A `kvstore snapshot` command on the cluster, with a Spark of its own unless `master` is `none`; killed at the
+    end."""
     line = [sys.executable, "-m", "kvstore", "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
     with log.open("wb") as output:
         driver = subprocess.Popen(
-            [*line, "--master", "local[1]", "--nice", "0"], stdout=output, stderr=output, start_new_session=True
+            [*line, "--master", master, "--nice", "0"], stdout=output, stderr=output, start_new_session=True
         )
     try:
         yield driver

@@ -187,8 +187,8 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
     spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     store.root.mkdir()
-    words = ("create", "--to", str(store.root), "--split-mib", "0.03")
-    with running(cluster, store.root.parent / "log", *words) as driver:
+    words = ("create", "--to", str(store.root), "--split-mib", "0.03", "--rate", "0.05")
+    with running(cluster, store.root.parent / "log", *words, master="none") as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver)
         assert store.ids() == []
