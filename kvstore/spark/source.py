@@ -17,6 +17,7 @@ from kvstore.spark.options import (
     is_for_a_stream,
     read_options,
     stream_options,
+    types_of,
     write_options,
 )
 from kvstore.spark.reader import PinnedReader
@@ -55,7 +56,7 @@ class KvstoreSource(DataSource):
             stream_options(self.options, CHANGES, KNOWN)
         else:
             self._pin(self._config)
-        return columns.ddl(wanted)
+        return columns.ddl(wanted, types_of(self.options))
 
     def _pin(self, config: ClientConfig) -> None:
         self._pinned_at = time.time()

@@ -98,6 +98,35 @@ def test_columns_can_be_chosen_before_anything_is_read(
     assert {bytes(row.key) for row in frame.collect()} == {key for key in stored if b"s-1" <= key < b"s-11"}
 
 
+def test_typed_columns_join_and_stand_in_views_and_caches(
+    spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    """Point look-ups by `keys`, a join with a table of Spark's own, an outer one with nulls, SQL, and a cache."""
+    client.put_many({b"t-%d" % number: b"%d" % (number * 10) for number in range(20)})
+    frame = read(spark, cluster, prefix="t-", keyType="string", valueType="long", columns="key,value")
+    assert [each.dataType.simpleString() for each in frame.schema] == ["string", "bigint"]
+    other = spark.createDataFrame([("t-1", "one"), ("t-3", "three"), ("t-99", "none")], "key string, name string")
+    joined = other.join(frame, "key", "left").orderBy("key").collect()
+    assert [(row.key, row.name, row.value) for row in joined] == [
+        ("t-1", "one", 10),
+        ("t-3", "three", 30),
+        ("t-99", "none", None),
+    ]
+    some = read(spark, cluster, keys='["t-2", "t-4", "t-98"]', keyType="string", valueType="double")
+    assert {row.key: row.value for row in some.collect()} == {"t-2": 20.0, "t-4": 40.0}
+    frame.cache().createOrReplaceTempView("counts")
+    try:
+        client.put(b"t-1", b"no number")
+        asked = "select count(*) as n, sum(value) as total from counts where key < 't-2' and value > 10"
+        assert spark.sql(asked).first().asDict() == {"n": 10, "total": sum(range(100, 200, 10))}
+        assert frame.count() == 20
+    finally:
+        frame.unpersist()
+        spark.catalog.dropTempView("counts")
+    with pytest.raises(Exception, match=r"InvalidRequest: valueType long: the value of key b't-1' is none: b'no num"):
+        read(spark, cluster, prefix="t-", keyType="string", valueType="long").count()
+
+
 def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, client: Client) -> None:
     for number in range(3):
         client.put(b"large-%d" % number, bytes([number]) * (1 << 20))

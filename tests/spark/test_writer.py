@@ -118,6 +118,17 @@ def test_what_is_wrong_is_said_in_one_line_before_any_task_runs(
     assert [line for line in str(raised.value).splitlines() if reason in line] != []
 
 
+@pytest.mark.parametrize("mode", ["overwrite", "ignore", "error"])
+def test_only_append_is_there_and_the_others_write_nothing(
+    spark: SparkSession, cluster: Cluster, client: Client, mode: str
+) -> None:
+    writer = numbered(spark, "mode-", 1).write.format("kvstore").mode(mode)
+    with pytest.raises(Exception, match=r'want mode\("append"\)|SAVE_MODE|save mode') as raised:
+        writer.option("dataDir", str(cluster.local.data_dir)).save()
+    assert "append" in str(raised.value).lower()
+    assert stored(client, "mode-") == {}
+
+
 def test_a_row_that_the_store_would_not_take_is_named(spark: SparkSession, cluster: Cluster) -> None:
     frame = spark.sql("select '' as key, 'v' as value")
     with pytest.raises(Exception, match="InvalidRequest: column key: want keys of 1 to 4096 bytes, got b''"):

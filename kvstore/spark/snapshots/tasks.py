@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned.arrow import batches_of
+from kvstore.client.pinned.arrow import COLUMNS, batches_of
 from kvstore.client.pinned.pins import Split
 from kvstore.client.pinned.read import read_pinned
-from kvstore.errors import Unavailable
-from kvstore.proto import feed_pb2
+from kvstore.spark.changes import batch_of, pages_between
 from kvstore.spark.snapshots.directory import room_at, write_durably
 from kvstore.spark.snapshots.manifest import DataFile, Kind
 from kvstore.spark.snapshots.remote import Location, local_copy_of
@@ -34,8 +33,6 @@ BATCH_BYTES = 1 << 20
 """What is made one record batch."""
 PATIENCE_S = 60.0
 """How long a task looks for a replica before it fails."""
-WAIT_MS = 2000
-"""For a replica that has not read so far yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,29 +117,6 @@ def changes(
     cluster: ClientConfig, partition: str, after: int, until: int, servers: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Read the log between two sequences. Raises PositionTrimmed."""
-    waited_ms = 0
     with FeedReader(cluster) as feed:
-        while after < until:
-            page = feed.changes(partition, after, servers=servers, until=until, wait_ms=WAIT_MS, timeout_s=PATIENCE_S)
-            if page.sequences:
-                yield _batch_of_changes(partition, page)
-            waited_ms = 0 if page.next > after else waited_ms + WAIT_MS
-            if waited_ms > PATIENCE_S * 1000:
-                raise Unavailable(f"partition {partition}: no server has its log from {after} to {until}")
-            after = page.next
-
-
-def _batch_of_changes(partition: str, page: feed_pb2.ChangesResponse) -> pa.RecordBatch:
-    gone = (feed_pb2.DELETED, feed_pb2.EXPIRED)
-    values: list[bytes | None] = list(page.values)
-    if any(kind in gone for kind in page.kinds):
-        values = [None if kind in gone else value for kind, value in zip(page.kinds, values, strict=True)]
-    return columns_of(
-        partition,
-        list(page.keys),
-        values,
-        list(page.sequences),
-        list(page.created),
-        list(page.times_ms),
-        list(page.expires_ms),
-    )
+        for page in pages_between(feed, partition, after, until, servers=servers, patience_s=PATIENCE_S):
+            yield batch_of(page, partition, COLUMNS)
