@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
     branch.command("restore")(restore)
     branch.command("prune")(prune)
     branch.command("diff")(diff)
+    branch.command("delta")(delta)
     app.add_typer(branch)
 
 
@@ -336,3 +337,26 @@ def diff(
             found = in_session(compared, master, conf, progress, nice)
     print(as_json(tools.difference_document(found)) if json else tools.difference_text(found))
     raise typer.Exit(1 if found.count else 0)
+
+
+def delta(
+    where: Where,
+    table: Annotated[str, typer.Argument(help="A path or a URL, of a table that is to be made or was made so.")],
+    wanted: Wanted = None,
+    json: Json = False,
+) -> None:
+    """Bring a Delta table to a snapshot: one row for each key, one version of the table for each snapshot.
+
+    Adds what came since the snapshot at which the table is. Needs no cluster and no Spark, but kvstore-log[delta].
+    """
+    tools.need_spark("pyarrow")
+    from kvstore.spark.snapshots import delta as tables
+
+    store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
+    with tools.told("run it again"), tools.Bar() as progress:
+        counted = tools.Counted(progress, "adding", sum(each.rows for each in chain))
+        added = tables.export(store, chain, table, counted)
+    if json:
+        print(as_json({"table": table, "snapshot": chain[-1].id, "added": added}))
+    else:
+        print(f"{table}: at {chain[-1].id}, {'added ' + ', '.join(added) if added else 'nothing to add'}")
