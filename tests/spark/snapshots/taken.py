@@ -23,7 +23,7 @@ from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import WORK, DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import Wanted
-from kvstore.spark.snapshots.runners import SparkRunner
+from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.table import read_table
 from tests.cluster.harness import Cluster, is_alive
 from tests.waiting import wait_until_blocking
@@ -57,9 +57,11 @@ def wanted(cluster: Cluster, parent: Manifest | None = None, **more: Any) -> Wan
 
 
 def take(
-    spark: SparkSession, cluster: Cluster, store: DirectoryStore, parent: Manifest | None = None, **more: Any
+    spark: SparkSession | None, cluster: Cluster, store: DirectoryStore, parent: Manifest | None = None, **more: Any
 ) -> Manifest:
-    return create(store, wanted(cluster, parent, **more), SparkRunner(spark), lambda *_: None)
+    """By Spark's tasks; where the claim is not about these, by threads of this process."""
+    runner = SparkRunner(spark) if spark else ThreadRunner()
+    return create(store, wanted(cluster, parent, **more), runner, lambda *_: None)
 
 
 def rows_of(store: DirectoryStore, manifest: Manifest) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
 from kvstore.spark.snapshots.remote import RemotePath
-from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
+from kvstore.spark.snapshots.runners import ThreadRunner
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
@@ -184,7 +184,7 @@ def _workers() -> list[int]:
 
 
 def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_the_next_goes_on(
-    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
+    cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     store.root.mkdir()
     words = ("create", "--to", str(store.root), "--split-mib", "0.03", "--rate", "0.05")
@@ -199,7 +199,7 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
     manifest = create(
         store,
         Wanted(cluster=config(cluster), instance=plan.cluster, split_bytes=SPLIT_BYTES),
-        SparkRunner(spark),
+        ThreadRunner(),
         lambda *_: None,
     )
     assert (manifest.id, manifest.partitions) == (plan.id, plan.partitions)
@@ -264,27 +264,25 @@ def test_workers_that_do_not_start_fail_the_job_before_anything_is_pinned(
 
 
 def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
-    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, client: Client, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = SparkRunner.run
+    run = ThreadRunner.run
 
-    def unpinned(runner: SparkRunner, job: tasks.Job, *rest: Any) -> Any:
+    def unpinned(runner: ThreadRunner, job: tasks.Job, *rest: Any) -> Any:
         unpin(job.cluster, job.pin)
         return run(runner, job, *rest)
 
-    monkeypatch.setattr(SparkRunner, "run", unpinned)
+    monkeypatch.setattr(ThreadRunner, "run", unpinned)
     with pytest.raises(NoSuchPin):
-        take(spark, cluster, store)
+        take(None, cluster, store)
     assert list(store.root.iterdir()) == []
 
 
-def test_work_whose_pin_has_ended_is_begun_anew(
-    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
-) -> None:
+def test_work_whose_pin_has_ended_is_begun_anew(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
     plan = plan_snapshot(wanted(cluster), 1_700_000_000_000)
     Work.begin(store, plan).release()
     unpin(config(cluster), plan.pin)
-    manifest = take(spark, cluster, store)
+    manifest = take(None, cluster, store)
     assert manifest.id != plan.id
     assert_right(cluster, store, manifest)
 
@@ -314,7 +312,7 @@ def test_a_leader_that_is_killed_during_the_job(
 def test_a_partition_that_joins_during_the_job_changes_nothing_in_it(
     spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
-    first = take(spark, cluster, store)
+    first = take(None, cluster, store)
 
     def add() -> None:
         command = [sys.executable, "-m", "kvstore", "ring", "add", "p4", "--data-dir", str(cluster.local.data_dir)]

@@ -15,7 +15,7 @@ from kvstore.errors import StoreError
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.runners import SparkRunner
+from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
 from tests.spark.snapshots.taken import (
@@ -41,15 +41,13 @@ Base = tuple[DirectoryStore, Manifest]
 
 
 @pytest.fixture(scope="module")
-def base(
-    spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[DirectoryStore, Manifest]:
+def base(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryStore, Manifest]:
     """A full snapshot, and changes behind it."""
     store = DirectoryStore(tmp_path_factory.mktemp("kills") / "snapshots")
     with Client(cluster.url + "?timeout=30s") as client:
         fill(client)
         _, instance = cluster_of(cluster.local.data_dir, None, None)
-        full = take(spark, cluster, store, instance=instance)
+        full = take(None, cluster, store, instance=instance)
         client.put_many({b"key%05d" % number: b"changed" * 10 for number in range(ROWS)})
         client.delete(b"nothing")
     return store, full
@@ -83,9 +81,7 @@ def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with
     )
 
 
-def test_an_incremental_whose_driver_is_killed_is_gone_on_with(
-    spark: SparkSession, cluster: Cluster, base: Base
-) -> None:
+def test_an_incremental_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, base: Base) -> None:
     store, full = base
     words = ("create", "--to", str(store.root), "--incremental", "--parent", full.id, "--rate", str(SLOW_MIB))
     with running(cluster, store.root.parent / "log", *words, master="none") as driver:
@@ -97,7 +93,7 @@ def test_an_incremental_whose_driver_is_killed_is_gone_on_with(
     assert plan is not None
     done = len(notes(store))
     again = wanted(cluster, full, instance=full.cluster)
-    manifest = create(store, again, SparkRunner(spark), lambda *_: None)
+    manifest = create(store, again, ThreadRunner(), lambda *_: None)
     assert (manifest.id, manifest.parent) == (plan.id, full.id)
     assert 0 < done < len(manifest.files)
     assert_right(cluster, store, manifest)
