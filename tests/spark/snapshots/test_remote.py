@@ -96,6 +96,7 @@ def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: Rem
     assert list(verify.problems_of(store, [manifest])) == []
 
 
+@pytest.mark.parametrize("root", ["memory", "renaming"], indirect=True)
 @pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
 def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
     store: RemoteStore, step: str, monkeypatch: pytest.MonkeyPatch
@@ -280,9 +281,8 @@ def run(*words: object) -> tuple[int, str]:
     return answer.exit_code, answer.output
 
 
+@pytest.mark.parametrize("root", ["s3"], indirect=True)
 def test_the_commands_take_a_url(store: RemoteStore) -> None:
-    if str(store.root).startswith("file:"):
-        pytest.skip("is a path to the commands")
     published(store, "a")
     published(store, "b", "a")
     assert store_at(f"{store.root}/b")[1] == "b"
