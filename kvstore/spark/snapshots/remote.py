@@ -21,6 +21,9 @@ from kvstore.errors import ConfigError, Unavailable
 
 BLOCK_BYTES = 8 << 20
 """What is read ahead."""
+SETTLE_S = 0.5
+"""Where a rename writes over what is there, those who began at the same time have all done it by then, and the last
+one is in."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
 
 
@@ -137,7 +140,8 @@ class RemotePath:
 
     def create(self, data: bytes) -> bool:
         """The same, unless something is there already: False. Of several at once, one succeeds where the store can
-        refuse a put (S3, Google's, Azure's) or a rename (HDFS, SFTP); on others, whoever reads its own bytes back."""
+        refuse a put (S3, Google's, Azure's) or a rename (HDFS, SFTP); on others, whoever reads its own bytes back a
+        moment later."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             fs.invalidate_cache()
@@ -146,6 +150,7 @@ class RemotePath:
             try:
                 if _renames(fs):
                     _renamed_into_place(fs, path, data)
+                    time.sleep(SETTLE_S)
                 else:
                     fs.pipe_file(path, data, mode="create")
             except FileExistsError:

@@ -185,6 +185,7 @@ def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore) -> No
     again.release()
 
 
+@pytest.mark.parametrize("root", ["s3", "memory"], indirect=True)
 def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore) -> None:
     killed(Work.begin(store, PLAN))
     (folder,) = store.remains()
