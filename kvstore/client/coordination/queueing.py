@@ -40,20 +40,20 @@ def in_front(line: Found, key: bytes, mode: bytes) -> bytes | None:
     return before[max(before)] if before else None
 
 
-def acquire(lease: Lease, prefix: bytes, mode: bytes, value: bytes, until: float) -> Recipe[Place]:
+def acquire(lease: Lease, prefix: bytes, mode: bytes, value: bytes) -> Recipe[Place]:
     """Stand in line below `prefix` until one's turn has come. Raises NotInTime, SessionEnded, or what the store
     answers; then the place in the line is given up."""
     key = prefix + lease.new_name()
     is_mine = False
     try:
-        yield Write(puts={key: mode + value})
+        yield Write(puts={key: mode + value}, is_given_up=True)
         while True:
             line: Found = yield Find(prefix)
             first = in_front(line, key, mode)
             if first is None:
                 is_mine = True
                 return Place(key, line[key].created)
-            yield Await(Find(first), operator.not_, until, is_key=True)
+            yield Await(Find(first, keys_only=True), operator.not_, is_key=True)
     finally:
         if not is_mine:
             lease.discard(key)
@@ -87,9 +87,9 @@ def leader(prefix: bytes) -> Recipe[tuple[bytes, int] | None]:
     return _told(line)
 
 
-def next_leader(prefix: bytes, known: int, until: float) -> Recipe[tuple[bytes, int] | None]:
+def next_leader(prefix: bytes, known: int) -> Recipe[tuple[bytes, int] | None]:
     """The same, once it is another one than that of the token `known` (0: nobody)."""
-    line: Found = yield Await(Find(prefix), lambda found: _token(found) != known, until)
+    line: Found = yield Await(Find(prefix), lambda found: _token(found) != known)
     return _told(line)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -42,8 +41,8 @@ def test_who_is_not_in_the_line_holds_nothing() -> None:
 def begun() -> tuple[Lease, Any, bytes]:
     """Somebody who has asked for a place."""
     lease = Lease(b"t", b"id")
-    lease.opened(0.0)
-    recipe = acquire(lease, PREFIX, EXCLUSIVE, b"", inf)
+    lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
+    recipe = acquire(lease, PREFIX, EXCLUSIVE, b"")
     step = next(recipe)
     assert isinstance(step, Write)
     (key,) = step.puts
@@ -55,12 +54,12 @@ def test_after_the_one_in_front_has_gone_the_line_is_read_again() -> None:
     assert recipe.send([5]) == Find(PREFIX)
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (b"waiter", 2, EXCLUSIVE), (key, 5, EXCLUSIVE)))
     assert isinstance(waited, Await)
-    assert (waited.find, waited.is_key) == (Find(b"waiter"), True)
+    assert (waited.find, waited.is_key) == (Find(b"waiter", keys_only=True), True)
     assert not waited.is_met(line((b"waiter", 2, EXCLUSIVE)))
     assert waited.is_met({})
     assert recipe.send({}) == Find(PREFIX)
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (key, 5, EXCLUSIVE)))
-    assert waited.find == Find(b"holder")
+    assert waited.find == Find(b"holder", keys_only=True)
     assert recipe.send({}) == Find(PREFIX)
     with pytest.raises(StopIteration) as end:
         recipe.send(line((key, 5, EXCLUSIVE)))
@@ -84,10 +83,10 @@ def test_who_is_cancelled_before_the_answer_leaves_nothing_in_the_line() -> None
 
 def test_a_release_says_whether_it_was_held_until_then() -> None:
     lease = Lease(b"t", b"id")
-    lease.opened(0.0)
+    lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
     assert list(release(lease, Place(b"k", 1))) == [], "lost before: nothing is asked"
     for deleted_at, was_held in ((9, True), (0, False)):
-        lease.keys[b"k"] = None
+        lease.keys[b"k"] = 1
         recipe = release(lease, Place(b"k", 1))
         assert next(recipe) == Write(drops=(b"k",))
         with pytest.raises(StopIteration) as end:
