@@ -32,7 +32,7 @@ def popping(
             return None
         value = coding.decode(key, found)
         try:
-            yield lambda client, version=version: client.pop(key, if_version=version, timeout_s=timeout_s)
+            yield _pop(key, version, timeout_s)
         except ConditionFailed:
             if if_version is not None:
                 raise
@@ -61,9 +61,7 @@ def replacing(
         is_refused = version > 0 if if_absent else if_present and version == 0
         if is_refused or (if_version is not None and version != if_version):
             return TypedReplaced(False, version, old)
-        done: Replaced = yield lambda client, version=version: client.replace(
-            key, data, ttl_s=ttl_s, if_version=version, timeout_s=timeout_s
-        )
+        done: Replaced = yield _replace(key, data, version, ttl_s, timeout_s)
         if done.applied:
             return TypedReplaced(True, done.version, old)
     raise contended(key)
@@ -71,3 +69,11 @@ def replacing(
 
 def contended(key: bytes) -> Overloaded:
     return Overloaded(f"{key!r} was written by others each time, {ATTEMPTS_MAX} times on end")
+
+
+def _pop(key: bytes, version: int, timeout_s: float | None) -> Call:
+    return lambda client: client.pop(key, if_version=version, timeout_s=timeout_s)
+
+
+def _replace(key: bytes, data: bytes, version: int, ttl_s: float | None, timeout_s: float | None) -> Call:
+    return lambda client: client.replace(key, data, ttl_s=ttl_s, if_version=version, timeout_s=timeout_s)
