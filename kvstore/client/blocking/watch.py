@@ -88,6 +88,10 @@ class Watch(ClosedAtExit):
         state, read = self._state, self._read
         while state is not None and read is not None and state.is_short and not self._closing.is_set():
             state.take(read(state.wanted()))
+            if state.begins_anew():
+                self._hang_up()
+                self._reading.begin_anew()
+                self.ready()
 
     def close(self) -> None:
         """End the watch. `position` stays."""

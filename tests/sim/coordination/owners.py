@@ -72,7 +72,7 @@ class Owner:
         ops = tuple(map(op_of, batch.operations))
         results: list[Any] = await self._do(commands.batch(ops[0][1], ops), timeout_s)
         codes = [operation.code for operation in batch.operations]
-        return [Item(*each) if code == GET and each else each for code, each in zip(codes, results, strict=True)]
+        return [result_of(code, each) for code, each in zip(codes, results, strict=True)]
 
     async def meta(self, key: bytes, *, timeout_s: float = 10.0) -> Any:
         return await self._do(commands.meta(key), timeout_s)
@@ -125,6 +125,13 @@ class Looks:
         await asyncio.sleep(LOOK_S)
         await self._owner.runs()
         return Change(b"", Item(b"", 1, 1, 0, 0), 1, 0, "", False)
+
+
+def result_of(code: int, found: Any) -> Any:
+    """What a client makes of an answer of its own batch."""
+    if code == GET and found:
+        return Item(*found)
+    return found[0] if code == kv_pb2.INCREMENT else found
 
 
 def op_of(operation: Operation) -> Op:
