@@ -46,8 +46,10 @@ class Store:
         self.clock, self.slow = clock, frozenset[str]()
         self.given: list[float] = []
         self.created: dict[bytes, int] = {OTHER: 1}
-        self.open_watches: list[BlockingChanges | AsyncChanges] = []
         self.watched = threading.Event()
+        self.told: list[Change] = []
+        """What watches tell."""
+        self.looks = 0
 
     def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
         self._take("batch", timeout_s, OutcomeUnknown("no answer in time"))
@@ -63,6 +65,7 @@ class Store:
     def page(self, token: str | None, *, prefix: bytes, limit: int, keys_only: bool, timeout_s: float | None) -> Page:
         assert timeout_s is not None or not self.slow
         self._take("page", timeout_s or 0.0, Unavailable("no answer in time"))
+        self.looks += 1
         found = {key: at for key, at in self.created.items() if key.startswith(prefix)}
         return Page([(key, Item(b"w", at, at, 0, 0)) for key, at in found.items()], None)
 
@@ -73,11 +76,21 @@ class Store:
             self.clock.at += timeout_s
             raise error
 
+    def next_told(self) -> Change | None:
+        """A change, with what it does."""
+        if not self.told:
+            return None
+        change = self.told.pop(0)
+        if change.item is None:
+            del self.created[change.key]
+        return change
+
 
 class BlockingChanges:
-    """A watch that has nothing to tell."""
+    """A watch that tells what the store has it tell, and then nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._until, self._env = 0.0, library_env("test")
 
@@ -88,6 +101,8 @@ class BlockingChanges:
         return self
 
     def __next__(self) -> Change:
+        if (change := self._store.next_told()) is not None:
+            return change
         self._news.get()
         raise StopIteration
 
@@ -98,6 +113,9 @@ class BlockingChanges:
 class AsyncChanges:
     """The same on asyncio."""
 
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -105,15 +123,16 @@ class AsyncChanges:
         """Nothing is open."""
 
     async def __anext__(self) -> Change:
+        if (change := self._store.next_told()) is not None:
+            return change
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
 
 class BlockingClient(Store):
     def watch(self, key: bytes | None, *, prefix: bytes, keys_only: bool) -> BlockingChanges:
-        self.open_watches.append(watch := BlockingChanges())
         self.watched.set()
-        return watch
+        return BlockingChanges(self)
 
 
 class AsyncClient:
@@ -130,7 +149,7 @@ class AsyncClient:
 
     def watch(self, key: bytes | None, *, prefix: bytes, keys_only: bool) -> AsyncChanges:
         self.store.watched.set()
-        return AsyncChanges()
+        return AsyncChanges(self.store)
 
 
 def by_hand(clock: HandClock) -> LibraryEnv:
@@ -236,6 +255,28 @@ async def test_who_waits_on_asyncio_hears_at_once_that_the_session_is_over(is_lo
     assert [type(each) for each in heard] == [SessionEnded] * 3
     assert session._waits == set()
     await session.close()
+
+
+def renewals_and_an_end() -> list[Change]:
+    renewals = [Change(OTHER, Item(b"w", at, 1, 0, 0), at, 0, "p1", False) for at in range(10, 20)]
+    return [*renewals, Change(OTHER, None, 20, 0, "p1", False)]
+
+
+# docs/protocol.md Q4
+def test_renewals_of_the_one_in_front_wake_nobody() -> None:
+    store = BlockingClient()
+    store.told = renewals_and_an_end()
+    with Session(store, b"t") as session:  # type: ignore[arg-type]
+        Lock(session, b"l").acquire()
+    assert store.looks == 4, "the line, the one in front twice, and the line again"
+
+
+async def test_nor_do_they_on_asyncio() -> None:
+    store = Store()
+    store.told = renewals_and_an_end()
+    async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
+        await AsyncLock(session, b"l").acquire()
+    assert store.looks == 4
 
 
 def test_a_session_that_was_closed_is_not_opened_again() -> None:

@@ -80,11 +80,15 @@ class Owner:
     async def page(
         self, token: str | None, *, prefix: bytes, limit: int, keys_only: bool, timeout_s: float | None
     ) -> Page:
-        start, end = scan_bounds(b"", b"", prefix)
-        partition = self.worker.ring.partition_of(start)
-        items, more = await self._do(commands.scan(start, end, min(limit, PAGE)), timeout_s or 10.0, partition)
-        assert more is None or len(items) == limit, "the lines of a test are short"
-        return Page([(key, Item(*record)) for key, record in items], None)
+        first, end = scan_bounds(b"", b"", prefix)
+        partition = self.worker.ring.partition_of(first)
+        start: bytes | None = first
+        found: list[tuple[bytes, Item]] = []
+        while start is not None and len(found) < limit:
+            page = commands.scan(start, end, min(limit - len(found), PAGE))
+            items, start = await self._do(page, timeout_s or 10.0, partition)
+            found += [(key, Item(*record)) for key, record in items]
+        return Page(found, None)
 
     def watch(self, key: bytes | None, *, prefix: bytes, keys_only: bool) -> Looks:
         return Looks(self)
