@@ -110,7 +110,7 @@ class Lease:
         return key in self.keys and self.is_alive(now)
 
     def ended(self) -> SessionEnded:
-        """What is told to whom it no longer serves."""
+        """The error for callers whom it serves no longer."""
         is_over = self._is_over or self._was_opened
         return SessionEnded(f"the session {self.key!r} {'is over' if is_over else 'was not opened'}")
 
@@ -121,7 +121,7 @@ class Lease:
         return now >= self._renewed_at + self.renew_after_s
 
     def pause_s(self, now: float) -> float:
-        """Until the next renewal is due, or the session is over."""
+        """The time until the next renewal is due, or the session is over."""
         return max(0.0, min(self._renewed_at + self.renew_after_s, self.deadline) - now)
 
     def call_s(self, batch: Batch, now: float, until: float) -> float:
