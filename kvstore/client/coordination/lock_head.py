@@ -44,7 +44,9 @@ class LockHead:
     def release(self) -> Recipe[bool]:
         """Give it up. True if it was held until now."""
         place, self.place = self.place, None
-        return False if place is None else (yield from queueing.release(self._lease, place))
+        if place is None:
+            return False
+        return (yield from queueing.release(self._lease, self.prefix, place, self.mode))
 
     def leader(self) -> Recipe[tuple[bytes, int] | None]:
         """The value and the token of who holds it."""

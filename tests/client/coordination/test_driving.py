@@ -268,7 +268,7 @@ def test_renewals_of_the_one_in_front_wake_nobody() -> None:
     store.told = renewals_and_an_end()
     with Session(store, b"t") as session:  # type: ignore[arg-type]
         Lock(session, b"l").acquire()
-    assert store.looks == 4, "the line, the one in front twice, and the line again"
+    assert store.looks == 5, "the line, the one in front twice, whether it has released, and the line again"
 
 
 async def test_nor_do_they_on_asyncio() -> None:
@@ -276,7 +276,7 @@ async def test_nor_do_they_on_asyncio() -> None:
     store.told = renewals_and_an_end()
     async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
         await AsyncLock(session, b"l").acquire()
-    assert store.looks == 4
+    assert store.looks == 5
 
 
 def test_a_session_that_was_closed_is_not_opened_again() -> None:
