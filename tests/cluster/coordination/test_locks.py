@@ -62,8 +62,8 @@ async def test_on_asyncio(cluster: Cluster) -> None:
             await _a_leader_is_followed(first, second)
             await _members_come_and_go(client, first, second)
             await _a_name_is_one_sessions(client, first, second)
-        found = [key async for key, _ in client.scan(prefix=b"{a}", keys_only=True)]
-        assert found == [], "sessions that were closed leave nothing"
+        left = [key async for key in client.keys(prefix=b"{a}") if not key.startswith(b"{a}/turn/")]
+        assert left == [], "sessions that were closed leave nothing but who has released last"
         await _what_is_not_renewed_goes(client)
         await _parties_meet(client)
         await _items_are_handed_out_to_one_at_a_time(client)
