@@ -28,7 +28,7 @@ from kvstore.partition.state.operations import MUTATIONS, check_request, check_s
 from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row, Untouched
 from kvstore.partition.state.results import decode_result, fits, misused
 from kvstore.partition.state.retry_table import PART_OF_A_RANGE, hash_at_hand, touched_tokens
-from kvstore.partition.state.rows import AGED, EXPIRES, data_key, data_keys_of, record_of
+from kvstore.partition.state.rows import EXPIRES, created_of, data_key, data_keys_of, record_of
 from kvstore.partition.state.scope import ELSEWHERE
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import NOTHING, PART, WHOLE
@@ -43,6 +43,7 @@ TOGETHER_MIN = 4
 REAP = 64
 """(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
 
+_CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
 _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
 
 
@@ -123,6 +124,8 @@ class Evaluator:
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
         """Decide on `items`, as the next entry."""
         time_ms = max(self._time_ms, date_ms)
+        if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
+            return lone
         draft = self.draft = Draft(self._next_seq, time_ms)
         replies: list[Reply] = []
         rest: list[Item] = []
@@ -134,6 +137,33 @@ class Evaluator:
                 break
         self._stored = {}
         return Decided(self._finish(draft), replies, rest, self._frozen, self._away)
+
+    def _evaluate_lone(self, item: Item, time_ms: int) -> Decided | None:
+        """The same of nothing but one plain put, of a key that nothing in flight touches: what the draft would come to
+        (22 calls less). None, and nothing is decided, if it is anything else."""
+        op, sink, token = item
+        if op[0] != _PUT or op[3] or op[4] or op[6] is not None or self._serving_ranges.held:
+            return None
+        key, value = op[1], op[2]
+        if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+            return None
+        if self._overlay.layers and self._overlay.touched_of([key]):
+            return None
+        row_key = data_key(key)
+        if self._serving_ranges.writable.slices[row_key[1]] != WHOLE:
+            return None
+        row = self._state.engine.get(row_key)
+        if row is not None and row[0] >= EXPIRES:
+            return None
+        seq = self._next_seq
+        created = seq if row is None else created_of(row)
+        made = Entry(self._state.partition, self._epoch, seq, time_ms, _CREATED if row is None else _OVERWRITTEN)
+        made.keys, made.values, made.ages = [key], [value], [] if row is None else [seq - created]
+        self._check(made, now=False)
+        payload = made.encode()
+        self._time_ms, self._next_seq = time_ms, seq + 1
+        self._overlay.layers.append(Layer({key: (value, seq, created, time_ms, 0)}))
+        return Decided(NextEntry(made, payload, [row_key]), [(sink, token, seq)], [], [], [])
 
     def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
         """Decide on `items` until the entry is full. Returns on how many."""
@@ -230,7 +260,7 @@ class Evaluator:
             created = seq
             draft.kinds.append(CREATE)
         else:
-            created = int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big")
+            created = created_of(row)
             draft.kinds.append(OVERWRITE)
             draft.ages.append(seq - created)
         draft.keys.append(key)

@@ -183,6 +183,11 @@ def record_of(row: bytes) -> Record:
     return Record(row[33:], version, created, written_ms, expires_ms)
 
 
+def created_of(row: bytes) -> int:
+    """The version that created the key, in the row of a record without an expiry."""
+    return int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big")
+
+
 VALUE_AT = (_header[0].size, _header[AGED].size)
 """By flags: where the value begins in the row of a record without an expiry."""
 
@@ -211,9 +216,12 @@ class Meta(NamedTuple):
     crc: int
     released: bool
 
-    def encode(self) -> bytes:
-        position, *rest = self
-        return _meta.pack(FORMAT, *position, *rest)
+
+def encode_meta(
+    position: Position, seq: int, epoch: int, record_time_ms: int, key_count: int, crc: int, released: bool
+) -> bytes:
+    """The row of what a Meta has."""
+    return _meta.pack(FORMAT, *position, seq, epoch, record_time_ms, key_count, crc, released)
 
 
 def meta_of(row: bytes) -> Meta:
