@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from kvstore.cli.snapshot_options import (
     Master,
     Nice,
     Rate,
+    Setting,
     To,
     Upto,
     Wanted,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from kvstore.spark.snapshots.compare import Differences
     from kvstore.spark.snapshots.manifest import Manifest
+    from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
     from kvstore.spark.snapshots.runners import Runner
 
 
@@ -91,9 +94,7 @@ def create(
         raise typer.BadParameter("it goes with --incremental, and without --parent", param_hint="--or-full")
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
-    from kvstore.spark.snapshots import runners
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
-    from kvstore.spark.snapshots.runners import SparkRunner
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
     wanted = WantedSnapshot(
@@ -105,23 +106,37 @@ def create(
         pin_ttl_s=pin_minutes * 60.0,
         bytes_per_s=rate * (1 << 20),
     )
-    hold, began = partial(tools.hold, cluster, store.root, hold_hours), time.monotonic()
+    began = time.monotonic()
     with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
 
         def take(wanted: WantedSnapshot) -> Manifest:
             def by(runner: Runner) -> Manifest:
-                return job.create(store, wanted, runner, progress, hold)
+                return job.create(store, wanted, runner, progress, partial(tools.hold, cluster, store.root, hold_hours))
 
-            if master == tools.NO_SPARK or (master == tools.AUTO and not conf and runners.is_small(wanted)):
-                return tools.take_here(by, nice)
-            settings = tools.SETTINGS | tools.QUICK_START
-            return in_session(lambda session: by(SparkRunner(session)), master, conf, progress, nice, settings)
+            return _run(by, wanted, master, conf, progress, nice)
 
         manifest = job.or_full(take, wanted, tools.full_instead) if or_full else take(wanted)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
     tools.record(manifest, folder, data_dir, zookeeper, server)
     document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
+
+
+def _run(
+    by: Callable[[Runner], Manifest],
+    wanted: WantedSnapshot,
+    master: str,
+    conf: list[Setting] | None,
+    progress: tools.Bar,
+    nice: int,
+) -> Manifest:
+    """By threads of this process if that is wanted or quicker, else by Spark."""
+    from kvstore.spark.snapshots.runners import SparkRunner, is_small
+
+    if master == tools.NO_SPARK or (master == tools.AUTO and not conf and is_small(wanted)):
+        return tools.take_here(by, nice)
+    settings = tools.SETTINGS | tools.QUICK_START
+    return in_session(lambda session: by(SparkRunner(session)), master, conf, progress, nice, settings)
 
 
 def list_(

@@ -42,7 +42,7 @@ def pages_between(
     end: bytes = b"",
     keys_only: bool = False,
 ) -> Iterator[feed_pb2.ChangesResponse]:
-    """What is logged behind `after` and up to `until`, of keys in [start, end): the pages that have any. Raises
+    """Read what is logged behind `after` and up to `until`, of keys in [start, end): the pages that have any. Raises
     PositionTrimmed, and Unavailable when nobody has come further for `patience_s`."""
     clock = SystemClock()
     progress_at = clock.now()

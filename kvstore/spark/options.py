@@ -61,14 +61,14 @@ class OnNull(StrEnum):
 
 
 class KeyType(StrEnum):
-    """What a column of keys is read as."""
+    """The types that a column of keys is read as."""
 
     binary = "binary"
     string = "string"
 
 
 class ValueType(StrEnum):
-    """What a column of values is read as: the bytes, or what they say in UTF-8."""
+    """The types that a column of values is read as: the bytes, or what they say in UTF-8."""
 
     binary = "binary"
     string = "string"

@@ -62,7 +62,7 @@ def create(
 
 
 def or_full(take: Callable[[Wanted], Manifest], wanted: Wanted, told: Callable[[StoreError], None]) -> Manifest:
-    """What `take` takes, or a full one where what is to be continued cannot be: `told` hears why."""
+    """Take a snapshot by `take`, or a full one where what is to be continued cannot be: `told` hears why."""
     try:
         return take(wanted)
     except NotContinuable as error:

@@ -70,11 +70,11 @@ class DirectoryStore(SnapshotStore):
         return None if lock is None else FileLock(lock)
 
     def is_torn(self, snapshot: str) -> bool:
-        """Who removes a snapshot renames its folder first."""
+        """Look for its folder: who removes a snapshot renames that first."""
         return self.folder(snapshot).is_dir()
 
     def may_continue(self, parent: str) -> bool:
-        """Nobody gives it a child, or takes it away, without the lock: so this is looked at once more under it."""
+        """Look whether it is here; that is looked at once more under the lock."""
         return parent in self.ids()
 
     # ── coming and going ──
