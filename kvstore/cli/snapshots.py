@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvstore.spark.snapshots.manifest import Manifest
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
     from kvstore.spark.snapshots.runners import Runner
+    from kvstore.spark.snapshots.store import SnapshotStore
 
 
 CLOCKS_APART_H = 0.25
@@ -110,9 +111,7 @@ def create(
     with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
 
         def take(wanted: WantedSnapshot) -> Manifest:
-            def by(runner: Runner) -> Manifest:
-                return job.create(store, wanted, runner, progress, partial(tools.hold, cluster, store.root, hold_hours))
-
+            by = partial(_create, store, wanted, progress, partial(tools.hold, cluster, store.root, hold_hours))
             return _run(by, wanted, master, conf, progress, nice)
 
         manifest = job.or_full(take, wanted, tools.full_instead) if or_full else take(wanted)
@@ -120,6 +119,18 @@ def create(
     tools.record(manifest, folder, data_dir, zookeeper, server)
     document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
+
+
+def _create(
+    store: SnapshotStore,
+    wanted: WantedSnapshot,
+    progress: tools.Bar,
+    published: Callable[[Manifest], None],
+    runner: Runner,
+) -> Manifest:
+    from kvstore.spark.snapshots import create as job
+
+    return job.create(store, wanted, runner, progress, published)
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""Who does the work of a snapshot, piece by piece: Spark's tasks, or threads of this process.
+"""Runners of the work of a snapshot, piece by piece: Spark's tasks, or threads of this process.
 
 A JVM takes seconds to start, and a small snapshot is a second of work. The files are the same: both call `write_piece`.
 """

@@ -79,7 +79,7 @@ def write_piece(job: Job, piece: Piece, check: Callable[[], None] = lambda: None
 
 
 def _room_of(job: Job, path: Path) -> Location:
-    """Whose disk it is that is full, for people."""
+    """Name the place whose disk is full, for people."""
     return job.attempts.parent.parent if path.parent == job.attempts else path.parent
 
 

@@ -106,7 +106,7 @@ class Work:
         return self.folder.name.removeprefix(WORK)
 
     def notes(self) -> list[Location]:
-        """What stands beside finished attempts."""
+        """List what stands beside finished attempts."""
         return sorted(each for each in self._attempted() if each.name.endswith(".json"))
 
     def _attempted(self) -> list[Location]:
