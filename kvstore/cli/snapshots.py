@@ -109,11 +109,8 @@ def create(
     )
     began = time.monotonic()
     with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
-
-        def take(wanted: WantedSnapshot) -> Manifest:
-            by = partial(_create, store, wanted, progress, partial(tools.hold, cluster, store.root, hold_hours))
-            return _run(by, wanted, master, conf, progress, nice)
-
+        hold = partial(tools.hold, cluster, store.root, hold_hours)
+        take = partial(_take, store, progress, hold, master, conf, nice)
         manifest = job.or_full(take, wanted, tools.full_instead) if or_full else take(wanted)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
     tools.record(manifest, folder, data_dir, zookeeper, server)
@@ -121,28 +118,21 @@ def create(
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
 
 
-def _create(
+def _take(
     store: SnapshotStore,
-    wanted: WantedSnapshot,
     progress: tools.Bar,
     published: Callable[[Manifest], None],
-    runner: Runner,
-) -> Manifest:
-    from kvstore.spark.snapshots import create as job
-
-    return job.create(store, wanted, runner, progress, published)
-
-
-def _run(
-    by: Callable[[Runner], Manifest],
-    wanted: WantedSnapshot,
     master: str,
     conf: list[Setting] | None,
-    progress: tools.Bar,
     nice: int,
+    wanted: WantedSnapshot,
 ) -> Manifest:
-    """By threads of this process if that is wanted or quicker, else by Spark."""
+    """Take it by threads of this process if that is wanted or quicker, else by Spark."""
+    from kvstore.spark.snapshots import create as job
     from kvstore.spark.snapshots.runners import SparkRunner, is_small
+
+    def by(runner: Runner) -> Manifest:
+        return job.create(store, wanted, runner, progress, published)
 
     if master == tools.NO_SPARK or (master == tools.AUTO and not conf and is_small(wanted)):
         return tools.take_here(by, nice)
