@@ -13,10 +13,10 @@ from typing import Any
 from kvstore.client import ClientConfig, Level
 from kvstore.client.core.config import parse_url
 from kvstore.places import fault_of
-from loadtest.generator import shapes
-from loadtest.generator.goals import Goals, p99_goals
-from loadtest.generator.pacing import EVEN, POISSON
-from loadtest.generator.workloads import WORKLOADS, Workload, workloads_of
+from kvstore_loadtest.generator import shapes
+from kvstore_loadtest.generator.goals import Goals, p99_goals
+from kvstore_loadtest.generator.pacing import EVEN, POISSON
+from kvstore_loadtest.generator.workloads import WORKLOADS, Workload, workloads_of
 
 LEVELS = tuple(level.name.lower() for level in Level)
 

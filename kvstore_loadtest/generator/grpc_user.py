@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvstore.client import Client, Item, Level
 from kvstore.errors import ConditionFailed, Refused
-from loadtest.generator.doors import Contended, Stopwatch
-from loadtest.generator.expectations import NO_FLOOR, Expectations, next_generation
-from loadtest.generator.users import PacedUser, Session
-from loadtest.generator.values import Stamp, encode
-from loadtest.generator.workloads import Keyspace
+from kvstore_loadtest.generator.doors import Contended, Stopwatch
+from kvstore_loadtest.generator.expectations import NO_FLOOR, Expectations, next_generation
+from kvstore_loadtest.generator.users import PacedUser, Session
+from kvstore_loadtest.generator.values import Stamp, encode
+from kvstore_loadtest.generator.workloads import Keyspace
 
 ROUNDS_MAX = 32
 """Of a compare-and-set loop."""

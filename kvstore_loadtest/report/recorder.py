@@ -90,6 +90,10 @@ class Recorder:
         """The highest share of the time after the warm-up in which a process waited for a processor; None: unknown."""
         self._queued_since: tuple[float, float] | None = None
 
+    def begin(self, counted_from: float) -> None:
+        """Forget the run before: another one starts."""
+        self.__init__(counted_from)  # type: ignore[misc]
+
     def done(
         self,
         door: str,

@@ -1,9 +1,9 @@
-"""What `locust -f loadtest/locustfile.py` runs: users of both doors, one shape, and the wiring of a run.
+"""What `locust -f kvstore_loadtest/locustfile.py` runs: users of both doors, one shape, and the wiring of a run.
 
-    locust -f loadtest/locustfile.py --headless --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
+    kvstore-loadtest --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
 
-See README.md beside this file. Exit codes: 0 as it must be, 1 not so (the report and the last lines say why), 2 wrong
-usage or no cluster, 3 spoiled by its own machine.
+See docs/loadtests.md. A file of one's own imports all of this one and adds users. Exit codes: 0 as it must be, 1 not
+so (the report and the last lines say why), 2 wrong usage or no cluster, 3 spoiled by its own machine.
 """
 
 # ruff: noqa: E402
@@ -18,6 +18,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,22 +27,24 @@ import locust.stats
 from grpc.experimental import gevent as grpc_gevent
 from locust import LoadTestShape, events
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_INIT, MasterRunner, WorkerRunner
 
 from kvstore.client import Client
 from kvstore.errors import StoreError
-from loadtest.generator.conductor import Conductor
-from loadtest.generator.expectations import Expectations
-from loadtest.generator.grpc_user import GrpcUser
-from loadtest.generator.last_reports import LastReports
-from loadtest.generator.options import Options, add_options, options_of
-from loadtest.generator.resp_user import RespUser
-from loadtest.generator.users import Session, record
-from loadtest.generator.values import new_run, writer_of
-from loadtest.generator.workloads import INSERTED_MAX, Draws, Keyspace
-from loadtest.report.recorder import Recorder
+from kvstore_loadtest.generator.conductor import Conductor
+from kvstore_loadtest.generator.expectations import Expectations
+from kvstore_loadtest.generator.grpc_user import GrpcUser
+from kvstore_loadtest.generator.last_reports import LastReports
+from kvstore_loadtest.generator.options import Options, add_options, options_of
+from kvstore_loadtest.generator.own_user import OwnUser, own_users
+from kvstore_loadtest.generator.resp_user import RespUser
+from kvstore_loadtest.generator.users import Session, record
+from kvstore_loadtest.generator.values import WrongValue, new_run, writer_of
+from kvstore_loadtest.generator.workloads import INSERTED_MAX, Draws, Keyspace
+from kvstore_loadtest.report.recorder import Recorder
+from kvstore_loadtest.report.spoiled import EXIT
 
-__all__ = ["GrpcUser", "RespUser", "TargetShape"]
+__all__ = ["GrpcUser", "OwnUser", "RespUser", "TargetShape", "WrongValue"]
 
 grpc_gevent.init_gevent()
 REPORT_S = 1.0
@@ -63,7 +66,12 @@ class TargetShape(LoadTestShape):
 
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None
-        conductor: Conductor = self.runner.environment.kvstore_conductor
+        environment = self.runner.environment
+        if environment.web_ui is not None and self.runner.state == STATE_INIT and environment.kvstore_conductor is None:
+            environment.kvstore_conductor = _prepared_or_none(environment)
+        conductor: Conductor | None = environment.kvstore_conductor
+        if conductor is None:
+            return None
         now, running = time.time(), self.runner.user_count
         if not isinstance(self.runner, MasterRunner):
             return conductor.target(now, running)
@@ -74,6 +82,11 @@ class TargetShape(LoadTestShape):
                 return wanted
             self._last_reports = LastReports(now, running, stop_s=STOP_S, report_s=REPORT_S)
         return self._last_reports.target(now, running)
+
+    def reset_time(self) -> None:
+        """Locust says that another run begins."""
+        super().reset_time()
+        self._last_reports = None
 
 
 @events.init_command_line_parser.add_listener
@@ -89,13 +102,11 @@ def on_init(environment: Environment, **_: Any) -> None:
     if isinstance(environment.runner, WorkerRunner):
         _report_to_master(environment)
         return
+    environment.kvstore_conductor, environment.kvstore_codes = None, []
     try:
-        options = options_of(environment.parsed_options)
-        for workload in options.workloads:
-            Draws(workload, 1)  # so that a wrong one is told now
-        _check_doors(environment, options)
-        environment.kvstore_conductor = conductor = Conductor(options, recorder)
-        conductor.load_records(writer_of(new_run(), 0))
+        options = _checked(environment)
+        if environment.web_ui is None:  # else each of its runs is prepared when it starts
+            environment.kvstore_conductor = _prepared(environment, options)
     except (ValueError, OSError, StoreError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         sys.exit(2)
@@ -107,11 +118,14 @@ def on_init(environment: Environment, **_: Any) -> None:
 def on_test_start(environment: Environment, **_: Any) -> None:
     """The master's is first, and tells the workers from when on it counts, and the number of the run."""
     if not isinstance(environment.runner, WorkerRunner):
-        environment.parsed_options.counted_from = environment.kvstore_conductor.start()
+        conductor: Conductor | None = environment.kvstore_conductor
+        if conductor is None:
+            return
+        environment.parsed_options.counted_from = conductor.start()
         environment.parsed_options.kvstore_run = new_run()
     if isinstance(environment.runner, MasterRunner):
         return
-    environment.kvstore_recorder.counted_from = environment.parsed_options.counted_from
+    environment.kvstore_recorder.begin(environment.parsed_options.counted_from)
     worker = max(0, getattr(environment.runner, "worker_index", 0))
     options = options_of(environment.parsed_options)
     run = environment.parsed_options.kvstore_run
@@ -123,21 +137,78 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
     session: Session | None = getattr(environment, "kvstore_session", None)
     if session is not None and session.client is not None:
         session.client.close()
+    if environment.web_ui is not None and not isinstance(environment.runner, WorkerRunner):
+        _finish(environment)
 
 
 @events.quitting.add_listener
 def on_quitting(environment: Environment, **_: Any) -> None:
-    if not isinstance(environment.runner, WorkerRunner):
-        conductor: Conductor = environment.kvstore_conductor
-        conductor.faults += map(_told, environment.runner.exceptions.values() if environment.runner else ())
-        doors = ",".join(sorted(each.__name__ for each in environment.user_classes))
-        environment.process_exit_code = conductor.finish(doors=doors)
-    else:
+    if isinstance(environment.runner, WorkerRunner):
         environment.process_exit_code = 0
+        return
+    if environment.web_ui is None:
+        _finish(environment)
+    codes: list[int] = environment.kvstore_codes
+    environment.process_exit_code = next((code for code in (2, 1, EXIT) if code in codes), 0)
+
+
+def _checked(environment: Environment) -> Options:
+    """What is asked for. Raises ValueError, OSError."""
+    options = options_of(environment.parsed_options)
+    for workload in options.workloads:
+        Draws(workload, 1)  # so that a wrong one is told now
+    _check_doors(environment, options)
+    return options
+
+
+def _prepared(environment: Environment, options: Options) -> Conductor:
+    """Who leads the run that is about to start. Raises ValueError, OSError, StoreError."""
+    own = own_users(environment.user_classes)
+    conductor = Conductor(options, environment.kvstore_recorder)
+    conductor.load_records(
+        writer_of(new_run(), 0),
+        has_records=len(own) < len(environment.user_classes),
+        prepare=[each.prepare for each in own],
+    )
+    return conductor
+
+
+def _prepared_or_none(environment: Environment) -> Conductor | None:
+    """The same for a run that the pages have asked for: with their options, a report of its own, and nothing of the
+    run before. What is wrong is shown there too."""
+    environment.kvstore_recorder.begin(0.0)
+    try:
+        options = _checked(environment)
+        number = len(environment.kvstore_codes) + 1
+        if number > 1:
+            options = replace(options, report=options.report.with_stem(f"{options.report.stem}-{number}"))
+        return _prepared(environment, options)
+    except (ValueError, OSError, StoreError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        assert environment.runner is not None
+        environment.runner.log_exception("loadtest", f"the run was not started: {error}", "")
+        return None
+
+
+def _finish(environment: Environment) -> None:
+    """Write the report of the run that has ended, and keep its exit code. Once for each run."""
+    conductor: Conductor | None = environment.kvstore_conductor
+    environment.kvstore_conductor = None
+    if conductor is None:
+        return
+    conductor.faults += map(_told, environment.runner.exceptions.values() if environment.runner else ())
+    doors = ",".join(sorted(each.__name__ for each in environment.user_classes))
+    environment.kvstore_codes.append(conductor.finish(doors=doors))
 
 
 def _check_doors(environment: Environment, options: Options) -> None:
-    """Raises ValueError if a user's door is not named."""
+    """Raises ValueError if a user's door is not named, or a user of one's own is wrong."""
+    own = own_users(environment.user_classes)
+    for each in own:
+        if fault := each.fault_or_none():
+            raise ValueError(fault)
+    if own and options.is_redis_only:
+        raise ValueError(f"{own[0].__name__} wants --store beside --resp, or a local cluster's --data-dir")
     if RespUser in environment.user_classes and not options.resp_nodes():
         raise ValueError("RespUser wants --resp with --store, or a local cluster's --data-dir")
     if GrpcUser in environment.user_classes and options.is_redis_only:
