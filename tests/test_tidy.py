@@ -190,7 +190,7 @@ def test_tests_do_not_sleep(file: Source) -> None:
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
 
 
-PATCHED = {"tests.loadtest.generator.stalled_users", "tests.loadtest.generator.broken_users"}
+PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "broken", "own")}
 """Run as processes of their own."""
 
 
