@@ -32,6 +32,7 @@ from locust.runners import STATE_INIT, MasterRunner, WorkerRunner
 from kvstore.client import Client
 from kvstore.errors import StoreError
 from kvstore_loadtest.generator.conductor import Conductor
+from kvstore_loadtest.generator.courier import Courier
 from kvstore_loadtest.generator.expectations import Expectations
 from kvstore_loadtest.generator.grpc_user import GrpcUser
 from kvstore_loadtest.generator.last_reports import LastReports
@@ -129,14 +130,19 @@ def on_test_start(environment: Environment, **_: Any) -> None:
     worker = max(0, getattr(environment.runner, "worker_index", 0))
     options = options_of(environment.parsed_options)
     run = environment.parsed_options.kvstore_run
-    environment.kvstore_session = _session(options, environment.kvstore_recorder, run, worker)
+    environment.kvstore_session = session = _session(environment, options, run, worker)
+    if (courier := session.courier) is not None:
+        environment.kvstore_recorder.beside = lambda: (courier.processor_s, courier.queued_s)
 
 
 @events.test_stop.add_listener
 def on_test_stop(environment: Environment, **_: Any) -> None:
     session: Session | None = getattr(environment, "kvstore_session", None)
-    if session is not None and session.client is not None:
-        session.client.close()
+    if session is not None:
+        environment.kvstore_recorder.beside = None
+        for each in (session.client, session.courier):
+            if each is not None:
+                each.close()
     if environment.web_ui is not None and not isinstance(environment.runner, WorkerRunner):
         _finish(environment)
 
@@ -221,16 +227,18 @@ def _told(broken: Mapping[str, Any]) -> str:
     return f"users broke, {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
 
 
-def _session(options: Options, recorder: Recorder, run: int, worker: int) -> Session:
+def _session(environment: Environment, options: Options, run: int, worker: int) -> Session:
     writer = writer_of(run, worker)
+    has_courier = GrpcUser in environment.user_classes and not options.is_redis_only
     return Session(
-        client=None if options.is_redis_only else Client(options.client_config()).open(),
+        client=Client(options.client_config()).open() if own_users(environment.user_classes) else None,
+        courier=Courier(options.cluster) if has_courier else None,
         resp=options.resp_nodes(),
         level=options.read_level,
         draws=[Draws(each, options.keys) for each in options.workloads],
         keyspace=Keyspace(options.prefix.encode(), options.keys, writer),
         expectations=Expectations(writer, keys_max=2 * options.keys + INSERTED_MAX),  # records and registers
-        recorder=recorder,
+        recorder=environment.kvstore_recorder,
         rate_per_user=options.rate_per_user,
         seed=options.seed * 1_000 + worker,
     )

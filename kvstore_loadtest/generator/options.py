@@ -101,6 +101,16 @@ class Options:
         """Only Redis doors are named: of any cluster, or of Redis itself."""
         return bool(self.resp) and not self.store
 
+    @property
+    def cluster(self) -> str:
+        """The cluster in a word, for another process."""
+        return json.dumps({"store": self.store, "data_dir": str(self.data_dir)})
+
+    @staticmethod
+    def of_cluster(word: str) -> Options:
+        found = json.loads(word)
+        return Options(store=found["store"], data_dir=Path(found["data_dir"]))
+
     def client_config(self) -> ClientConfig:
         """Raises ValueError, OSError."""
         if self.store:

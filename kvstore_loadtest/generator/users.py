@@ -18,6 +18,7 @@ from locust import User, task
 
 from kvstore.client import Client, Level
 from kvstore.errors import StoreError
+from kvstore_loadtest.generator.courier import Courier
 from kvstore_loadtest.generator.doors import Contended, Deeds, Door, Way
 from kvstore_loadtest.generator.expectations import Expectations
 from kvstore_loadtest.generator.pacing import Arrivals, begins
@@ -35,7 +36,9 @@ class Session:
     """What the users of one process share during a run."""
 
     client: Client | None
-    """None: the Redis door only."""
+    """Of users of one's own. None: there are none."""
+    courier: Courier | None = None
+    """Of our own users; None: the Redis door only."""
     resp: Sequence[str]
     level: Level
     draws: Sequence[Draws]

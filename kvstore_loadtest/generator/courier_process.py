@@ -1,0 +1,101 @@
+"""The courier: an asyncio client in a process of its own, which brings what a process of Locust's users asks for.
+
+    python -m kvstore_loadtest.generator.courier_process FD CLUSTER
+
+FD is a socket that it was born with. It ends when that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from kvstore.client import AsyncClient, ClientConfig, Level
+from kvstore.errors import StoreError
+from kvstore.rpc.status import describe
+from kvstore_loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
+from kvstore_loadtest.generator.options import Options
+from kvstore_loadtest.report.recorder import queued_or_none
+
+READ_BYTES = 1 << 20
+
+
+class Courier:
+    """Requests in, answers out; those of one turn of the event loop in one message."""
+
+    def __init__(self, client: AsyncClient, writer: asyncio.StreamWriter) -> None:
+        self._client, self._writer = client, writer
+        self._told: list[Told] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, request: Request) -> None:
+        task = asyncio.get_running_loop().create_task(self._bring(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bring(self, request: Request) -> None:
+        told = Told(request.number, time.time(), 0.0)
+        try:
+            told.items = await self._items(request)
+        except StoreError as error:
+            told.error = tuple(describe(error))  # type: ignore[assignment]
+        told.heard = time.time()
+        self.tell(told)
+
+    async def _items(self, request: Request) -> list[tuple[bytes, bytes, int]]:
+        match request.call:
+            case "get":
+                found = await self._client.get(request.key, level=Level(request.level))
+                return [] if found is None else [(b"", found.value, found.version)]
+            case "put":
+                return [(b"", b"", await self._client.put(request.key, request.value, if_version=request.if_version))]
+            case "scan":
+                scan = self._client.scan(request.key, request.end, limit=request.limit, level=Level(request.level))
+                return [(key, item.value, item.version) async for key, item in scan]
+        raise AssertionError(request.call)
+
+    def tell(self, told: Told) -> None:
+        if not self._told:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._told.append(told)
+
+    def _flush(self) -> None:
+        self._writer.write(message(Answers(self._told, time.process_time(), queued_or_none())))
+        self._told = []
+
+
+async def serve(connection: socket.socket, config: ClientConfig) -> None:
+    """Until the users are gone. The first answer, of number 0, tells whether there is a cluster."""
+    reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
+    client = AsyncClient(config)
+    courier = Courier(client, writer)
+    try:
+        await client.open()
+    except StoreError as error:
+        courier.tell(Told(0, 0.0, 0.0, error=tuple(describe(error))))  # type: ignore[arg-type]
+    else:
+        courier.tell(Told(0, 0.0, 0.0))
+    messages: Messages[list[Request]] = Messages(list[Request])
+    while data := await reader.read(READ_BYTES):
+        for requests in messages.feed(data):
+            for request in requests:
+                courier.take(request)
+    await client.close()
+    writer.close()
+
+
+def main(words: list[str]) -> None:
+    fd, cluster = words
+    config = Options.of_cluster(cluster).client_config()
+    run: Any = asyncio.run
+    with suppress(ModuleNotFoundError):  # it is a node's, and an extra here
+        from uvloop import run
+    run(serve(socket.socket(fileno=int(fd)), config))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
