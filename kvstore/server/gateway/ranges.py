@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from kvstore.client.core.scanning import Bounds
 from kvstore.env import Clock
-from kvstore.errors import OutcomeUnknown, Refused
+from kvstore.errors import OutcomeUnknown, Refused, StoreError
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Code, Flag, Level
+from kvstore.partition.state.commands import Code, Flag, Level, Result, Sink
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
@@ -22,6 +22,26 @@ from kvstore.server.routing.keys import Ask, with_one_ring
 
 AT_ONCE = 100
 """Deletes that one request has under way."""
+
+
+class _Deletes(Sink):
+    """Deletes that are asked for at once, and waited for together."""
+
+    def __init__(self, backend: Backend, keys: Sequence[bytes]) -> None:
+        self.given: asyncio.Future[list[Result | StoreError]] = asyncio.get_running_loop().create_future()
+        self._results: list[Result | StoreError] = [None] * len(keys)
+        self._left = len(keys)
+        for token, key in enumerate(keys):
+            backend.submit(commands.delete(key), self, token)
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._results[token] = result
+        self._left -= 1
+        if not self._left and not self.given.done():
+            self.given.set_result(self._results)
+
+    def flush(self) -> None:
+        """Whoever waits is woken by the last."""
 
 
 class Deletion(NamedTuple):
@@ -70,11 +90,10 @@ async def delete_range(
         take(sum(map(len, page.keys)))
         for first in range(0, len(page.keys), AT_ONCE):
             chunk = page.keys[first : first + AT_ONCE]
-            deletes = (ask_session(backend, commands.delete(key)) for key in chunk)
-            results = await asyncio.gather(*deletes, return_exceptions=True)
-            deleted += sum(not isinstance(each, BaseException) and each != 0 for each in results)
+            results = await _Deletes(backend, chunk).given
+            deleted += sum(not isinstance(each, StoreError) and each != 0 for each in results)
             for each in results:
-                if isinstance(each, BaseException):
+                if isinstance(each, StoreError):
                     raise each
             if clock.now() >= until and first + AT_ONCE < len(page.keys):
                 return deleted, PageToken(chunk[-1] + b"\0", wanted.bounds.end).encode()
