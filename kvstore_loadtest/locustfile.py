@@ -100,6 +100,7 @@ def on_init(environment: Environment, **_: Any) -> None:
     environment.stop_timeout = max(environment.stop_timeout or 0.0, STOP_S)
     environment.kvstore_recorder = recorder = Recorder()
     environment.events.request.add_listener(partial(record, recorder))
+    environment.kvstore_courier = _courier_or_none(environment)
     if isinstance(environment.runner, WorkerRunner):
         _report_to_master(environment)
         return
@@ -122,17 +123,13 @@ def on_test_start(environment: Environment, **_: Any) -> None:
         conductor: Conductor | None = environment.kvstore_conductor
         if conductor is None:
             return
-        environment.parsed_options.counted_from = conductor.start()
         environment.parsed_options.kvstore_run = new_run()
-    if isinstance(environment.runner, MasterRunner):
-        return
-    environment.kvstore_recorder.begin(environment.parsed_options.counted_from)
-    worker = max(0, getattr(environment.runner, "worker_index", 0))
-    options = options_of(environment.parsed_options)
-    run = environment.parsed_options.kvstore_run
-    environment.kvstore_session = session = _session(environment, options, run, worker)
-    if (courier := session.courier) is not None:
-        environment.kvstore_recorder.beside = lambda: (courier.processor_s, courier.queued_s)
+        if not isinstance(environment.runner, MasterRunner):
+            _open_session(environment)  # before the run begins
+        environment.parsed_options.counted_from = conductor.start()
+    if isinstance(environment.runner, WorkerRunner):
+        _open_session(environment)
+    environment.kvstore_recorder.counted_from = environment.parsed_options.counted_from
 
 
 @events.test_stop.add_listener
@@ -143,12 +140,17 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
         for each in (session.client, session.courier):
             if each is not None:
                 each.close()
+        environment.kvstore_session = None
+    if not environment.parsed_options.headless:  # of a worker, what its master was told
+        environment.kvstore_courier = environment.kvstore_courier or _courier_or_none(environment)  # for another run
     if environment.web_ui is not None and not isinstance(environment.runner, WorkerRunner):
         _finish(environment)
 
 
 @events.quitting.add_listener
 def on_quitting(environment: Environment, **_: Any) -> None:
+    if environment.kvstore_courier is not None:
+        environment.kvstore_courier.close()
     if isinstance(environment.runner, WorkerRunner):
         environment.process_exit_code = 0
         return
@@ -227,12 +229,32 @@ def _told(broken: Mapping[str, Any]) -> str:
     return f"users broke, {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
 
 
-def _session(environment: Environment, options: Options, run: int, worker: int) -> Session:
-    writer = writer_of(run, worker)
-    has_courier = GrpcUser in environment.user_classes and not options.is_redis_only
+def _courier_or_none(environment: Environment) -> Courier | None:
+    """One that waits for the next run, where there are users for it."""
+    is_master = isinstance(environment.runner, MasterRunner)
+    return Courier() if GrpcUser in environment.user_classes and not is_master else None
+
+
+def _open_session(environment: Environment) -> None:
+    """Raises StoreError. With another run's session nothing is shared but the recorder, which begins anew."""
+    recorder: Recorder = environment.kvstore_recorder
+    recorder.begin(0.0)
+    environment.kvstore_session = session = _session(environment)
+    if (courier := session.courier) is not None:
+        recorder.beside = lambda: (courier.processor_s, courier.queued_s)
+
+
+def _session(environment: Environment) -> Session:
+    options = options_of(environment.parsed_options)
+    worker = max(0, getattr(environment.runner, "worker_index", 0))
+    writer = writer_of(environment.parsed_options.kvstore_run, worker)
+    courier: Courier | None = None
+    if GrpcUser in environment.user_classes and not options.is_redis_only:
+        courier, environment.kvstore_courier = environment.kvstore_courier or Courier(), None
+        courier.open(options.cluster)
     return Session(
         client=Client(options.client_config()).open() if own_users(environment.user_classes) else None,
-        courier=Courier(options.cluster) if has_courier else None,
+        courier=courier,
         resp=options.resp_nodes(),
         level=options.read_level,
         draws=[Draws(each, options.keys) for each in options.workloads],

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Self
 
 import gevent
 from gevent.event import AsyncResult
@@ -28,26 +29,32 @@ class Courier:
     """Calls are those of kvstore.client.Client that our doors make, and raise what it raises. `times` tells when the
     last call that returned in this greenlet went out and was heard, as the courier has measured."""
 
-    def __init__(self, cluster: str) -> None:
-        """`cluster`: as Options.cluster tells it. Raises StoreError."""
+    def __init__(self) -> None:
+        """Start it: it is ready when its run begins, however long an interpreter takes to start here."""
         ours, theirs = socket.socketpair()
         self._socket = ours
-        command = [sys.executable, "-m", "kvstore_loadtest.generator.courier_process", str(theirs.fileno()), cluster]
+        command = [sys.executable, "-m", "kvstore_loadtest.generator.courier_process", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self._number = 0
         self._waiting: dict[int, AsyncResult[Told]] = {0: AsyncResult()}
-        self._out: list[Request] = []
+        self._out: list[Request] | str = []
         self._is_over = False
         self.times = (0.0, 0.0)
         self.processor_s, self.queued_s = 0.0, None
         self._wake = gevent.event.Event()
         self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._write)]
+
+    def open(self, cluster: str) -> Self:
+        """Find the cluster; as Options.cluster tells it. Raises StoreError."""
+        self._out = cluster
+        self._wake.set()
         try:
             self._result(self._waiting[0], OPEN_S)
         except BaseException:
             self.close()
             raise
+        return self
 
     def get(self, key: bytes, *, level: Level) -> Item | None:
         items = self._ask("get", key, level=level.value).items
@@ -76,6 +83,7 @@ class Courier:
         number = self._number
         waiting: AsyncResult[Told] = AsyncResult()
         self._waiting[number] = waiting
+        assert isinstance(self._out, list), "it is opened first"
         self._out.append(Request(number, call, key, **more))  # type: ignore[arg-type]
         self._wake.set()
         try:

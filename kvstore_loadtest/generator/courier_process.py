@@ -1,8 +1,8 @@
 """The courier: an asyncio client in a process of its own, which brings what a process of Locust's users asks for.
 
-    python -m kvstore_loadtest.generator.courier_process FD CLUSTER
+    python -m kvstore_loadtest.generator.courier_process FD
 
-FD is a socket that it was born with. It ends when that does.
+FD is a socket that it was born with, on which it first hears of the cluster. It ends when that does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from kvstore.client import AsyncClient, ClientConfig, Level
+from kvstore.client import AsyncClient, Level
 from kvstore.errors import StoreError
 from kvstore.rpc.status import describe
 from kvstore_loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
@@ -31,6 +31,17 @@ class Courier:
         self._client, self._writer = client, writer
         self._told: list[Told] = []
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        told = Told(0, 0.0, 0.0)
+        try:
+            await self._client.open()
+        except StoreError as error:
+            told.error = tuple(describe(error))  # type: ignore[assignment]
+        self.tell(told)
+
+    async def close(self) -> None:
+        await self._client.close()
 
     def take(self, request: Request) -> None:
         task = asyncio.get_running_loop().create_task(self._bring(request))
@@ -68,33 +79,31 @@ class Courier:
         self._told = []
 
 
-async def serve(connection: socket.socket, config: ClientConfig) -> None:
+async def serve(connection: socket.socket) -> None:
     """Until the users are gone. The first answer, of number 0, tells whether there is a cluster."""
     reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
-    client = AsyncClient(config)
-    courier = Courier(client, writer)
-    try:
-        await client.open()
-    except StoreError as error:
-        courier.tell(Told(0, 0.0, 0.0, error=tuple(describe(error))))  # type: ignore[arg-type]
-    else:
-        courier.tell(Told(0, 0.0, 0.0))
-    messages: Messages[list[Request]] = Messages(list[Request])
+    messages: Messages[str | list[Request]] = Messages(str | list[Request])
+    courier: Courier | None = None
     while data := await reader.read(READ_BYTES):
-        for requests in messages.feed(data):
-            for request in requests:
+        for body in messages.feed(data):
+            if isinstance(body, str):
+                courier = Courier(AsyncClient(Options.of_cluster(body).client_config()), writer)
+                await courier.open()
+                continue
+            assert courier is not None, "the cluster is told first"
+            for request in body:
                 courier.take(request)
-    await client.close()
+    if courier is not None:
+        await courier.close()
     writer.close()
 
 
 def main(words: list[str]) -> None:
-    fd, cluster = words
-    config = Options.of_cluster(cluster).client_config()
+    (fd,) = words
     run: Any = asyncio.run
     with suppress(ModuleNotFoundError):  # it is a node's, and an extra here
         from uvloop import run
-    run(serve(socket.socket(fileno=int(fd)), config))
+    run(serve(socket.socket(fileno=int(fd))))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class _Deletes(Sink):
             self.given.set_result(self._results)
 
     def flush(self) -> None:
-        """Whoever waits is woken by the last."""
+        """The caller is woken by the last result."""
 
 
 class Deletion(NamedTuple):

@@ -20,7 +20,7 @@ from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavaila
 from kvstore_loadtest.generator.courier import Courier
 from kvstore_loadtest.generator.options import Options
 
-courier = Courier(Options(store=sys.argv[1]).cluster)
+courier = Courier().open(Options(store=sys.argv[1]).cluster)
 at, level = time.time(), Level.LINEARIZABLE
 version = courier.put(b"k", b"v", if_version=0)
 sent, heard = courier.times
@@ -50,7 +50,7 @@ except Unavailable:
     print("done", flush=True)
 courier.close()
 try:
-    Courier(Options(store="kv://127.0.0.1:9?timeout=500ms").cluster)
+    Courier().open(Options(store="kv://127.0.0.1:9?timeout=500ms").cluster)
 except StoreError as error:
     print("127.0.0.1:9" in str(error), flush=True)
 os._exit(0)
