@@ -107,10 +107,14 @@ def on_init(environment: Environment, **_: Any) -> None:
     environment.kvstore_conductor, environment.kvstore_codes = None, []
     try:
         options = _checked(environment)
+        if environment.kvstore_courier is not None:
+            environment.kvstore_courier.wait_started()
         if environment.web_ui is None:  # else each of its runs is prepared when it starts
             environment.kvstore_conductor = _prepared(environment, options)
     except (ValueError, OSError, StoreError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
+        if environment.kvstore_courier is not None:
+            environment.kvstore_courier.close()
         sys.exit(2)
     if isinstance(environment.runner, MasterRunner):
         _listen_to_workers(environment)

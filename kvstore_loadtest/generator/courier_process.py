@@ -17,7 +17,7 @@ from typing import Any
 from kvstore.client import AsyncClient, Level
 from kvstore.errors import StoreError
 from kvstore.rpc.status import describe
-from kvstore_loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
+from kvstore_loadtest.generator.courier_wire import OPENED, STARTED, Answers, Messages, Request, Told, message
 from kvstore_loadtest.generator.options import Options
 from kvstore_loadtest.report.recorder import queued_or_none
 
@@ -33,7 +33,7 @@ class Courier:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        told = Told(0, 0.0, 0.0)
+        told = Told(OPENED, 0.0, 0.0)
         try:
             await self._client.open()
         except StoreError as error:
@@ -80,9 +80,10 @@ class Courier:
 
 
 async def serve(connection: socket.socket) -> None:
-    """Until the users are gone. The first answer, of number 0, tells whether there is a cluster."""
+    """Until the users are gone. The first answers tell that it is there, and whether there is a cluster."""
     reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
     messages: Messages[str | list[Request]] = Messages(str | list[Request])
+    writer.write(message(Answers([Told(STARTED, 0.0, 0.0)], 0.0, None)))
     courier: Courier | None = None
     while data := await reader.read(READ_BYTES):
         for body in messages.feed(data):

@@ -15,6 +15,8 @@ import msgspec
 
 _LENGTH = Struct(">I")
 BYTES_MAX = 1 << 30
+STARTED, OPENED = -1, 0
+"""Numbers of answers that no call has: the courier is there, and has found the cluster or not."""
 T = TypeVar("T")
 
 

@@ -20,7 +20,9 @@ from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavaila
 from kvstore_loadtest.generator.courier import Courier
 from kvstore_loadtest.generator.options import Options
 
-courier = Courier().open(Options(store=sys.argv[1]).cluster)
+courier = Courier()
+courier.wait_started()
+courier.open(Options(store=sys.argv[1]).cluster)
 at, level = time.time(), Level.LINEARIZABLE
 version = courier.put(b"k", b"v", if_version=0)
 sent, heard = courier.times

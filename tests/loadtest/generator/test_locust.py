@@ -170,7 +170,7 @@ def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> 
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", "--processes", "2", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "All users spawned" in line)
+        said = next(line for line in process.stderr if "Sending spawn jobs" in line)
         psutil.Process(process.pid).children()[0].kill()
         said += process.stderr.read()
     assert process.returncode == 1, said
