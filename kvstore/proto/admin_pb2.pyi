@@ -2405,6 +2405,7 @@ class ClusterReport(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     ENSEMBLE_SIZE_FIELD_NUMBER: _builtins.int
     ACK_QUORUM_FIELD_NUMBER: _builtins.int
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Who answers, and at what date."""
     date_ms: _builtins.int
@@ -2412,6 +2413,8 @@ class ClusterReport(_message.Message):
     ensemble_size: _builtins.int
     """Of new ledgers."""
     ack_quorum: _builtins.int
+    cluster_version: _builtins.int
+    """What all servers can do together, as the one that answers knows; 0: it is too old to say."""
     @_builtins.property
     def health(self) -> Global___Health:
         """The worst of the findings in one line."""
@@ -2455,10 +2458,11 @@ class ClusterReport(_message.Message):
         snapshot: Global___SnapshotReport | None = ...,
         ensemble_size: _builtins.int = ...,
         ack_quorum: _builtins.int = ...,
+        cluster_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "cluster_version", b"cluster_version", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -214,6 +214,21 @@ class Page(Struct, omit_defaults=True):
     """The `cursor` by which the scan goes on; without it there is no more."""
 
 
+class DeletedRange(Struct, omit_defaults=True):
+    """The outcome of a part of a range's deletion."""
+
+    deleted: int
+    """How many keys were there."""
+    next: Text = UNSET
+    """The `cursor` by which it goes on; without it the range is through."""
+
+
+class Counted(Struct):
+    """How many keys there are."""
+
+    count: int
+
+
 class Change(Struct, omit_defaults=True):
     """The data of an event `change`: one put or delete, as it was logged."""
 
@@ -258,7 +273,7 @@ class ClusterState(Struct):
 
 OUT: tuple[type[Struct], ...] = (
     *(Item, Failure, Written, Deleted, Incremented, Appended, Expiring, Checked, Found, Failed),
-    *(BatchAnswer, Page, Change, ClusterState),
+    *(BatchAnswer, Page, DeletedRange, Counted, Change, ClusterState),
 )
 IN: tuple[type[Struct], ...] = (ValueBody, BatchBody)
 

@@ -11,20 +11,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import gevent
 from locust import User, task
 
 from kvstore.client import Client, Level
 from kvstore.errors import StoreError
-from loadtest.generator.doors import Contended, Deeds, Door
-from loadtest.generator.expectations import Expectations
-from loadtest.generator.pacing import begins
-from loadtest.generator.resp_wire import ReplyError
-from loadtest.generator.values import WrongValue
-from loadtest.generator.workloads import Draws, Keyspace
-from loadtest.report.recorder import Recorder
+from kvstore_loadtest.generator.courier import Courier
+from kvstore_loadtest.generator.doors import Contended, Deeds, Door, Way
+from kvstore_loadtest.generator.expectations import Expectations
+from kvstore_loadtest.generator.pacing import Arrivals, begins
+from kvstore_loadtest.generator.resp_wire import ReplyError
+from kvstore_loadtest.generator.values import WrongValue
+from kvstore_loadtest.generator.workloads import Draws, Keyspace
+from kvstore_loadtest.report.recorder import Recorder
 
 OVERDUE_MAX = 100_000
 """Of a user that ends: so many operations that it never began are told."""
@@ -35,7 +36,9 @@ class Session:
     """What the users of one process share during a run."""
 
     client: Client | None
-    """None: the Redis door only."""
+    """Of users of one's own. None: there are none."""
+    courier: Courier | None = None
+    """Of our own users; None: the Redis door only."""
     resp: Sequence[str]
     level: Level
     draws: Sequence[Draws]
@@ -51,6 +54,22 @@ class Session:
         """Of another user of this kind. Each kind has all workloads, and each workload all nodes, in turn."""
         self.users[kind] += 1
         return self.users[kind] - 1
+
+
+class Drawing(Protocol):
+    """What a user does."""
+
+    @property
+    def door(self) -> Way: ...
+    @property
+    def arrivals(self) -> Arrivals: ...
+    def draw(self) -> str:
+        """The next operation's name."""
+        ...
+
+    def perform(self, operation: str) -> int:
+        """The bytes that came or went."""
+        ...
 
 
 class Timetable:
@@ -81,17 +100,20 @@ class PacedUser(User):
         """The way that this kind of user takes; `number` counts them."""
         raise NotImplementedError
 
+    def deeds_of(self, session: Session, number: int, random: Random) -> Drawing:
+        """What this user does, and in which order."""
+        draws = session.draws[number % len(session.draws)]
+        return Deeds(self.open_door(session, number), draws, session.keyspace, random)
+
     def on_start(self) -> None:
         session: Session = self.environment.kvstore_session
         kind = type(self).__name__
         number = session.number(kind)
         random = Random(f"{session.seed} {kind} {number}")
-        draws = session.draws[number % len(session.draws)]
         self._recorder = session.recorder
-        self._deeds = Deeds(self.open_door(session, number), draws, session.keyspace, random)
-        arrivals = draws.workload.arrivals
+        self._deeds = self.deeds_of(session, number, random)
         self._free_at = 0.0
-        self._timetable = Timetable(begins(arrivals, session.rate_per_user, time.time(), random))
+        self._timetable = Timetable(begins(self._deeds.arrivals, session.rate_per_user, time.time(), random))
         gevent.sleep(self.wait_time())
 
     def on_stop(self) -> None:

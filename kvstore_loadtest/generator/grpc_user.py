@@ -1,14 +1,16 @@
-"""The gRPC door under gevent: our blocking client, one for all users of a process, and its Locust user."""
+"""The door of Python's clients, and its Locust user: one client for all users of a process, which is a courier's
+(courier.py), or in tests any that blocks."""
 
 from __future__ import annotations
 
 from kvstore.client import Client, Item, Level
 from kvstore.errors import ConditionFailed, Refused
-from loadtest.generator.doors import Contended, Stopwatch
-from loadtest.generator.expectations import NO_FLOOR, Expectations, next_generation
-from loadtest.generator.users import PacedUser, Session
-from loadtest.generator.values import Stamp, encode
-from loadtest.generator.workloads import Keyspace
+from kvstore_loadtest.generator.courier import Courier
+from kvstore_loadtest.generator.doors import Contended, Stopwatch
+from kvstore_loadtest.generator.expectations import NO_FLOOR, Expectations, next_generation
+from kvstore_loadtest.generator.users import PacedUser, Session
+from kvstore_loadtest.generator.values import Stamp, encode
+from kvstore_loadtest.generator.workloads import Keyspace
 
 ROUNDS_MAX = 32
 """Of a compare-and-set loop."""
@@ -19,7 +21,7 @@ class GrpcDoor:
 
     name = "grpc"
 
-    def __init__(self, client: Client, expectations: Expectations, keyspace: Keyspace, level: Level) -> None:
+    def __init__(self, client: Client | Courier, expectations: Expectations, keyspace: Keyspace, level: Level) -> None:
         self._client, self._expectations, self._keyspace, self._level = client, expectations, keyspace, level
         self.watch = Stopwatch()
 
@@ -75,9 +77,9 @@ class GrpcDoor:
         """Keys are hashed to partitions, so every scan asks all of them and merges."""
         total, last = 0, b""
         there = self._expectations.there(start, end, length, self._level)
-        self.watch.sends()
+        self._sends()
         found = list(self._client.scan(start, end, limit=length, level=self._level))
-        self.watch.hears()
+        self._hears()
         for key, item in found:
             if key <= last or not start <= key < end:
                 raise self._expectations.misplaced(key, last, start, end)
@@ -105,21 +107,33 @@ class GrpcDoor:
         return len(value)
 
     def _get(self, key: bytes, level: Level) -> Item | None:
-        self.watch.sends()
+        self._sends()
         found = self._client.get(key, level=level)
-        self.watch.hears()
+        self._hears()
         return found
 
     def _write(self, key: bytes, value: bytes, if_version: int | None) -> int:
-        self.watch.sends()
+        self._sends()
         version = self._client.put(key, value, if_version=if_version)
-        self.watch.hears()
+        self._hears()
         return version
+
+    def _sends(self) -> None:
+        if not isinstance(self._client, Courier):
+            self.watch.sends()
+
+    def _hears(self) -> None:
+        """A courier has times of its own, which the way to it is not in; what goes out late shows all the same."""
+        if isinstance(self._client, Courier):
+            self.watch.took(*self._client.times)
+        else:
+            self.watch.hears()
 
 
 class GrpcUser(PacedUser):
-    """A caller with a timetable, through gRPC."""
+    """A caller with a timetable, by the client library."""
 
     def open_door(self, session: Session, number: int) -> GrpcDoor:
-        assert session.client is not None
-        return GrpcDoor(session.client, session.expectations, session.keyspace, session.level)
+        client = session.courier or session.client
+        assert client is not None
+        return GrpcDoor(client, session.expectations, session.keyspace, session.level)

@@ -6,9 +6,10 @@ from random import Random
 from time import time
 from typing import Protocol
 
-from loadtest.generator.expectations import Expectations
-from loadtest.generator.values import encode
-from loadtest.generator.workloads import CAS, INSERT, MODIFY, READ, SCAN, UPDATE, Draws, Keyspace
+from kvstore_loadtest.generator.expectations import Expectations
+from kvstore_loadtest.generator.pacing import Arrivals
+from kvstore_loadtest.generator.values import encode
+from kvstore_loadtest.generator.workloads import CAS, INSERT, MODIFY, READ, SCAN, UPDATE, Draws, Keyspace
 
 
 class Contended(Exception):
@@ -33,19 +34,29 @@ class Stopwatch:
     def hears(self) -> None:
         self.heard = time()
 
+    def took(self, sent: float, heard: float) -> None:
+        """The same where somebody else has looked at the clock."""
+        self.sent, self.heard = self.sent or sent, heard
 
-class Door(Protocol):
-    """A way into the store. Calls give the bytes that came or went, and raise WrongValue, or the door's errors."""
+
+class Way(Protocol):
+    """A way into the store, under whose name a report shows what was done by it."""
 
     name: str
     watch: Stopwatch
+
+    def close(self) -> None: ...
+
+
+class Door(Way, Protocol):
+    """One that knows the operations of our workloads. Calls give the bytes that came or went, and raise WrongValue, or
+    the door's errors."""
 
     def read(self, key: bytes) -> int: ...
     def write(self, key: bytes, size: int) -> int: ...
     def scan(self, start: bytes, end: bytes, length: int) -> int: ...
     def modify(self, key: bytes, size: int) -> int: ...
     def compare_and_set(self, number: int, size: int) -> int: ...
-    def close(self) -> None: ...
 
 
 class Deeds:
@@ -54,6 +65,10 @@ class Deeds:
     def __init__(self, door: Door, draws: Draws, keyspace: Keyspace, random: Random) -> None:
         self.door = door
         self._draws, self._keyspace, self._random = draws, keyspace, random
+
+    @property
+    def arrivals(self) -> Arrivals:
+        return self._draws.workload.arrivals
 
     def draw(self) -> str:
         return self._draws.operation(self._random)

@@ -1,6 +1,6 @@
 """How quick this machine is before a load begins: what a wake-up of another process and a write to disk take.
 
-    python -m loadtest.bench.pulse FILE SECONDS        # one line of JSON
+    python -m kvstore_loadtest.pulse FILE SECONDS        # one line of JSON
 
 Some thirty times a second a byte goes to a child process, which appends to FILE, syncs it and answers: about what a
 store does for a write, without a store. It is over when the users start: a store that keeps the machine busier must
@@ -28,7 +28,7 @@ QUANTILES = {"pulse_p50_ms": 0.50, "pulse_p95_ms": 0.95}
 def measure(folder: Path, seconds: float = SECONDS) -> dict[str, float]:
     """The figures of the disk that `folder` is on; none if there are too few. Takes `seconds`."""
     file = folder / f"pulse-{os.getpid()}"
-    command = [sys.executable, "-m", "loadtest.bench.pulse", str(file), str(seconds)]
+    command = [sys.executable, "-m", "kvstore_loadtest.pulse", str(file), str(seconds)]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds + PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:

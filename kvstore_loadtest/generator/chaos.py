@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,14 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event as Flag
 
-from kvstore.devcluster.local import LocalCluster
-from loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
-from loadtest.generator.options import Options
-from loadtest.report.figures import Event
+from kvstore_loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
+from kvstore_loadtest.generator.options import Options
+from kvstore_loadtest.report.figures import Event
+
+if TYPE_CHECKING:
+    from kvstore.devcluster.local import LocalCluster
 
 READY_S = 60.0
 COMMAND_S = 900.0
@@ -32,16 +36,30 @@ def chaos_of(options: Options) -> Chaos:
     if options.store or options.resp:
         raise ValueError("--shape chaos kills nodes of --data-dir, so that is what it measures: no --store, no --resp")
     faults = plan(options.node_ids(), options.seconds, options.warmup, options.seed)
-    return Chaos(options.data_dir, options.report.parent, faults)
+    try:
+        cluster = _local(options.data_dir)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--shape chaos starts nodes: no module {error.name}: it wants what "
+            "`pip install 'kvstore-log[node,local,loadtest]'` brings"
+        ) from None
+    return Chaos(cluster, options.data_dir, options.report.parent, faults)
+
+
+def _local(data_dir: Path) -> LocalCluster:
+    """Imported when it is wanted: a load test of a cluster elsewhere needs no node's libraries."""
+    from kvstore.devcluster.local import LocalCluster
+
+    return LocalCluster(data_dir)
 
 
 class Chaos:
     """Performs a plan. What it could not do is an event, too: failed if it was tried, else skipped. If no node was
     killed at all, what was skipped has failed: the run has measured a calm cluster."""
 
-    def __init__(self, data_dir: Path, scratch: Path, faults: Sequence[Fault]) -> None:
+    def __init__(self, cluster: LocalCluster, data_dir: Path, scratch: Path, faults: Sequence[Fault]) -> None:
         self.events: list[Event] = []
-        self._cluster = LocalCluster(data_dir)
+        self._cluster = cluster
         self._data_dir, self._scratch, self._faults = data_dir, scratch, faults
         self._running: list[gevent.Greenlet] = []
         self._killed: set[str] = set()
@@ -49,6 +67,8 @@ class Chaos:
         self._kills = 0
         self._skipped: list[Event] = []
         self._snapshots: list[Path] = []
+        self._found: frozenset[str] = frozenset()
+        """The partitions before one was added."""
         self._is_over = Flag()
 
     def start(self, began: float) -> None:
@@ -68,8 +88,8 @@ class Chaos:
             doing[fault.what](fault)
 
     def finish(self) -> None:
-        """Do no more, start what is down, wait for what is under way, and remove the snapshots. What has broken is an
-        event of its own."""
+        """Do no more, start what is down, wait for what is under way, and leave the cluster as it was found: with the
+        partitions that it had, and without the snapshots. What has broken is an event of its own."""
         self._is_over.set()
         gevent.joinall(self._running[:1])  # else it might kill what is started here
         for node in sorted(self._killed):
@@ -79,6 +99,7 @@ class Chaos:
             if not each.successful():
                 event = self._note("chaos broke")
                 event.is_failed, event.outcome = True, repr(each.exception or TimeoutError(f"{COMMAND_S:g} s"))
+        self._remove_added()
         for event in self._skipped:
             event.is_failed = not self._kills
         for snapshot in self._snapshots:  # not amid the run: that would disturb it once more
@@ -122,7 +143,22 @@ class Chaos:
             os.waitpid(self._cluster.load().node(name).pid or 0, os.WNOHANG)
 
     def _add_partition(self, fault: Fault) -> None:
+        self._found = self._partitions()
         self._command(fault.what, "ring", "add", "--count", "1", "--wait")
+
+    def _partitions(self) -> frozenset[str]:
+        """Those of the ring; none if it cannot be told."""
+        try:
+            answer = _run("ring", "plan", "--json", "--data-dir", str(self._data_dir))
+            return frozenset(each["id"] for each in json.loads(answer.stdout)["partitions"])
+        except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+            return frozenset()
+
+    def _remove_added(self) -> None:
+        """Not amid the run. Keys that a partition has taken go back first, so it takes a while."""
+        for partition in sorted(self._partitions() - self._found) if self._found else ():
+            event = self._note(f"remove partition {partition}")
+            self._watch_command(event, ("ring", "remove", partition, "--wait"))
 
     def _snapshot(self, fault: Fault) -> None:
         target = self._scratch / f"snapshot-{int(time.time())}"

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -16,19 +16,19 @@ from random import Random
 from typing import Any
 
 from kvstore.client import Client
-from loadtest.bench import pulse
-from loadtest.generator import resp_wire
-from loadtest.generator.chaos import chaos_of
-from loadtest.generator.doors import first_values
-from loadtest.generator.expectations import Expectations
-from loadtest.generator.options import Options, read_json
-from loadtest.generator.shapes import Knee, Seen, Shape, shape_of
-from loadtest.generator.workloads import Draws, Keyspace
-from loadtest.report.baseline import Comparison, Tolerance, compare, differences
-from loadtest.report.figures import PERCENTILES, Run, add_figures, document
-from loadtest.report.recorder import Recorder
-from loadtest.report.report import page
-from loadtest.report.spoiled import EXIT, SHAPES
+from kvstore_loadtest import pulse
+from kvstore_loadtest.generator import resp_wire
+from kvstore_loadtest.generator.chaos import chaos_of
+from kvstore_loadtest.generator.doors import first_values
+from kvstore_loadtest.generator.expectations import Expectations
+from kvstore_loadtest.generator.options import Options, read_json
+from kvstore_loadtest.generator.shapes import Knee, Seen, Shape, shape_of
+from kvstore_loadtest.generator.workloads import Draws, Keyspace
+from kvstore_loadtest.report.baseline import Comparison, Tolerance, compare, differences
+from kvstore_loadtest.report.figures import PERCENTILES, Run, add_figures, document
+from kvstore_loadtest.report.recorder import Recorder
+from kvstore_loadtest.report.report import page
+from kvstore_loadtest.report.spoiled import EXIT, SHAPES
 
 SETTLE_S, LAG_S = 2, 2
 """Seconds after all users of a rate run, and before now, that tell nothing: they connect, reports are on their way."""
@@ -59,13 +59,21 @@ class Conductor:
         self._pulse: Mapping[str, float] = {}
         self._cluster: dict[str, int | None] = {"nodes": None, "partitions": None}
 
-    def load_records(self, writer: int) -> None:
-        """Find the cluster, take the machine's pulse while nothing loads it, and write every record. Raises
-        StoreError."""
+    def load_records(
+        self,
+        writer: int,
+        *,
+        has_records: bool = True,
+        prepare: Sequence[Callable[[Client, bytes], None]] = (),
+    ) -> None:
+        """Find the cluster, take the machine's pulse while nothing loads it, and write every record, if a user wants
+        these, and what users of one's own want. Raises StoreError."""
         options = self.options
         keyspace = Keyspace(options.prefix.encode(), options.keys, writer)
         draws = Draws(options.workloads[0], options.keys)
-        records = first_values(keyspace, draws, Expectations(writer), Random(options.seed)) if options.preload else {}
+        records: dict[bytes, bytes] = {}
+        if options.preload and has_records:
+            records = first_values(keyspace, draws, Expectations(writer), Random(options.seed))
         if options.is_redis_only:
             self._pulse = pulse.measure(options.pulse_folder)
             resp_wire.load_records(options.resp_nodes()[0], records)
@@ -77,6 +85,8 @@ class Conductor:
             keys = list(records)
             for first in range(0, len(keys), CHUNK):
                 client.put_many({key: records[key] for key in keys[first : first + CHUNK]})
+            for each in prepare if options.preload else ():
+                each(client, keyspace.prefix)
 
     def start(self) -> float:
         """The users are about to start: what is measured `warmup` seconds from now counts."""

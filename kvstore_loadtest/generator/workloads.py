@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 
-from loadtest.generator.choosers import Chooser, chooser_of
-from loadtest.generator.pacing import BURSTS, POISSON, Arrivals
-from loadtest.generator.sizes import Sizes, sizes_of
+from kvstore_loadtest.generator.choosers import Chooser, chooser_of
+from kvstore_loadtest.generator.pacing import BURSTS, POISSON, Arrivals
+from kvstore_loadtest.generator.sizes import Sizes, sizes_of
 
 READ, UPDATE, INSERT, SCAN, MODIFY, CAS = "read", "update", "insert", "scan", "read-modify-write", "compare-and-set"
 INSERTED_MAX = 1_000_000

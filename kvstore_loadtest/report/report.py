@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from loadtest.report.baseline import Line as Beside
-from loadtest.report.charts import Line, Mark, timeline
+from kvstore_loadtest.report.baseline import Line as Beside
+from kvstore_loadtest.report.charts import Line, Mark, timeline
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #dde2e9; --paper: #fff; --good: #1a7f4b;

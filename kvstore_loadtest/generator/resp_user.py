@@ -14,12 +14,12 @@ from typing import Any
 import gevent
 
 from kvstore.errors import Refused, Unavailable
-from loadtest.generator.doors import Stopwatch
-from loadtest.generator.expectations import Expectations
-from loadtest.generator.resp_wire import CONNECT_S, Lost, ReplyError, RespConnection, Unreachable
-from loadtest.generator.users import PacedUser, Session
-from loadtest.generator.values import encode
-from loadtest.generator.workloads import Keyspace
+from kvstore_loadtest.generator.doors import Stopwatch
+from kvstore_loadtest.generator.expectations import Expectations
+from kvstore_loadtest.generator.resp_wire import CONNECT_S, Lost, ReplyError, RespConnection, Unreachable
+from kvstore_loadtest.generator.users import PacedUser, Session
+from kvstore_loadtest.generator.values import encode
+from kvstore_loadtest.generator.workloads import Keyspace
 
 PATIENCE_S = 5.0
 """For one command, as the client library's timeout."""

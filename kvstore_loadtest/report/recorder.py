@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,19 @@ class Recorder:
         self.wrong_count = 0
         self.busiest = 0.0
         """The highest share of a processor that a process of the load used over USE_S, after the warm-up."""
-        self._used: tuple[float, float] | None = None
+        self._used: dict[str, tuple[float, float]] = {}
         self.late = histogram(FINE)
         """How long after it was due and its user free each request went out."""
         self.queued: float | None = None
         """The highest share of the time after the warm-up in which a process waited for a processor; None: unknown."""
-        self._queued_since: tuple[float, float] | None = None
+        self._queued_since: dict[str, tuple[float, float]] = {}
+        self._shares: dict[str, float] = {}
+        self.beside: Callable[[], tuple[float, float | None]] | None = None
+        """Of a process that does some of this one's work: the seconds that it has used, and waited, of a processor."""
+
+    def begin(self, counted_from: float) -> None:
+        """Forget the run before: another one starts."""
+        self.__init__(counted_from)  # type: ignore[misc]
 
     def done(
         self,
@@ -133,24 +140,25 @@ class Recorder:
         for at in intended:
             self.cell(int(at)).due += 1
 
-    def used(self, at: float, processor_s: float) -> None:
-        """By then this process had used so much processor time."""
-        if self._used is None or at < self.counted_from:
-            self._used = at, processor_s
+    def used(self, at: float, processor_s: float, who: str = "") -> None:
+        """By then a process, this one if it is not said, had used so much processor time."""
+        if who not in self._used or at < self.counted_from:
+            self._used[who] = at, processor_s
             return
-        since, before_s = self._used
+        since, before_s = self._used[who]
         if at - since >= USE_S:
             self.busiest = max(self.busiest, round((processor_s - before_s) / (at - since), 3))
-            self._used = at, processor_s
+            self._used[who] = at, processor_s
 
-    def waited(self, at: float, queued_s: float) -> None:
-        """By then this process had waited so long for a processor while it was ready to run."""
-        if self._queued_since is None or at < self.counted_from:
-            self._queued_since = at, queued_s
+    def waited(self, at: float, queued_s: float, who: str = "") -> None:
+        """By then it had waited so long for a processor while it was ready to run."""
+        if who not in self._queued_since or at < self.counted_from:
+            self._queued_since[who] = at, queued_s
             return
-        since, before_s = self._queued_since
+        since, before_s = self._queued_since[who]
         if at - since >= USE_S:
-            self.queued = round((queued_s - before_s) / (at - since), 3)
+            self._shares[who] = round((queued_s - before_s) / (at - since), 3)
+            self.queued = max(self._shares.values())
 
     def look(self, at: float, processor_s: float) -> None:
         """To be called every second."""
@@ -158,6 +166,11 @@ class Recorder:
         queued_s = queued_or_none()
         if queued_s is not None:
             self.waited(at, queued_s)
+        if self.beside is not None:
+            processor_s, queued_s = self.beside()
+            self.used(at, processor_s, "beside")
+            if queued_s is not None:
+                self.waited(at, queued_s, "beside")
 
     def cell(self, second: int) -> Cell:
         found = self.cells.get(second)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from sortedcontainers import SortedSet
 
 from kvstore.client import Level
-from loadtest.generator.values import NOBODY, Stamp, WrongValue, decode, run_of
+from kvstore_loadtest.generator.values import NOBODY, Stamp, WrongValue, decode, run_of
 
 KEYS_MAX = 1_000_000
 """Keys that are remembered; of any more nothing is expected."""

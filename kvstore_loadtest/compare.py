@@ -1,6 +1,6 @@
 """Compares a run with a stored baseline, or stores one.
 
-    python -m loadtest.compare reports/loadtest.json loadtest/baseline.json [--save]
+    python -m kvstore_loadtest.compare reports/loadtest.json loadtest/baseline.json [--save]
 
 Exit codes: 0 nothing has fallen, 1 something has or the run itself failed, 2 the two cannot be compared, or the run not
 stored, 3 the run was spoiled by its own machine and says nothing.
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.cli.output import as_table
-from loadtest.generator.options import path_word, read_json
-from loadtest.report.baseline import Comparison, Tolerance, baseline_of, compare, differences
-from loadtest.report.spoiled import EXIT
+from kvstore_loadtest.generator.options import path_word, read_json
+from kvstore_loadtest.report.baseline import Comparison, Tolerance, baseline_of, compare, differences
+from kvstore_loadtest.report.spoiled import EXIT
 
 
 def main(words: Sequence[str] | None = None) -> None:

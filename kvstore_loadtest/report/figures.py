@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.generator.goals import Goals, slow
-from loadtest.report.recorder import FINE, Cell, Recorder, Tally, histogram
-from loadtest.report.spoiled import spoils
+from kvstore_loadtest.generator.goals import Goals, slow
+from kvstore_loadtest.report.recorder import FINE, Cell, Recorder, Tally, histogram
+from kvstore_loadtest.report.spoiled import spoils
 
 FORMAT = 1
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)

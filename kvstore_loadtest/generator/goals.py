@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from loadtest.generator.workloads import CAS, INSERT, MODIFY, READ, SCAN, UPDATE
+from kvstore_loadtest.generator.workloads import CAS, INSERT, MODIFY, READ, SCAN, UPDATE
 
 OPERATIONS = (READ, UPDATE, INSERT, SCAN, MODIFY, CAS)
 COUNT_MIN = 100

@@ -15,7 +15,7 @@ import hiredis
 
 from kvstore.errors import Unavailable
 from kvstore.rpc.login import Login, login_of_environment
-from loadtest.generator.doors import Stopwatch
+from kvstore_loadtest.generator.doors import Stopwatch
 
 READ_BYTES = 1 << 16
 CONNECT_S = 1.0

@@ -13,10 +13,10 @@ from typing import Any
 from kvstore.client import ClientConfig, Level
 from kvstore.client.core.config import parse_url
 from kvstore.places import fault_of
-from loadtest.generator import shapes
-from loadtest.generator.goals import Goals, p99_goals
-from loadtest.generator.pacing import EVEN, POISSON
-from loadtest.generator.workloads import WORKLOADS, Workload, workloads_of
+from kvstore_loadtest.generator import shapes
+from kvstore_loadtest.generator.goals import Goals, p99_goals
+from kvstore_loadtest.generator.pacing import EVEN, POISSON
+from kvstore_loadtest.generator.workloads import WORKLOADS, Workload, workloads_of
 
 LEVELS = tuple(level.name.lower() for level in Level)
 
@@ -100,6 +100,16 @@ class Options:
     def is_redis_only(self) -> bool:
         """Only Redis doors are named: of any cluster, or of Redis itself."""
         return bool(self.resp) and not self.store
+
+    @property
+    def cluster(self) -> str:
+        """The cluster in a word, for another process."""
+        return json.dumps({"store": self.store, "data_dir": str(self.data_dir)})
+
+    @staticmethod
+    def of_cluster(word: str) -> Options:
+        found = json.loads(word)
+        return Options(store=found["store"], data_dir=Path(found["data_dir"]))
 
     def client_config(self) -> ClientConfig:
         """Raises ValueError, OSError."""
