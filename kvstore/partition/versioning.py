@@ -17,7 +17,7 @@ from kvstore.types import PartitionId
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Between two looks, until the log is at the highest version that this build can do."""
+"""Between two looks whether the cluster has risen."""
 
 
 class Versioning:
@@ -38,7 +38,7 @@ class Versioning:
         self._env.nursery.spawn(self._follow(), name=f"{self._partition} log version")
 
     async def _follow(self) -> None:
-        while self._state.log_version < self._versions.can:
+        while True:  # a state may be replaced by one from before
             await self._env.beat.rest(LOOK_S)
             await self._look()
 
