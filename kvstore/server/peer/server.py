@@ -40,9 +40,9 @@ OUTPUT_HIGH_BYTES = 4 << 20
 CLOSE_S = 1.0
 """How long a stop waits for the other servers to let go."""
 CLOSE_LOOKS = 50
-OUTDONE_S = 6.0
-"""How long a link of a lower version may go on once the cluster has risen. Its caller ends it by itself as soon as it
-knows, and what is under way has ended (link.py); who has not by then cannot."""
+OUTDONE_S = 16.0
+"""How long a link of a lower version may go on once the cluster has risen. Its caller knows within ten seconds, and
+ends it by itself when what is under way has ended (link.py); who has not by then cannot."""
 RESULT_BYTES = 4 << 20
 """A frame of results leaves when its values are this large together."""
 
