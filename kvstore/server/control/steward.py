@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 LOOK_AT_KEPT_S = 30.0
 """How often it looks whether kept logs are old enough to go."""
+LATELY_S = 60.0
+"""A server that was there so lately counts for a rise by what it said: perhaps it restarts."""
 CLOSE_BEHIND = 1_000
 """Mutations that a newcomer may be behind its leader when it takes the other's place: applied in milliseconds."""
 
@@ -56,6 +58,8 @@ class Steward:
         by which a log is written, as far as replicas here know."""
         self._logs_at = logs_at
         self._rise_waits_for = ""
+        self._lately: dict[ServerId, tuple[Member, float]] = {}
+        """Servers that are there or were lately, and when this process has seen them last."""
         self._keep_ms, self._looked_at_kept = keep_ms, 0.0
         self._kept_since: dict[PartitionId, float] = {}
         """Logs of partitions that have left, and since when this process has known of them."""
@@ -101,6 +105,7 @@ class Steward:
     async def _act(self, failed: list[str]) -> None:
         servers = self._membership.topology.servers
         self._note_missing(servers)
+        self._note_lately(servers)
         await self._try(self._keep_risen(), failed)
         if self._server != min(servers, default=""):
             return
@@ -132,13 +137,16 @@ class Steward:
         """Raise the cluster's version if every server can do more; by what the metadata store says now of each."""
         wanted = replicas_held(self._rings.ring)
         unreadable = self._membership.undecodable_servers
-        self._say_what_holds_it(what_holds_it(self._versions.found, servers, wanted, versions.LATEST, unreadable))
-        if not may_rise(self._versions.found, servers, wanted):
+        # Of those with replicas nothing is believed that is not there now.
+        lately = {server: member for server, (member, _) in self._lately.items() if server not in wanted}
+        known = {**lately, **servers}
+        self._say_what_holds_it(what_holds_it(self._versions.found, known, wanted, versions.LATEST, unreadable))
+        if not may_rise(self._versions.found, known, wanted):
             return
         await self._store.sync(paths.SERVERS)
         members = await self._reader.servers(None)
         wanted = replicas_held(await self._reader.ring())
-        version = next_version(await self._version_store.read(), members, wanted)
+        version = next_version(await self._version_store.read(), {**lately, **members}, wanted)
         if version is not None and not self._reader.undecodable_servers:
             found = await self._version_store.rise(version, versions.release_for(version))
             self.changes += 1
@@ -177,6 +185,11 @@ class Steward:
         wanted = {*replicas_held(ring), *ring.draining}
         now = self._env.clock.now()
         self._missing = {server: self._missing.get(server, now) for server in sorted(wanted) if server not in servers}
+
+    def _note_lately(self, servers: Mapping[ServerId, Member]) -> None:
+        now = self._env.clock.now()
+        self._lately = {server: each for server, each in self._lately.items() if now - each[1] < LATELY_S}
+        self._lately |= {server: (member, now) for server, member in servers.items()}
 
     def _gone(self) -> list[ServerId]:
         if not self._repair_after_s:

@@ -24,7 +24,7 @@ from kvstore.ring import Pace, PartitionState, Ring, codec, new_ring, plan, step
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
-from kvstore.server.control.steward import CLOSE_BEHIND, Steward
+from kvstore.server.control.steward import CLOSE_BEHIND, LATELY_S, Steward
 from kvstore.server.routing.cluster_version import ClusterVersion, ClusterVersionStore
 from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.server.routing.version_follower import VersionFollower
@@ -446,6 +446,30 @@ async def test_a_rise_that_waits_for_a_znode_that_cannot_be_read_says_so(
 
     await wait_until(has_risen, what="the version rises")
     assert steward._reader.undecodable_servers == []
+
+
+# docs/protocol.md V1
+async def test_a_server_without_replicas_that_restarts_while_the_others_can_do_more_counts_as_it_was(
+    world: World,
+) -> None:
+    """It would not be let in again, and its bookie stayed away with it."""
+    await world.store_ring()
+    await ensure_path(world.store, paths.SERVERS)
+    world.up = {each: replace(member, can=1 if each == N4 else 2) for each, member in world.up.items()}
+    for each in (N1, N2, N3):
+        await world.store.create(paths.server(each), world.up[each].encode())
+    steward = world.steward()
+    await looks(steward)
+    del world.up[N4]
+    await looks(steward)
+    await looks(steward)
+    assert (await ClusterVersionStore(world.store).read()).version == 1
+    world.clock.at += LATELY_S + 1
+
+    async def has_risen() -> bool:
+        return (await ClusterVersionStore(world.store).read()).version == 2
+
+    await wait_until(has_risen, what="it has left")
 
 
 # docs/protocol.md V2
