@@ -102,7 +102,7 @@ def read_all(url: str) -> dict[bytes, bytes]:
 
 async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
     """The statics as a snapshot has them that the operators' command takes."""
-    code, _ = await stage.command("snapshot", "create", "--to", str(directory))
+    code, _ = await stage.command("snapshot", "create", "--to", str(directory), "--nice", "0", "--master", "local[1]")
     assert code == 0
     store = SnapshotStore(directory)
     manifest = store.newest()
@@ -125,10 +125,11 @@ async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp
             await stage.change("add", "--count", "1")
             await stage.moved(load)
             await releases.restart("n2")
-            taking = asyncio.create_task(snapshot(stage, tmp_path / "snapshots"))
-            await releases.restart("n2", old=True)
-            await releases.restart("n2")
-            assert await taking == stage.statics
+            async with asyncio.TaskGroup() as meanwhile:
+                taken = meanwhile.create_task(snapshot(stage, tmp_path / "snapshots"))
+                await releases.restart("n2", old=True)
+                await releases.restart("n2")
+            assert taken.result() == stage.statics
             assert releases.log_versions() == {None, versions.FIRST}, "n3 could not read what a later version writes"
             assert (await version(stage, "--hold"))["waits_for"].startswith("n3 cannot do it yet")
             await releases.restart("n3")
