@@ -22,8 +22,7 @@ class ArrayDecoder(Generic[T]):
 
     # docs/protocol.md V5
     def decode(self, data: bytes) -> T:
-        """Raises msgspec.DecodeError for what is no array of the fields that are known, perhaps with more behind
-        them."""
+        """Decode an array of the fields that are known, perhaps with more behind them. Raises msgspec.DecodeError."""
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError:
@@ -32,7 +31,7 @@ class ArrayDecoder(Generic[T]):
 
 
 def _known(found: Any, wanted: inspect.Type) -> Any:
-    """What was found, without the fields that are not known."""
+    """Leave out of what was found the fields that are not known."""
     if not isinstance(found, list):
         return found
     match wanted:

@@ -213,13 +213,10 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
         stack.push_async_callback(node.auditor.close)
 
 
-async def _open_server(
-    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
-) -> None:
-    """Open the parts that take operations, without the partitions themselves."""
-    config, env = node.config, node.env
-    nonce = env.random.randbytes(8).hex()
-    member = Member(
+def _member_of(node: Node) -> Member:
+    """What the node says of itself while it starts."""
+    config = node.config
+    return Member(
         id=config.id,
         resp=config.told(config.resp),
         grpc=config.told(config.grpc),
@@ -230,9 +227,16 @@ async def _open_server(
         version=VERSION,
         can=node.versions.can,
         starting=True,
-        nonce=nonce,
+        nonce=node.env.random.randbytes(8).hex(),
     )
-    membership = node.membership = Membership(env, node.store, member)
+
+
+async def _open_server(
+    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
+) -> None:
+    """Open the parts that take operations, without the partitions themselves."""
+    config, env = node.config, node.env
+    membership = node.membership = Membership(env, node.store, _member_of(node))
     stack.push_async_callback(membership.close)
     membership.start()
     await membership.wait_ring()

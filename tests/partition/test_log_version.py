@@ -311,3 +311,18 @@ async def test_a_replica_that_has_failed_says_so_where_others_look_how_far_it_is
     assert [each.is_stopped for each in said] == [False, True]
     assert [Published.decode(each.encode()) for each in said] == said
     assert b"stopped" not in said[0].encode(), "for servers of the first release"
+
+
+async def test_a_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a move wait for that."""
+    monkeypatch.setattr(versioning, "LOOK_S", 1e6)
+    lead, leads = Lead(state_over(MemoryEngine())), False
+    follows = Versioning(env, P1, lead.state, lambda: cast(Any, lead if leads else None), versions.Fixed(2, 2))
+    follows.start()
+    leads = True
+    follows.wake()
+
+    async def is_logged() -> bool:
+        return lead.logged == [LogVersion(2, "0.2.0")]
+
+    await wait_until(is_logged, what="the record is logged")

@@ -186,7 +186,9 @@ class PeerServer:
 class PeerSession(PeerSink):
     """One other server's connection: a StreamHandler, and the Sink of its operations."""
 
-    def __init__(self, owner: PeerServer, server: ServerId, stream: Stream, version: int) -> None:
+    def __init__(
+        self, owner: PeerServer, server: ServerId, stream: Stream, version: int = versions.LINK_LATEST
+    ) -> None:
         self.server, self.version = server, version
         self._owner, self._stream = owner, stream
         self._frames = Frames()
