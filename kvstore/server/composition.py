@@ -214,7 +214,7 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
 
 
 def _member_of(node: Node) -> Member:
-    """What the node says of itself while it starts."""
+    """The node's account of itself while it starts."""
     config = node.config
     return Member(
         id=config.id,

@@ -2,119 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvstore.env import Env
-from kvstore.env.clock import Unjudged
-from kvstore.env.real import real_env
-from kvstore.errors import NodeExists
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
-from kvstore.partition.election.ranking import Published
-from kvstore.ring import Pace, PartitionState, Ring, codec, new_ring, plan, steps
+from kvstore.ring import Pace, PartitionState, Ring, new_ring, plan, steps
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
-from kvstore.server.control.steward import CLOSE_BEHIND, LATELY_S, Steward
-from kvstore.server.routing.cluster_version import ClusterVersion, ClusterVersionStore
-from kvstore.server.routing.topology import ClusterTopology, Member
-from kvstore.server.routing.version_follower import VersionFollower
-from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
+from kvstore.server.control.steward import CLOSE_BEHIND
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import Pins
 from tests.ring.rings import advance
+from tests.server.control.stewards import N1, N2, N3, N4, P1, P2, P3, World, looks
 from tests.waiting import wait_until
-
-P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
-N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
-
-
-class Clock(Unjudged):
-    at = 100.0
-
-    def now(self) -> float:
-        return self.at
-
-    def wall_ms(self) -> int:
-        return int(self.at * 1000)
-
-
-class World:
-    """A ring that only this test and the steward change, and servers that come and go."""
-
-    def __init__(self, env: Env) -> None:
-        self.clock = Clock()
-        self.env = replace(env, clock=self.clock)  # type: ignore[arg-type]
-        self.store = MemoryStore()
-        self.ring = new_ring([P1, P2], dict.fromkeys((N1, N2, N3), ""), 3)
-        self.undecodable_servers: list[ServerId] = []
-        self.up = {each: Member(id=each, resp=f"{each}:1") for each in (N1, N2, N3, N4)}
-
-    @property
-    def topology(self) -> ClusterTopology:
-        return ClusterTopology(self.ring, {}, self.up)
-
-    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
-        self.ring = step(self.ring)
-        await self.store_ring()
-        return self.ring
-
-    async def store_ring(self) -> None:
-        with suppress(NodeExists):
-            await self.store.create(paths.RING, b"")
-        await self.store.set(paths.RING, codec.encode(self.ring), -1)
-
-    def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
-        raise NotImplementedError
-
-    def steward(self, server: ServerId = N1, repair_after_s: float = 60.0, logs_at: int = 1) -> Steward:
-        membership: Any = self
-        self.known = VersionFollower(self.env, self.store, server)
-        of_cluster = (self.store, membership, self, self.known)
-        made = Steward(self.env, server, *of_cluster, repair_after_s=repair_after_s, logs_at=lambda: logs_at)
-        made.start()
-        return made
-
-    async def publish(self, partition: PartitionId, server: ServerId, seq: int) -> None:
-        await ensure_path(self.store, paths.partition_replicas(partition))
-        said = Published(Seq(seq), Seq(seq), 1, "x").encode()
-        await self.store.create(paths.partition_replica(partition, server), said, ephemeral=True)
-
-
-@pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(module, "TICK_S", 0.005)
-    env = real_env(tmp_path)
-    yield World(env)
-    await env.nursery.close()
-
-
-async def looks(steward: Steward) -> None:
-    """Return when the steward has looked at least twice since now."""
-    count = 0
-    note = steward._note_missing
-
-    def counting(servers: Any) -> None:
-        nonlocal count
-        count += 1
-        note(servers)
-
-    steward._note_missing = counting  # type: ignore[method-assign]
-
-    async def twice() -> bool:
-        return count >= 2
-
-    await wait_until(twice, what="the steward looks")
 
 
 async def test_replicas_of_a_server_are_made_anew_only_after_it_has_been_away_for_long(world: World) -> None:
@@ -378,136 +285,3 @@ async def test_a_change_that_is_refused_keeps_no_other_from_being_made(
     monkeypatch.setattr(module, "decide", lambda *_: [SimpleNamespace(step=each) for each in wanted])
     await looks(world.steward())
     assert world.ring.pace.paused
-
-
-# docs/protocol.md V1
-async def test_the_clusters_version_rises_by_what_the_metadata_store_says_of_each_server(world: World) -> None:
-    """What the steward has heard of the servers may be old: one has gone back to the release before meanwhile."""
-    versions = ClusterVersionStore(world.store)
-    await world.store_ring()
-    await ensure_path(world.store, paths.SERVERS)
-    world.up = {each: replace(member, can=2) for each, member in world.up.items()}
-    for each, member in world.up.items():
-        said = replace(member, can=1 if each == N3 else 2)
-        await world.store.create(paths.server(each), said.encode())
-    steward = world.steward()
-    await looks(steward)
-    await looks(steward)
-    assert (await versions.read()).version == 1
-    await world.store.set(paths.server(N3), world.up[N3].encode(), -1)
-
-    async def has_risen() -> bool:
-        return (await versions.read()).version == 2
-
-    await wait_until(has_risen, what="the version rises")
-
-
-# docs/protocol.md V1
-@pytest.mark.parametrize("who", ["a server", "a log"])
-async def test_a_version_that_an_older_copy_of_the_metadata_lacks_is_written_back(world: World, who: str) -> None:
-    """By any server, also one that is not the first by name: perhaps it is the only one that knows."""
-    store = ClusterVersionStore(world.store)
-    await store.hold(True)
-    steward = world.steward(N3, logs_at=2 if who == "a log" else 1)
-    if who == "a server":
-        world.known.found = ClusterVersion(2, "0.2.0")
-
-    async def is_back() -> bool:
-        return await store.read() == ClusterVersion(2, "0.2.0", True)
-
-    await wait_until(is_back, what="the version is written back")
-    await steward.close()
-
-
-# docs/protocol.md V1
-async def test_a_rise_that_waits_for_a_znode_that_cannot_be_read_says_so(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    await world.store_ring()
-    await ensure_path(world.store, paths.SERVERS)
-    world.up = {each: replace(member, can=2) for each, member in world.up.items()}
-    for each, member in world.up.items():
-        await world.store.create(paths.server(each), b"?" if each == N4 else member.encode())
-    del world.up[N4]
-    world.undecodable_servers = [N4]
-    with caplog.at_level("INFO"):
-        steward = world.steward()
-        await looks(steward)
-        await looks(steward)
-    assert (await ClusterVersionStore(world.store).read()).version == 1
-    said = [each.getMessage() for each in caplog.records if "what n4 can do is not known" in each.getMessage()]
-    assert len(said) == 1, "once"
-    assert steward._reader.undecodable_servers == [N4]
-    await world.store.delete(paths.server(N4), -1)
-    world.undecodable_servers = []
-
-    async def has_risen() -> bool:
-        return (await ClusterVersionStore(world.store).read()).version == 2
-
-    await wait_until(has_risen, what="the version rises")
-    assert steward._reader.undecodable_servers == []
-
-
-# docs/protocol.md V1
-async def test_a_server_without_replicas_that_restarts_while_the_others_can_do_more_counts_as_it_was(
-    world: World,
-) -> None:
-    """It would not be let in again, and its bookie stayed away with it."""
-    await world.store_ring()
-    await ensure_path(world.store, paths.SERVERS)
-    world.up = {each: replace(member, can=1 if each == N4 else 2) for each, member in world.up.items()}
-    for each in (N1, N2, N3):
-        await world.store.create(paths.server(each), world.up[each].encode())
-    steward = world.steward()
-    await looks(steward)
-    del world.up[N4]
-    await looks(steward)
-    await looks(steward)
-    assert (await ClusterVersionStore(world.store).read()).version == 1
-    world.clock.at += LATELY_S + 1
-
-    async def has_risen() -> bool:
-        return (await ClusterVersionStore(world.store).read()).version == 2
-
-    await wait_until(has_risen, what="it has left")
-
-
-# docs/protocol.md V2
-async def test_a_server_that_cannot_do_the_clusters_version_gets_no_replica(world: World) -> None:
-    world.up[N4] = replace(world.up[N4], can=1)
-    world.up |= {each: replace(world.up[each], can=2) for each in (N1, N2, N3)}
-    world.ring = drain(world.ring, N3)
-    await ClusterVersionStore(world.store).rise(2, "0.2.0")
-    steward = world.steward()
-    world.known.found, world.known.stored = ClusterVersion(2, "0.2.0"), 2
-    await looks(steward)
-    await looks(steward)
-    assert world.ring.version == drain(new_ring([P1, P2], dict.fromkeys((N1, N2, N3), ""), 3), N3).version
-    world.ring = begin_replacing(world.ring, P1, N4, N3)
-    await world.publish(P1, N4, 10)
-    await world.publish(P1, N1, 10)
-
-    async def is_given_up() -> bool:
-        return not world.ring.partitions[P1].replacing and N4 not in world.ring.partitions[P1].replicas
-
-    await wait_until(is_given_up, what="who came before the rise is let go")
-
-
-# docs/protocol.md V4
-async def test_a_newcomer_that_has_stopped_has_not_caught_up(world: World) -> None:
-    world.ring = begin_replacing(drain(world.ring, N3), P1, N4, N3)
-    await world.publish(P1, N1, 10)
-    await ensure_path(world.store, paths.partition_replicas(P2))
-    path = paths.partition_replica(P1, N4)
-    stopped = Published(Seq(10), Seq(10), 1, "x", is_stopped=True)
-    await world.store.create(path, stopped.encode(), ephemeral=True)
-    steward = world.steward()
-    await looks(steward)
-    await looks(steward)
-    assert world.ring.partitions[P1].replacing
-    await world.store.set(path, replace(stopped, is_stopped=False).encode(), -1)
-
-    async def has_replaced() -> bool:
-        return N4 in world.ring.partitions[P1].replicas and not world.ring.partitions[P1].replacing
-
-    await wait_until(has_replaced, what="it takes the other's place")
