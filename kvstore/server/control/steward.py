@@ -166,6 +166,9 @@ class Steward:
         known = max(self._versions.cluster, self._logs_at())
         if self._versions.stored >= known:
             return
+        self._versions.look()
+        if (await self._version_store.read()).version >= known:
+            return  # a log has told of a rise before the watch did
         found = await self._version_store.write_back(known, versions.release_for(known))
         self.changes += 1
         log.warning("cluster version=%d is written back: the metadata store had a lower one", found.version)

@@ -55,6 +55,15 @@ async def test_a_version_that_an_older_copy_of_the_metadata_lacks_is_written_bac
 
     await wait_until(is_back, what="the version is written back")
     await steward.close()
+    assert steward.changes == 1
+
+
+async def test_a_log_that_tells_of_a_rise_before_the_watch_does_is_no_older_copy(world: World) -> None:
+    await ClusterVersionStore(world.store).rise(2, "0.2.0")
+    steward = world.steward(N3, logs_at=2)
+    await looks(steward)
+    await looks(steward)
+    assert steward.changes == 0
 
 
 # docs/protocol.md V1
