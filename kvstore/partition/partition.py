@@ -188,6 +188,7 @@ class Partition:
     def _note_leader(self, leader: ServerId | None) -> None:
         """Moves are looked after from the moment in which this replica leads: somebody may wait for what is frozen."""
         self._on_leader(self.id, leader)
+        self._versioning.wake()
         if self.mover is not None:
             self.mover.wake()
 

@@ -119,6 +119,8 @@ async def serve(
         elif doors is not None:
             await doors(node, stack)
         node.is_open = True
+        if Role.SERVER in config.plays:
+            await node.membership.announcement.tell_is_up()
         log.info("node=%s is up: %s", config.id, config.listeners())
         yield node
         await node.begin_draining()
@@ -211,13 +213,10 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
         stack.push_async_callback(node.auditor.close)
 
 
-async def _open_server(
-    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
-) -> None:
-    """Open the parts that take operations, without the partitions themselves."""
-    config, env = node.config, node.env
-    nonce = env.random.randbytes(8).hex()
-    member = Member(
+def _member_of(node: Node) -> Member:
+    """The node's account of itself while it starts."""
+    config = node.config
+    return Member(
         id=config.id,
         resp=config.told(config.resp),
         grpc=config.told(config.grpc),
@@ -227,9 +226,17 @@ async def _open_server(
         roles=tuple(config.plays),
         version=VERSION,
         can=node.versions.can,
-        nonce=nonce,
+        starting=True,
+        nonce=node.env.random.randbytes(8).hex(),
     )
-    membership = node.membership = Membership(env, node.store, member)
+
+
+async def _open_server(
+    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
+) -> None:
+    """Open the parts that take operations, without the partitions themselves."""
+    config, env = node.config, node.env
+    membership = node.membership = Membership(env, node.store, _member_of(node))
     stack.push_async_callback(membership.close)
     membership.start()
     await membership.wait_ring()
@@ -241,6 +248,7 @@ async def _open_server(
     node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max, node.versions)
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer, node.versions)
     dispatcher.use_links(node.links)
+    stack.callback(node.versions.on_rise(node.peers.end_outdone))
     overdue = OverdueWatch(env, dispatcher)
     overdue.start()
     stack.push_async_callback(overdue.close)
@@ -268,8 +276,8 @@ async def _open_server(
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
+    membership.announcement.on_placed = node.versions.look
     await membership.announce()
-    node.versions.look()
     stack.push_async_callback(membership.announcement.withdraw)
 
 
@@ -319,6 +327,7 @@ async def _host(
         *(node.env, node.id, node.store, node.membership, node.rings, node.versions),
         repair_after_s=repair_after_s,
         keep_ms=keep_ms,
+        logs_at=lambda: node.hosting.log_version,
     )
     node.steward.start()
     stack.push_async_callback(node.steward.close)

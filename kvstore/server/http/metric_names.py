@@ -324,10 +324,9 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "server_peer_operations_total": ("server_peer_operations_total", "Operations that other servers sent on to here."),
     "server_redirected": ("server_redirected", "Operations that look for the new owner of their key now."),
-    "server_redirected_total": (
-        "server_redirected_total",
-        "Operations that came to a server that did not own their key.",
-    ),
+    "server_redirected_total": ("server_redirected_total", "Operations that came where their key was not owned."),
+    "server_cluster_version": ("server_cluster_version", "Version of the cluster, as this server knows it."),
+    "server_servers_undecodable": ("server_servers_undecodable", "Nodes below /servers that cannot be decoded."),
     "server_steward_changes_total": ("server_steward_changes_total", "Replicas and moves that this node has directed."),
     "server_partitions_without_leader": (
         "server_partitions_without_leader",
