@@ -32,6 +32,7 @@ BRANCHES = (
     "fsck",
     "access.users",
     "access.tokens",
+    "access.namespaces",
 )
 """Modules of this package; each has `register(app)`, which adds its commands. Their heavy imports are inside the
 commands."""
