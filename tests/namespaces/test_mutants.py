@@ -115,7 +115,9 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
     ),
     refuse_what_makes_nothing_more: lambda patch: test_usage.test_what_is_above_a_lowered_quota_stays_and_can_shrink(),
     judge_a_batch_write_by_write: lambda patch: test_usage.test_a_batch_is_judged_by_what_it_comes_to(),
-    keep_what_an_undone_batch_has_added: lambda patch: test_usage.test_a_batch_is_judged_by_what_it_comes_to(),
+    keep_what_an_undone_batch_has_added: lambda patch: (
+        test_usage.test_a_batch_that_is_undone_counts_for_nothing_in_the_entry_of_others()
+    ),
     count_what_comes_behind_the_cursor_only_once_it_is_there: lambda patch: _some_seeds(patch),
     count_without_what_is_in_flight: lambda patch: _some_seeds(patch),
     go_by_nothing_until_it_is_counted: lambda patch: (

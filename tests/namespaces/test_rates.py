@@ -97,12 +97,12 @@ def test_a_rate_goes_where_the_clients_are() -> None:
 
 
 def test_all_servers_together_let_the_rate_through_once_they_have_told_each_other() -> None:
-    """Clients move from one server to another; each second is that of one exchange."""
+    """Clients move from one server to another, and go to all of them; each second is that of one exchange."""
     servers = [Server(burst=10) for _ in range(3)]
     passed = []
-    for second in range(12):
-        busy = servers[second // 4]
-        passed.append(sum(_one_second(server, 300 if server is busy else 0) for server in servers))
+    for second in range(16):
+        busy = servers[second // 4 : second // 4 + 1] or servers
+        passed.append(sum(_one_second(server, 300 if server in busy else 0) for server in servers))
         wanted = [server.rates.wanted() for server in servers]
         for here, server in enumerate(servers):
             server.rates.deal(wanted[here], wanted[:here] + wanted[here + 1 :])

@@ -142,6 +142,15 @@ def test_a_batch_is_judged_by_what_it_comes_to() -> None:
     assert counted(p) == in_engine(p)
 
 
+def test_a_batch_that_is_undone_counts_for_nothing_in_the_entry_of_others() -> None:
+    p, _ = led(keys_max=5)
+    undone = batch(b"a/1", (put(b"a/1", b"x"), put(b"a/2", b"x", flags=Flag.IF_PRESENT)))
+    first, second = p.do(undone, put(b"a/3", b"x"))
+    assert isinstance(first, ConditionFailed)
+    assert second == 1
+    assert counted(p) == in_engine(p) == {"a": Amount(1, 4)}
+
+
 def test_a_refused_request_is_not_remembered_and_one_that_was_done_is() -> None:
     p, _ = led(keys_max=1)
     first, second = RequestId(CLIENT, 1, 1, TIME_MS), RequestId(CLIENT, 2, 1, TIME_MS)
