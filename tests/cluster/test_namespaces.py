@@ -82,7 +82,7 @@ def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
 def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
     command(cluster, "namespace", "add", "full", "full/", "--keys", "1")
     with Client(cluster.url) as client:
-        client.put("full/1", b"x")
+        client.put(b"full/1", b"x")
         wait_used(cluster, "full", 1, 7)
         for node in cluster.ids:
             with pytest.raises(redis.ResponseError, match=r"^QUOTA namespace full: 1 of 1 keys"):
@@ -96,11 +96,11 @@ def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
             assert (told["reason"], told["namespace"], told["quota"]) == ("QUOTA_EXCEEDED", "full", "keys")
             assert (told["used"], told["limit"], told["wanted"], told["outcome"]) == (1, 1, 1, "refused")
         with pytest.raises(QuotaExceeded) as refused:
-            client.put("full/4", b"x")
+            client.put(b"full/4", b"x")
         assert (refused.value.namespace, refused.value.used, refused.value.limit) == ("full", 1, 1)
-        assert client.delete("full/1")
-        client.put("full/4", b"x")
-        client.delete("full/4")
+        assert client.delete(b"full/1")
+        client.put(b"full/4", b"x")
+        client.delete(b"full/4")
     page = b"".join(cluster.http(node, "/metrics") for node in cluster.ids).decode()
     refusals = re.findall(r'kvstore_namespace_refused_keys_total\{namespace="full"\} (\S+)', page)
     assert sum(map(float, refusals)) == 7
@@ -120,8 +120,8 @@ def test_a_rate_is_held_and_clients_come_again_by_themselves(cluster: Cluster) -
     )
     with Client(cluster.url) as client:
         for number in range(40):
-            client.put("slow/1", b"%d" % number)
-        assert client.get("slow/1").value == b"39"  # type: ignore[union-attr]
+            client.put(b"slow/1", b"%d" % number)
+        assert client.get(b"slow/1").value == b"39"  # type: ignore[union-attr]
     command(cluster, "namespace", "remove", "slow")
 
 
@@ -132,7 +132,7 @@ def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster)
         values = {f"app/{number}": bytes(number) for number in range(KEYS_MAX)}
         size = sum(len(key) + len(value) for key, value in values.items())
         for key, value in values.items():
-            client.put(key, value)
+            client.put(key.encode(), value)
         wait_used(cluster, "app", KEYS_MAX, size)
 
         victim = cluster.leaders()["p1"]
@@ -142,13 +142,13 @@ def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster)
         cluster.wait_ready()
         wait_used(cluster, "app", KEYS_MAX, size)
         with pytest.raises(QuotaExceeded):
-            client.put("app/more", b"")
+            client.put(b"app/more", b"")
 
         command(cluster, "ring", "add", "p4")
         cluster.wait_until(lambda: not command(cluster, "ring", "status")["moves"], "all ranges have moved")
         wait_used(cluster, "app", KEYS_MAX, size)
         with pytest.raises(QuotaExceeded):
-            client.put("app/more", b"")
+            client.put(b"app/more", b"")
 
     cluster.kill_everything()
     cluster.start_zookeeper()
@@ -157,7 +157,7 @@ def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster)
     cluster.wait_ready()
     wait_used(cluster, "app", KEYS_MAX, size)
     with Client(cluster.url) as client:
-        client.delete("app/0")
-        client.put("app/more", b"")
+        client.delete(b"app/0")
+        client.put(b"app/more", b"")
         with pytest.raises(QuotaExceeded):
-            client.put("app/again", b"")
+            client.put(b"app/again", b"")
