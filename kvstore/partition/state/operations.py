@@ -97,11 +97,6 @@ def _default_expiry(draft: Draft, key: bytes) -> int:
     return 0 if draft.meter is None else draft.meter.expiry_ms(key, draft.time_ms)
 
 
-def _kept_expiry(draft: Draft, key: bytes, row: Row | None) -> int:
-    """That of the record which is replaced; a new one has the default."""
-    return _default_expiry(draft, key) if row is None else row[4]
-
-
 def _put(d: Deciding, op: Op) -> Result:
     _, key, value, expires_ms, flags, version, _ = op
     flags = int(flags)
@@ -113,10 +108,10 @@ def _put(d: Deciding, op: Op) -> Result:
             return (False, found, _record(row))
         raise ConditionFailed(found)
     if flags & _KEEP_TTL:
-        expires_ms = _kept_expiry(d.draft, key, row)
+        expires_ms = _default_expiry(d.draft, key) if row is None else row[4]
     elif expires_ms:
         expires_ms = _expiry_at(d.draft, expires_ms, flags)
-    else:
+    elif d.draft.meter is not None:
         expires_ms = _default_expiry(d.draft, key)
     if 0 < expires_ms <= d.draft.time_ms or expires_ms < 0:
         # Past its expiry as it is written: what is left is that the former record is gone.
@@ -154,7 +149,7 @@ def _increment(d: Deciding, op: Op) -> Result:
     number = (0 if row is None else _integer(row[0])) + delta
     if not INTEGER_MIN <= number <= INTEGER_MAX:
         raise InvalidRequest("increment or decrement would overflow")
-    return (number, d.draft.put(key, b"%d" % number, row, _kept_expiry(d.draft, key, row)))
+    return (number, d.draft.put(key, b"%d" % number, row, _default_expiry(d.draft, key) if row is None else row[4]))
 
 
 def _append(d: Deciding, op: Op) -> Result:
@@ -162,7 +157,7 @@ def _append(d: Deciding, op: Op) -> Result:
     row = d.live(key)
     value = suffix if row is None else row[0] + suffix
     check_sizes(key, value)
-    return (len(value), d.draft.put(key, value, row, _kept_expiry(d.draft, key, row)))
+    return (len(value), d.draft.put(key, value, row, _default_expiry(d.draft, key) if row is None else row[4]))
 
 
 def _may_set_expiry(flags: int, old_ms: int, new_ms: int) -> bool:
