@@ -11,20 +11,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvstore.env import Env
-from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.meta.address import address_fault, parse
-from kvstore.meta.store import MetadataStore
 from kvstore.places import fault_of
+
+if TYPE_CHECKING:
+    from kvstore.env import Env
+    from kvstore.env.tls import Tls
+    from kvstore.meta.store import MetadataStore
 
 
 def checked_address(text: str | None) -> str | None:
     """Of an option. Raises BadParameter."""
+    from kvstore.meta.address import address_fault
+
     if text is not None and (fault := address_fault(text)):
         raise typer.BadParameter(fault)
     return text
@@ -145,6 +148,8 @@ def tls_of_environment(prefix: str = "KVSTORE_TLS") -> Tls | None:
     """How commands reach a cluster whose doors speak TLS: by the files that KVSTORE_TLS_CA, KVSTORE_TLS_CERT and
     KVSTORE_TLS_KEY name; with the prefix KVSTORE_METADATA_TLS, its metadata store. None if none is set. Raises
     ConfigError."""
+    from kvstore.env.tls import Tls
+
     ca, cert, key = (os.environ.get(f"{prefix}_{name}") for name in ("CA", "CERT", "KEY"))
     if not (ca or cert or key):
         return None
@@ -182,6 +187,8 @@ def with_tools(
 
 def _refuse_if_nobody_listens(address: str) -> None:
     """The driver would go on trying. Raises Unavailable if every host says that nothing listens on its port."""
+    from kvstore.meta.address import parse
+
     found = parse(address)
     if all(map(_refuses, found.hosts)):
         raise Unavailable(

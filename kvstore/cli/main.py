@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,27 +16,27 @@ import typer.core
 
 from kvstore.errors import NoSuchNode, StoreError
 
-BRANCHES = (
-    "local",
-    "node.commands",
-    "status.command",
-    "data",
-    "watching",
-    "cluster_init",
-    "ring",
-    "partitions",
-    "replicas",
-    "ledgers",
-    "bookies",
-    "snapshots",
-    "bench",
-    "fsck",
-    "access.users",
-    "access.tokens",
-    "access.namespaces",
-)
-"""Modules of this package; each has `register(app)`, which adds its commands. Their heavy imports are inside the
-commands."""
+BRANCHES = {
+    "local": ("up", "down", "node"),
+    "node.commands": ("node",),
+    "status.command": ("status",),
+    "data": ("get", "put", "del", "scan", "count", "delete-prefix", "load-tree", "verify-tree"),
+    "watching": ("watch",),
+    "cluster_init": ("cluster",),
+    "ring": ("ring",),
+    "partitions": ("partition",),
+    "replicas": ("partition",),
+    "ledgers": ("ledger",),
+    "bookies": ("bookie", "autorecovery"),
+    "snapshots": ("snapshot",),
+    "bench": ("bench",),
+    "fsck": ("fsck",),
+    "access.users": ("user", "role", "access"),
+    "access.tokens": ("token",),
+    "access.namespaces": ("namespace",),
+}
+"""Modules of this package, with the first words of the commands that they have a part in. Each has `register(app)`,
+which adds them; heavy imports are inside the commands."""
 
 
 class _Commands(typer.core.TyperGroup):
@@ -51,8 +52,15 @@ class _Commands(typer.core.TyperGroup):
         return done
 
 
-def build() -> typer.Typer:
-    """The whole tree of those branches that are installed."""
+def branches_of(words: Sequence[str]) -> list[str]:
+    """The branches that a command line needs: one command's where it begins with its name, all where it does not, since
+    help and a wrong word want the whole tree. A third of what a `get` costs was to load what others need."""
+    first = words[0] if words else ""
+    return [name for name, begin in BRANCHES.items() if first in begin] or list(BRANCHES)
+
+
+def build(branches: Iterable[str] = BRANCHES) -> typer.Typer:
+    """The tree of those branches that are installed."""
     app = typer.Typer(
         name="kvstore",
         cls=_Commands,
@@ -63,7 +71,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for branch in BRANCHES:
+    for branch in branches:
         name = f"kvstore.cli.{branch}"
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name).register(app)
@@ -88,7 +96,7 @@ def main() -> None:
     """Run a command line. Exit codes: 0 done, also if nobody reads on; 1 refused or failed, 2 wrong usage, 130
     interrupted."""
     try:
-        build()()
+        build(branches_of(sys.argv[1:]))()
     except (StoreError, OSError, KeyboardInterrupt) as error:
         end(error)
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
@@ -9,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvstore.cli.main import build
+from kvstore.cli.main import BRANCHES, branches_of, build
 from kvstore.cli.watching import for_people, line_of
 from kvstore.client import Change, Item
 
@@ -42,6 +44,26 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...]) -> None
     assert command.help or path == ()
     unexplained = [each.name for each in command.params if not getattr(each, "help", None)]
     assert unexplained == []
+
+
+@pytest.mark.parametrize("word", sorted({word for words in BRANCHES.values() for word in words}))
+def test_the_branches_of_a_first_word_have_the_whole_of_its_commands(word: str) -> None:
+    alone = dict(commands(typer.main.get_command(build(branches_of([word])))))
+    assert {path for path in alone if path[:1] == (word,)} == {path for path in TREE if path[:1] == (word,)} != set()
+
+
+def test_a_wrong_word_is_answered_by_the_whole_tree() -> None:
+    assert branches_of(["gett"]) == branches_of(["--help"]) == branches_of([]) == list(BRANCHES)
+    assert {path[0] for path in TREE if path} == {word for words in BRANCHES.values() for word in words}
+
+
+def test_a_command_on_keys_loads_nothing_of_a_server() -> None:
+    script = (
+        "import sys; from kvstore.cli.main import branches_of, build; build(branches_of(['get']));"
+        "print([name for name in sys.modules if name.startswith(('kvstore.bookie', 'kvstore.server', 'kvstore.wal'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 ANY_NUMBER = {"seed"}

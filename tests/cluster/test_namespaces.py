@@ -99,6 +99,7 @@ def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
             client.put(b"full/4", b"x")
         assert (refused.value.namespace, refused.value.used, refused.value.limit) == ("full", 1, 1)
         assert client.delete(b"full/1")
+        wait_used(cluster, "full", 0, 0)
         client.put(b"full/4", b"x")
         client.delete(b"full/4")
     page = b"".join(cluster.http(node, "/metrics") for node in cluster.ids).decode()
@@ -158,6 +159,7 @@ def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster)
     wait_used(cluster, "app", KEYS_MAX, size)
     with Client(cluster.url) as client:
         client.delete(b"app/0")
+        wait_used(cluster, "app", KEYS_MAX - 1, size - len("app/0"))
         client.put(b"app/more", b"")
         with pytest.raises(QuotaExceeded):
             client.put(b"app/again", b"")
