@@ -33,6 +33,7 @@ from kvstore.server.control.surveyor import Surveyor
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import Hosting
+from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.redis.door import RespServer
@@ -70,6 +71,7 @@ class Node:
         self.dating: Dating
         self.surveyor: Surveyor
         self.ledger_survey: LedgerSurvey
+        self.namespaces: Keeper
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms)
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
@@ -154,6 +156,8 @@ class Node:
                 **self.env.slow.statistics(),
                 **self.env.traces.statistics(),
             }
+            if namespaces := self.namespaces.statistics():
+                found["namespaces"] = namespaces
             found["engine"] = self.engine_statistics()
             heat = self.load_sampler.numbers()
             found["partitions"] = {

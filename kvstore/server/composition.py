@@ -45,6 +45,8 @@ from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.ledger_passwords import made_with, password_of
+from kvstore.server.namespaces.follow import Follower as NamespaceFollower
+from kvstore.server.namespaces.keeper import NAMESPACES, Keeper
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
@@ -249,9 +251,7 @@ async def _open_server(
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer, node.versions)
     dispatcher.use_links(node.links)
     stack.callback(node.versions.on_rise(node.peers.end_outdone))
-    overdue = OverdueWatch(env, dispatcher)
-    overdue.start()
-    stack.push_async_callback(overdue.close)
+    _watch_overdue(env, dispatcher, stack)
     node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
     stack.push_async_callback(node.dating.close)
     node.peers.serve_at_once(DATES, node.dating.answer)
@@ -259,6 +259,7 @@ async def _open_server(
     node.surveyor = surveyor
     node.peers.serve_at_once(STATUS, surveyor.answer)
     stack.push_async_callback(surveyor.close)
+    await _follow_namespaces(node, stack)
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
     stack.push_async_callback(node.feeds.close)
@@ -279,6 +280,27 @@ async def _open_server(
     membership.announcement.on_placed = node.versions.look
     await membership.announce()
     stack.push_async_callback(membership.announcement.withdraw)
+
+
+def _watch_overdue(env: Env, dispatcher: Dispatcher, stack: AsyncExitStack) -> None:
+    overdue = OverdueWatch(env, dispatcher)
+    overdue.start()
+    stack.push_async_callback(overdue.close)
+
+
+async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
+    """Know the namespaces before anything is led here."""
+    membership = node.membership
+    keeper = node.namespaces = Keeper(
+        *(node.env, node.id, node.dispatcher, node.links),
+        servers=lambda: membership.topology.servers,
+        partitions=lambda: membership.topology.ring.partitions,
+    )
+    node.peers.serve_at_once(NAMESPACES, keeper.answer)
+    stack.push_async_callback(keeper.close)
+    follower = NamespaceFollower(node.env, node.store, keeper.take)
+    stack.push_async_callback(follower.close)
+    await follower.open()
 
 
 async def _host(
@@ -309,8 +331,10 @@ async def _host(
         node.config.retired_keep_s,
         age_retired,
         node.versions,
+        node.namespaces.book,
     )
     await node.hosting.start()
+    node.namespaces.start(node.hosting)
     stack.push_async_callback(node.hosting.stop)
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.load_sampler.start()

@@ -15,6 +15,7 @@ from kvstore.env import Env
 from kvstore.errors import ClusterTooNew, Corrupted, MetadataError, StoreError, WrittenByNewer
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
+from kvstore.namespaces import Book
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.handover import Turns
 from kvstore.partition.partition import Partition
@@ -66,8 +67,9 @@ class Hosting:
         keep_s: float,
         age_retired: AgeRetired,
         known_versions: versions.Versions = versions.FIXED,
+        book: Book | None = None,
     ) -> None:
-        self._versions = known_versions
+        self._versions, self._book = known_versions, book
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
         self._open_engine, self._retire_engine, self._find_engines = open_engine, retire_engine, find_engines
@@ -282,6 +284,7 @@ class Hosting:
             self._rings,
             partial(self._dispatcher.turn_away, partition),
             self._versions,
+            self._book,
         )
 
     async def _stop(self, partition: PartitionId, *, keep_pins: bool = False) -> bool:

@@ -7,6 +7,7 @@ without a line here is published under the name that it has.
 
 from __future__ import annotations
 
+from kvstore.server.http.metric_names_of_namespaces import NAMESPACES
 from kvstore.server.http.metric_names_of_traces import TRACES
 
 NAMES: dict[str, tuple[str, str]] = {
@@ -31,10 +32,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "Connections that are accepted and in their TLS handshake; no door counts them yet.",
     ),
     "process_tls_expires_s": ("process_tls_expires_seconds", "When the certificate expires, in seconds since 1970."),
-    "process_tls_reads_total": (
-        "process_tls_reads_total",
-        "Times that certificate files were taken over.",
-    ),
+    "process_tls_reads_total": ("process_tls_reads_total", "Times that certificate files were taken over."),
     "process_tls_failing": (
         "process_tls_failing",
         "1 while changed certificate files cannot be used: those read before hold.",
@@ -288,6 +286,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "Slow operations that are not in the slow log, but counted: too many in one second.",
     ),
     **TRACES,
+    **NAMESPACES,
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",
