@@ -334,9 +334,9 @@ class Gateway:
             raise
         until = self._env.clock.now() + timeout_s / 2
         try:
-            async with asyncio.timeout(timeout_s), self._scans.place():
+            async with asyncio.timeout(timeout_s), self._scans.place() as place:
                 deleted, next_ = await delete_range(
-                    call.backend, self._env.clock, wanted, until=until, take=call.load.take
+                    call.backend, self._env.clock, wanted, place, until=until, take=call.load.take
                 )
         except TimeoutError:
             raise OutcomeUnknown(f"no answer within {call.timeout_ms} ms: keys may be deleted, and not all") from None
