@@ -20,7 +20,7 @@ LAYERS = (
     ("wal", "bookie"),
     ("meta", "ring"),
     ("rpc",),
-    ("access", "proto", "env", "config", "backoff"),
+    ("access", "namespaces", "proto", "env", "config", "backoff"),
     ("types", "errors", "limits", "places", "ranges", "versions"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -133,7 +133,9 @@ class Adds:
         group = journal.open_group
         group.adds.append((ledger, entry, offset, body, lac, done))
         ledger.last_group = group.number
-        self._await_sync(len(body))
+        self.pending_bytes += len(body)
+        if self.pending_bytes > self._pending_bytes_max:
+            self._shut_door()
 
     def store_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
         """Store a packet that is here once more. Raises JournalFull."""
@@ -142,12 +144,13 @@ class Adds:
         lac = HEADER.unpack_from(body)[2]
         group.adds.append((ledger, entry, offset, body, lac, _nobody))
         ledger.last_group = group.number
-        self._await_sync(len(body))
+        self.pending_bytes += len(body)
+        if self.pending_bytes > self._pending_bytes_max:
+            self._shut_door()
 
     # docs/protocol.md B12
-    def _await_sync(self, size: int) -> None:
-        self.pending_bytes += size
-        if self.pending_bytes > self._pending_bytes_max and not self._journal.is_full:  # else adds are refused at once
+    def _shut_door(self) -> None:
+        if not self._journal.is_full:  # else adds are refused at once
             self._door.shut(self)
 
     def _has(self, ledger: Ledger, entry: int, body: bytes) -> bool:

@@ -27,6 +27,8 @@ KNOWN_MAX = 4096
 """Ledgers with another digest of which it is remembered; of others it is asked again."""
 _CRC = Struct(">I")
 _HEAD, _BODY = HEADER.size, HEADER.size + _CRC.size
+HEADER_AND_CRC = Struct(f"{HEADER.format}I")
+"""Ledger, entry, lac, length, and what is the digest if that is a CRC32C."""
 _LAC = LAC_HEADER.size
 Check = Callable[[EntryDigest], object]
 """Raises Corrupted."""
@@ -34,9 +36,13 @@ Check = Callable[[EntryDigest], object]
 
 def proves_itself(packet: bytes) -> bool:
     """Whether an entry packet has CRC32C as its digest, and that is right."""
-    if len(packet) < _BODY:
-        return False
-    return bool(crc32c(packet[_BODY:], crc32c(packet[:_HEAD])) == _CRC.unpack_from(packet, _HEAD)[0])
+    return len(packet) >= _BODY and is_crc(packet, _CRC.unpack_from(packet, _HEAD)[0])
+
+
+def is_crc(packet: bytes, crc: int) -> bool:
+    """Whether this is the CRC32C of an entry packet that has one."""
+    found: int = crc32c(packet[_BODY:], crc32c(packet[:_HEAD]))
+    return found == crc
 
 
 def lac_proves_itself(packet: bytes) -> bool:

@@ -23,7 +23,7 @@ from kvstore.bookie.adds import Adds, Done
 from kvstore.bookie.admission import Admission, Authority
 from kvstore.bookie.backpressure import Door
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.digests import Digests, lac_proves_itself, proves_itself
+from kvstore.bookie.digests import HEADER_AND_CRC, Digests, is_crc, lac_proves_itself, proves_itself
 from kvstore.bookie.explicit_lacs import ExplicitLacs
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
@@ -228,14 +228,19 @@ class BookieStorage:
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None:
         """Store an entry packet. OK once it is on the disk; FENCED, UNAUTHORIZED, READ_ONLY, TOO_MANY_REQUESTS, …"""
-        if len(body) < HEADER.size or len(body) > PACKET_MAX or not 0 < len(key) <= KEY_MAX:
+        size = len(body)
+        if size < HEADER.size or size > PACKET_MAX or not 0 < len(key) <= KEY_MAX:
             done(Status.BAD_REQUEST)
             return
-        of_ledger, of_entry, lac, _ = HEADER.unpack_from(body)
+        if size >= HEADER_AND_CRC.size:
+            of_ledger, of_entry, lac, _, crc = HEADER_AND_CRC.unpack_from(body)
+        else:
+            of_ledger, of_entry, lac, _ = HEADER.unpack_from(body)
+            crc = -1  # there is none
         if of_ledger != ledger or of_entry != entry or entry < 0 or ledger < 0:
             done(Status.BAD_REQUEST)
             return
-        if proves_itself(body):
+        if is_crc(body, crc):  # it proves itself
             self.adds.take(ledger, entry, body, key, recovery, lac, done)
             return
 

@@ -6,7 +6,10 @@ import fcntl
 import os
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from kvstore.env.ports import File
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs
@@ -17,15 +20,12 @@ _FILE_MODE = 0o640
 _DIRECTORY_MODE = 0o750
 
 
-class _Sync:
+class _Sync(Struct, eq=False):
     """One sync under way."""
 
-    __slots__ = ("done", "error", "is_over")
-
-    def __init__(self, done: Done) -> None:
-        self.done = done
-        self.is_over = False
-        self.error: OSError | None = None
+    done: Done
+    is_over: bool = False
+    error: OSError | None = None
 
 
 class DirectoryFile:
@@ -73,12 +73,7 @@ class DirectoryFile:
         if self._is_closed:
             raise ValueError("the file is closed")
         sync = _Sync(done)
-
-        def over(error: OSError | None) -> None:
-            sync.error, sync.is_over = error, True
-            self._report()
-
-        self._syncs.submit(self._fd, over)
+        self._syncs.submit(self._fd, partial(self._over, sync))
         self._under_way.append(sync)
 
     def sync(self) -> None:
@@ -91,8 +86,9 @@ class DirectoryFile:
             if not self._under_way:
                 self._release()
 
-    def _report(self) -> None:
+    def _over(self, ended: _Sync, error: OSError | None) -> None:
         """Report in the order of submission: a sync that ends early waits for those before it."""
+        ended.error, ended.is_over = error, True
         under_way = self._under_way
         while under_way and under_way[0].is_over:
             sync = under_way.popleft()

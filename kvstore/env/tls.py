@@ -34,7 +34,7 @@ class Tls:
     ca: Path | None = None
     """Whose certificates are trusted; for a client, None: those that the system trusts."""
     verify_clients: bool = False
-    """Refuse whoever connects without a certificate of the same CA."""
+    """Refuse each client that connects without a certificate of the same CA."""
     mode: Mode = Mode.REQUIRE
     """Of a node's own doors and calls."""
 

@@ -104,7 +104,8 @@ class RingSyncs:
         self._fd = -1
 
     def _begin(self, fd: int, done: Done) -> None:
-        words, tail = self._words, self._words[self._sq_tail]
+        words = self._words
+        tail = words[self._sq_tail]
         at = _SQE.size * (tail & self._sq_mask)
         self._count += 1
         _SQE.pack_into(self._sqes, at, _FSYNC, 0, 0, fd, 0, 0, 0, _DATASYNC, self._count)

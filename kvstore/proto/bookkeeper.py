@@ -100,6 +100,7 @@ _LENGTH = Struct(">I")
 _SMALL_END = len(SMALL)
 _PRIORITY = b"\x20" + varint(RECOVERY_PRIORITY)
 _RECOVERY_FLAG = b"\xa0\x06\x01"
+_RECOVERY_SIZES = (len(_PRIORITY), len(_RECOVERY_FLAG))
 _FENCE_FLAG = b"\xa0\x06\x01"
 _PIGGYBACK_FLAG = b"\xa0\x06\x02"
 
@@ -119,7 +120,7 @@ def encode_add(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
 ) -> bytes:
     """Store an entry packet. `recovery`: passes the fence, and goes first."""
-    priority, flag = (_PRIORITY, _RECOVERY_FLAG) if recovery else (b"", b"")
+    priority, flag, more = (_PRIORITY, _RECOVERY_FLAG, _RECOVERY_SIZES) if recovery else (b"", b"", (0, 0))
     size = len(body)
     number = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn)
     fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (
@@ -129,11 +130,11 @@ def encode_add(
         key,
         SMALL[size] if size < _SMALL_END else varint(size),
     )
-    part_size = len(fields) + size + len(flag)
+    part_size = len(fields) + size + more[1]
     part = SMALL[part_size] if part_size < _SMALL_END else varint(part_size)
-    header = 5 + len(number) + len(priority)
+    header = 5 + len(number) + more[0]
     return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b\xaa\x06%b%b%b%b%b" % (
-        _LENGTH.pack(4 + header + len(part) + part_size + len(context)),
+        _LENGTH.pack(4 + header + len(part) + part_size + (len(context) if context else 0)),
         SMALL[header],
         number,
         priority,
@@ -251,13 +252,13 @@ def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes
         SMALL[ledger] if 0 <= ledger < _SMALL_END else varint(ledger),
         SMALL[entry] if 0 <= entry < _SMALL_END else varint(entry),
     )
-    header = 5 + len(number)
+    header, size = 5 + len(number), len(part)
     return b"%b\x0a%b\x08\x03\x10\x02\x18%b\x10%b\xaa\x06%b%b" % (
-        _LENGTH.pack(6 + header + len(code) + len(part)),
+        _LENGTH.pack(6 + header + len(code) + size),
         SMALL[header],
         number,
         code,
-        SMALL[len(part)],
+        SMALL[size],
         part,
     )
 

@@ -31,6 +31,11 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads of the frames that `data` completes, in order."""
+        end = len(data)
+        if not self._chunks and end >= 4 and not self.fault:
+            (size,) = _LENGTH.unpack_from(data)
+            if end == 4 + size <= 4 + self._payload_max:
+                return [data[4:]]  # one frame and nothing else, as mostly
         if self._chunks:
             self._chunks.append(data)
             self._have += len(data)
@@ -38,8 +43,9 @@ class FrameReader:
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
+            end = len(data)
         frames: list[bytes] = []
-        at, end = 0, len(data)
+        at = 0
         self._need = 4
         while end - at >= 4 and not self.fault:
             (size,) = _LENGTH.unpack_from(data, at)

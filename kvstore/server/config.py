@@ -91,13 +91,13 @@ class MetadataConfig:
     tls: Tls | None = None
     """How to reach one that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
     user: str = ""
-    """Who the node is there. Empty: whom KVSTORE_METADATA_USER names, or nobody."""
+    """The user as which the node logs in there. Empty: the one that KVSTORE_METADATA_USER names, or none."""
     password_file: Path | None = None
     """A file with its password on the first line, which nobody but the node may read."""
     auth: Mechanism = Mechanism.DIGEST
     """How ZooKeeper learns of it: `digest`, or `sasl` (DIGEST-MD5). etcd has a way of its own."""
     acl: Acl = Acl.CREATOR
-    """Who may use the nodes that it makes in ZooKeeper: `creator`, its user alone; or `open`, everybody."""
+    """The users that may change the nodes that it makes in ZooKeeper: `creator`, its own alone; or `open`, all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class NodeConfig:
     log_output: LogOutput = field(default_factory=LogOutput)
     """As what they are written, and from which level on."""
     insecure: bool = False
-    """Allow listeners beyond loopback without TLS, or that only prefer it, and serve whoever comes while access control
+    """Allow listeners beyond loopback without TLS, or that only prefer it, and serve every client while access control
     is off."""
     tls: Tls = field(default_factory=Tls)
     """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""

@@ -19,7 +19,7 @@ class TracingConfig:
     sample_ratio: Annotated[float, between(0, 1)] = 0.01
     """Share of the operations that are sampled, from 0 to 1, beside those whose caller says that they are."""
     ca: Path | None = None
-    """The file of who signed the collector's certificate. None: whom this machine trusts."""
+    """The file with the certificate of the CA that signed the collector's. None: the CAs that this machine trusts."""
 
     def __post_init__(self) -> None:
         faults = range_faults(self)

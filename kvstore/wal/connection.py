@@ -69,7 +69,8 @@ class Connection:
         self._nursery, self._beat = nursery, beat
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
-        self._link: _Link | None = None
+        self.link: _Link | None = None
+        """The present one."""
         self._is_connecting = False
         self._retry_at = 0.0
         self._retry_s = RETRY_MIN_S
@@ -95,7 +96,12 @@ class Connection:
     def add(self, txn: int, frame: bytes, done: AddDone) -> None:
         """Send an add, of a txn that no other request on this connection has. `done` is called once, never before this
         returns."""
-        if self._stream is None or self._is_crowded():
+        if (
+            self._stream is None
+            or len(self._adds) + len(self._reads) >= OUTSTANDING_MAX
+            or self._out_bytes > BUFFERED_BYTES_MAX
+            or self._unsent_bytes > BUFFERED_BYTES_MAX
+        ):
             refusal = self._refusal()
             if refusal:
                 self._loop.call_soon(done, BookieError(refusal))
@@ -206,7 +212,7 @@ class Connection:
         if self._is_closed or self._stream is not None:
             stream.abort()
             return
-        self._stream, self._link = stream, link
+        self._stream, self.link = stream, link
         self._progress_at = self._clock.now()
         # The first request says which bookie is meant, and of which cluster: one that is another closes the connection.
         self._hello_txn = self._next_txn()
@@ -225,7 +231,7 @@ class Connection:
                 if done is not None:
                     stored = True
                     done(None)
-            elif link is self._link:
+            elif link is self.link:
                 self._answered(payload)
         if stored:
             self._progress_at = self._heard_at
@@ -246,9 +252,6 @@ class Connection:
             if self._stream is not None:
                 self._stream.abort()
             self._lost("refused", error)
-
-    def is_present(self, link: _Link) -> bool:
-        return link is self._link
 
     def _answered(self, payload: bytes) -> None:
         try:
@@ -274,7 +277,7 @@ class Connection:
 
     def closed(self, link: _Link, reason: str) -> None:
         """A connection has gone; if it is the present one, all that is outstanding fails."""
-        if link is self._link:
+        if link is self.link:
             self._lost(reason)
 
     def _abort(self, reason: str) -> None:
@@ -284,7 +287,7 @@ class Connection:
 
     def _lost(self, reason: str, error: BookieError | None = None) -> None:
         """Fail all that is outstanding, by this error if it is given; the oldest first."""
-        was_up, self._stream, self._link = self._stream is not None, None, None
+        was_up, self._stream, self.link = self._stream is not None, None, None
         self._retry_at = self._clock.now() + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         self._out.clear()
@@ -335,7 +338,7 @@ class _Link:
         self._owner.opened(self, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._owner.is_present(self):
+        if self._owner.link is self:
             self._owner.delivered(self, self._frames.feed(data), self._frames.fault)
 
     def eof_received(self) -> bool | None:

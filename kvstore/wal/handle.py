@@ -230,7 +230,7 @@ class LedgerHandle:
 
     def _confirm(self, entry: EntryId, sent_at: float) -> None:
         done = self._waiting.popleft()
-        if not self._waiting:
+        if not self._waiting and (self._lac_timer is None or self._drained is not None):
             self._idle()
         self.progress_at = self._now()
         self._tell(done, Position(self.ledger, entry), sent_at, None)

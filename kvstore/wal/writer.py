@@ -264,28 +264,30 @@ class LedgerWriter:
         bit = self._bits.get(bookie, 0) & sent.targets
         sent.acks |= bit  # 0 if the bookie has been replaced
         if entry <= self.last_confirmed:
-            self._drop_if_complete(entry, sent)
-        elif bit and entry == self.last_confirmed + 1:  # entries are confirmed in order
-            return self._confirm_ready()
+            if not sent.targets & ~(sent.acks | self._failed):
+                self._drop(entry, sent)
+        elif bit and entry == self.last_confirmed + 1 and sent.acks.bit_count() >= self._ack:
+            return self._confirm_ready()  # entries are confirmed in order
         return []
 
     def _confirm_ready(self) -> list[Command]:
         commands: list[Command] = []
-        while self.state is State.OPEN:
+        while self.state is State.OPEN and self.last_confirmed < self.last_added:
             entry = EntryId(self.last_confirmed + 1)
-            sent = self._sent.get(entry)
-            if sent is None or sent.acks.bit_count() < self._ack:
+            sent = self._sent[entry]
+            if sent.acks.bit_count() < self._ack:
                 break
             self.last_confirmed = entry
             self.confirmed_length = sent.length
             commands.append(Confirm(entry, sent.sent_at))
-            self._drop_if_complete(entry, sent)
+            if not sent.targets & ~(sent.acks | self._failed):
+                self._drop(entry, sent)
         return commands
 
-    def _drop_if_complete(self, entry: EntryId, sent: _Sent) -> None:
-        if not sent.targets & ~(sent.acks | self._failed):
-            del self._sent[entry]
-            self._held_bytes -= len(sent.packet)
+    def _drop(self, entry: EntryId, sent: _Sent) -> None:
+        """Nobody lacks it any more."""
+        del self._sent[entry]
+        self._held_bytes -= len(sent.packet)
 
     def _fail(self, bits: int) -> list[Command]:
         if not bits & ~self._failed:
@@ -299,7 +301,8 @@ class LedgerWriter:
         for entry, sent in list(self._sent.items()):
             if entry > self.last_confirmed:
                 break
-            self._drop_if_complete(entry, sent)
+            if not sent.targets & ~(sent.acks | self._failed):
+                self._drop(entry, sent)
 
     def _replace_failed(self) -> list[Command]:
         if self.state is not State.OPEN or not self._failed or not self._spares.difference(self._ensemble):

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
+from msgspec.structs import replace as replaced
+
 from kvstore.bookie import admission, fencing, identity, inventory, keys, reader, replay, turns
 from kvstore.bookie import node as node_module
 from kvstore.bookie import storage as storage_module
@@ -121,7 +123,7 @@ def _early_certificate() -> None:
     def make(original: Any) -> Any:
         def encode(header: Any, salt: int, offset: int) -> bytes:
             end = offset + 44 + header.size
-            data: bytes = original(header._replace(synced_file=header.file, synced_to=end), salt, offset)
+            data: bytes = original(replaced(header, synced_file=header.file, synced_to=end), salt, offset)
             return data
 
         return encode
@@ -396,7 +398,7 @@ def _lists_for_good() -> None:
 
 @mutant("takes entries whose digest is wrong")
 def _any_digest() -> None:
-    replace(storage_module, "proves_itself", lambda _original: lambda _packet: True)
+    replace(storage_module, "is_crc", lambda _original: lambda _packet, _crc: True)
 
 
 @mutant("takes a last-add-confirmed whose digest is wrong")

@@ -181,3 +181,39 @@ def test_a_key_that_comes_to_a_partition_that_is_not_followed_yet_is_remembered_
             if state.is_news(change, reading.position):
                 given.append(change.version)
     assert given == [500, 501]
+
+
+# docs/protocol.md F8
+def test_a_client_that_hears_of_the_ring_by_its_first_read_remembers_no_more_than_others() -> None:
+    """It was idle while the ring changed: nothing has moved since the watch began."""
+    store = Store(Random(3))
+    for _ in range(40):
+        store.write()
+    state = FirstState(Watched(b"", b""), store.seen, store.seen.absorb)
+    begun = dict(store.sequences)
+    state.begin(begun)
+    answers = [store.answer(op) for op in state.wanted()]
+    store.ring.ring_version += 1
+    state.take(answers)
+    assert state.begins_anew()
+    assert not state.begins_anew(), "it has no positions yet"
+    state.begin(begun)
+    while not state.is_over:
+        if state.is_short:
+            state.take([store.answer(op) for op in state.wanted()])
+            assert not state.begins_anew()
+        state.give()
+    assert not state._versions
+
+
+def test_a_watch_begins_anew_a_few_times_at_most() -> None:
+    store = Store(Random(3))
+    state = FirstState(Watched(b"", b""), store.seen, store.seen.absorb)
+    times = 0
+    while True:
+        state.begin(store.sequences)
+        store.ring.ring_version += 1
+        if not state.begins_anew():
+            break
+        times += 1
+    assert times == first_state.ANEW_MAX

@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import inspect
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from math import inf, nan
 from typing import Any
 
 import msgspec
@@ -22,7 +24,10 @@ from kvstore.client import (
     typed_codec,
 )  # fmt: skip
 from kvstore.client.core import codecs
-from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest
+from kvstore.client.core.codecs import Coding
+from kvstore.client.core.typed_steps import ATTEMPTS_MAX
+from kvstore.client.core.values import Item, Replaced
+from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest, Overloaded
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving, serving_in_a_thread
 
@@ -124,9 +129,120 @@ def test_what_a_codec_does_not_know_is_said_with_the_key_and_not_sent(servers: S
             list(anything.scan())
 
 
+def test_what_cannot_be_decoded_is_neither_deleted_nor_overwritten(servers: Servers) -> None:
+    with Client(servers.patient_url) as client:
+        visits = TypedClient(client, typed_codec(Visit))
+        client.put(b"k", b"somebody else's")
+        with pytest.raises(Corrupted, match="b'k', version"):
+            visits.pop(b"k")
+        with pytest.raises(Corrupted, match="b'k', version"):
+            visits.replace(b"k", Visit("home"))
+        found = client.get(b"k")
+        assert found is not None
+        assert found.value == b"somebody else's"
+
+
+async def test_nor_is_it_in_an_event_loop(near_servers: Servers) -> None:
+    async with AsyncClient(near_servers.patient_url) as client:
+        visits = AsyncTypedClient(client, typed_codec(Visit))
+        await client.put(b"k", b"somebody else's")
+        for call in (visits.pop(b"k"), visits.replace(b"k", Visit("home"))):
+            with pytest.raises(Corrupted, match="b'k', version"):
+                await call
+        found = await client.get(b"k")
+        assert found is not None
+        assert found.value == b"somebody else's"
+
+
+def test_conditions_of_pop_and_replace_hold(servers: Servers) -> None:
+    with Client(servers.patient_url) as client:
+        visits = TypedClient(client, typed_codec(Visit))
+        assert not visits.replace(b"k", Visit("a"), if_present=True).applied
+        first = visits.replace(b"k", Visit("a"), if_absent=True, ttl_s=1000.0)
+        assert (first.applied, first.old) == (True, None)
+        refused = visits.replace(b"k", Visit("b"), if_absent=True)
+        assert (refused.applied, refused.version) == (False, first.version)
+        assert not visits.replace(b"k", Visit("b"), if_version=first.version + 1).applied
+        with pytest.raises(ConditionFailed):
+            visits.pop(b"k", if_version=first.version + 1)
+        with pytest.raises(ConditionFailed):
+            visits.pop(b"absent", if_version=7)
+        second = visits.replace(b"k", Visit("c"), if_present=True)
+        assert second.old is not None
+        assert (second.applied, second.old.value) == (True, Visit("a"))
+        popped = visits.pop(b"k", if_version=second.version)
+        assert popped is not None
+        assert popped.value == Visit("c")
+
+
+def test_another_ones_write_in_between_is_looked_at_too() -> None:
+    """The version that goes is the one that was decoded."""
+
+    class Contended:
+        """A client of a key that others write between two calls."""
+
+        def __init__(self) -> None:
+            self.version, self.given = 5, []  # type: ignore[var-annotated]
+
+        def get(self, key: bytes, *, timeout_s: float | None) -> Item:
+            self.version += 1
+            return Item(b"%d" % self.version, self.version, 1, 0, 0)
+
+        def pop(self, key: bytes, *, if_version: int, timeout_s: float | None) -> None:
+            self.given.append(if_version)
+            if self.version < 8:
+                raise ConditionFailed(self.version + 1)
+
+        def replace(self, key: bytes, data: bytes, *, if_version: int, **more: Any) -> Replaced:
+            self.given.append(if_version)
+            return Replaced(self.version == 10, self.version, None)
+
+    client = Contended()
+    numbers: TypedClient[Any] = TypedClient(client, json_codec())  # type: ignore[arg-type]
+    popped = numbers.pop(b"k")
+    assert popped is not None
+    assert (popped.value, client.given) == (8, [6, 7, 8])
+    replaced = numbers.replace(b"k", 0)
+    assert replaced.old is not None
+    assert (replaced.old.value, client.given[3:]) == (10, [9, 10])
+    client.version = -ATTEMPTS_MAX - 1
+    with pytest.raises(Overloaded, match="written by others"):
+        numbers.pop(b"k")
+    client.version = 5
+    with pytest.raises(ConditionFailed):
+        numbers.pop(b"k", if_version=6)
+
+
+@dataclass
+class Measured:
+    at: tuple[float, ...]
+
+
+class Weight(msgspec.Struct):
+    kilos: float | None
+
+
+@pytest.mark.parametrize("number", [nan, inf, -inf])
+def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
+    """Encoders write null for them."""
+    values: list[tuple[Any, Any]] = [
+        (json_codec(), number),
+        (json_codec(), {"a": [None, {"b": (1.5, number)}]}),
+        (json_codec(), Measured((1.0, number))),
+        (typed_codec(Weight), Weight(number)),
+    ]
+    for codec, value in values:
+        with pytest.raises(InvalidRequest, match=f"want numbers that JSON has, got {number}"):
+            Coding(codec).encode(b"k", value)
+    assert json_codec().encode({"a": None, "b": "null"}) == b'{"a":null,"b":"null"}'
+    assert typed_codec(Weight).encode(Weight(None)) == b'{"kilos":null}'
+    packed = typed_codec(Weight, Layout.MSGPACK)
+    assert str(packed.decode(packed.encode(Weight(number))).kilos) == str(number), "MessagePack has them"
+
+
 def test_both_are_one_interface() -> None:
     for name, call in vars(TypedClient).items():
         twin = vars(AsyncTypedClient)[name]
-        if inspect.isfunction(call) and name != "__init__":
+        if inspect.isfunction(call) and not name.startswith("_"):
             assert inspect.getdoc(call) == inspect.getdoc(twin), name
             assert inspect.signature(call).parameters == inspect.signature(twin).parameters, name

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import grpc
 import pytest
 
 from kvstore.client.aio.watch import AsyncWatch
-from kvstore.client.blocking.watch import Watch
+from kvstore.client.blocking.watch import Watch, end_in
 from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.first_state import FirstState
+from kvstore.client.core.operation import Operation
+from kvstore.client.core.operations import Part
+from kvstore.client.core.routing import PartitionRoute, Routing
+from kvstore.client.core.session import Seen
+from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import library_env
@@ -146,3 +153,63 @@ async def test_a_blocking_watch_that_is_closed_while_it_dials_keeps_no_connectio
         watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), addresses)
         assert await asyncio.to_thread(list, watch) == []
         assert watch._channel is None
+
+
+class OnePartition(Routing):
+    def partition_of(self, key: bytes) -> str:
+        return "p1"
+
+
+def idle_client(reads: list[Sequence[Operation]]) -> tuple[FirstState, Callable[[Sequence[Operation]], list[Part]]]:
+    """One that hears of the ring by its first read."""
+    seen = Seen(Random(1))
+    seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
+
+    def read(wanted: Sequence[Operation]) -> list[Part]:
+        reads.append(wanted)
+        seen.routing.ring_version = 2
+        return [Part([(b"k", Item(b"", 1, 1, 0, 0))], None, 0)]
+
+    return FirstState(EVERYTHING, seen, seen.absorb), read
+
+
+# docs/protocol.md F8
+async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() -> None:
+    async with serving() as server:
+        await server.put()
+        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        state, read = idle_client(reads)
+
+        async def read_later(wanted: Sequence[Operation]) -> list[Part]:
+            return read(wanted)
+
+        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        async with AsyncWatch(ports, config, reading, lambda: [server.address], state, read_later) as watch:
+            assert (await anext(watch)).key == b"k"
+            assert (watch.connections, len(reads)) == (2, 2)
+            assert not state._versions, "it was written before the watch began"
+            await server.put()
+            assert (await anext(watch)).version == 2
+
+
+async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
+    async with serving() as server:
+        await server.put()
+        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        state, read = idle_client(reads)
+        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        watch = Watch(ports, config, reading, lambda: [server.address], state, read)
+        assert (await asyncio.to_thread(next, watch)).key == b"k"
+        assert (watch.connections, len(reads)) == (2, 2)
+        assert not state._versions
+        watch.close()
+
+
+async def test_a_blocking_watch_ends_itself_while_its_thread_waits_for_a_change() -> None:
+    async with serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        end_in(watch, 0.2)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.to_thread(next, watch, None) is None
+            assert await asyncio.to_thread(next, watch, None) is None

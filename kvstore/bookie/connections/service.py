@@ -190,7 +190,8 @@ class BookieConnection:
             self._handle(backlog.popleft())
             if self._out_bytes > WRITE_BYTES:
                 self._flush()
-        self._update_reading()
+        if backlog or self._is_choked or self._is_reading_paused or self._questions.pending:
+            self._update_reading()
 
     # docs/protocol.md B12
     def _lacks_room(self, payload: bytes) -> bool:
@@ -261,9 +262,8 @@ class BookieConnection:
     def _flush(self) -> None:
         self._is_flush_due = False
         if self._out and not self.is_closed:
-            data = b"".join(self._out)
-            self._out.clear()
-            self._out_bytes = 0
+            out, self._out, self._out_bytes = self._out, [], 0
+            data = b"".join(out)
             self._transport.write(data)
 
     # Requests

@@ -150,8 +150,7 @@ class Journal:
             group = self._roll(RECORD_HEADER_SIZE + len(body), use)
             end = group.end + RECORD_HEADER_SIZE + len(body)
         offset = group.end
-        group.buffers.append(encode_record_head(kind, flags, ledger, entry, body, seed=self._seed, offset=offset))
-        group.buffers.append(body)
+        group.buffers += (encode_record_head(kind, flags, ledger, entry, body, seed=self._seed, offset=offset), body)
         group.end = end
         if not self._is_scheduled and self._syncing is None:
             self._schedule(urgent)
@@ -279,7 +278,7 @@ class Journal:
             self._on_rolled(group.segment)
         elif (spare := self.supply.spare) is not None and spare.filled < self._small_bytes:
             self._statistics.filled_bytes += spare.fill(self._small_bytes, self._sync_failed)
-        if self._syncing is None:
+        if self._syncing is None and "certify" not in self._timers:
             self._later("certify", CERTIFY_S, self.certify)
 
     def certify(self) -> None:

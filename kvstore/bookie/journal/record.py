@@ -12,25 +12,26 @@ body is damaged, so damage to a body hides nothing that follows it.
 from __future__ import annotations
 
 from enum import IntEnum
-from struct import Struct
+from struct import Struct as Layout
 from typing import NamedTuple
 
 from crc32c import crc32c
+from msgspec import Struct
 
 FORMAT = 1
 MAGIC = b"kvs-jrnl"
 
-_FILE = Struct(">8sIIQ36x")
-_FILE_CRC = Struct(">I")
+_FILE = Layout(">8sIIQ36x")
+_FILE_CRC = Layout(">I")
 FILE_HEADER_SIZE = _FILE.size + _FILE_CRC.size
 
-_GROUP = Struct(">QIIQQI4x")
-_GROUP_CRC = Struct(">I")
+_GROUP = Layout(">QIIQQI4x")
+_GROUP_CRC = Layout(">I")
 GROUP_HEADER_SIZE = _GROUP.size + _GROUP_CRC.size
 
-RECORD = Struct(">BBxxIqq")
+RECORD = Layout(">BBxxIqq")
 """kind, flags, size of the body, ledger, entry."""
-CRCS = Struct(">II")
+CRCS = Layout(">II")
 RECORD_HEADER_SIZE = RECORD.size + CRCS.size
 
 BODY_MAX = 16 << 20
@@ -73,7 +74,7 @@ class FileHeader(NamedTuple):
     salt: int
 
 
-class GroupHeader(NamedTuple):
+class GroupHeader(Struct, frozen=True):
     file: int
     size: int
     """Bytes of records that follow."""

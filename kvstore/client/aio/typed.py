@@ -1,4 +1,4 @@
-"""Values of an application's own types, over an client that speaks bytes."""
+"""Values of an application's own types, over a client that speaks bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Generic, TypeVar
 
 from kvstore.client.aio.client import AsyncClient
 from kvstore.client.core.codecs import Codec, Coding, TypedItem, TypedReplaced
+from kvstore.client.core.typed_steps import Steps, popping, replacing
 from kvstore.client.core.values import Item, Level
+from kvstore.errors import ConditionFailed
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class AsyncTypedClient(Generic[T]):
@@ -87,17 +90,19 @@ class AsyncTypedClient(Generic[T]):
         if_version: int | None = None,
         timeout_s: float | None = None,
     ) -> TypedReplaced[T]:
-        """Write, and return what was there before. A condition that is not met is no error here: see `applied`."""
-        found = await self._client.replace(
+        """Write, and return what was there before. A condition that is not met is no error here: see `applied`. What
+        cannot be decoded is not overwritten, so it is read before: two round trips, and `timeout_s` is for each."""
+        steps = replacing(
+            self._coding,
             key,
-            self._coding.encode(key, value),
+            value,
             ttl_s=ttl_s,
             if_absent=if_absent,
             if_present=if_present,
             if_version=if_version,
             timeout_s=timeout_s,
         )
-        return self._coding.replaced(key, found)
+        return await self._run(steps)
 
     async def put_many(self, items: Mapping[bytes, T], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended. A value
@@ -108,8 +113,9 @@ class AsyncTypedClient(Generic[T]):
     async def pop(
         self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None
     ) -> TypedItem[T] | None:
-        """Delete, and return what was there. Raises ConditionFailed."""
-        return self._coding.decode_or_none(key, await self._client.pop(key, if_version=if_version, timeout_s=timeout_s))
+        """Delete, and return what was there. Raises ConditionFailed. What cannot be decoded is not deleted, so it is
+        read before: two round trips, and `timeout_s` is for each."""
+        return await self._run(popping(self._coding, key, if_version=if_version, timeout_s=timeout_s))
 
     def encoded(self, key: bytes, value: T) -> bytes:
         """The bytes for a value, for a `Batch`. `key` is for errors."""
@@ -118,3 +124,19 @@ class AsyncTypedClient(Generic[T]):
     def decoded(self, key: bytes, item: Item) -> TypedItem[T]:
         """An item of the client's own, as watches and batches give it."""
         return self._coding.decode(key, item)
+
+    async def _run(self, steps: Steps[R]) -> R:
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    answer = await call(self._client)
+                except ConditionFailed as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+        finally:
+            steps.close()

@@ -89,6 +89,10 @@ class AsyncWatch(ClosedAtExit):
         state, read = self._state, self._read
         while state is not None and read is not None and state.is_short and not self._closed:
             state.take(await read(state.wanted()))
+            if state.begins_anew():
+                await self._hang_up()
+                self._reading.begin_anew()
+                await self.ready()
 
     async def close(self) -> None:
         """End the watch. `position` stays."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Self
 
 import grpc
@@ -42,6 +43,7 @@ class Watch(ClosedAtExit):
         self._call: Any = None
         self._turns = self._servers()
         self._closing = threading.Event()
+        self._until = inf
         self.connections = 0
 
     @property
@@ -86,6 +88,10 @@ class Watch(ClosedAtExit):
         state, read = self._state, self._read
         while state is not None and read is not None and state.is_short and not self._closing.is_set():
             state.take(read(state.wanted()))
+            if state.begins_anew():
+                self._hang_up()
+                self._reading.begin_anew()
+                self.ready()
 
     def close(self) -> None:
         """End the watch. `position` stays."""
@@ -110,20 +116,23 @@ class Watch(ClosedAtExit):
             else:
                 return self._reading.take(message)
             self._hang_up()
+            now = self._env.clock.now()
+            if now >= self._until:
+                self._closing.set()
             if self._closing.is_set():
                 return
             if is_final(failure):
                 raise failure
-            now = self._env.clock.now()
             deadline = now + self._config.timeout_s if deadline is None else deadline
             if now >= deadline:
                 raise Unavailable(f"no server watches: {failure}") from failure
-            self._closing.wait(next(pauses))
+            self._closing.wait(min(next(pauses), self._until - now))
 
     def _dial(self) -> Any:
         # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
         channel = open_channel(next(self._turns), self._config.tls, login=self._config.login)
-        call = kv_pb2_grpc.KVStub(channel).Watch(self._reading.request())
+        left_s = None if self._until == inf else max(0.0, self._until - self._env.clock.now())
+        call = kv_pb2_grpc.KVStub(channel).Watch(self._reading.request(), timeout=left_s)
         self._channel, self._call = channel, call
         self.connections += 1
         if self._closing.is_set():
@@ -139,3 +148,8 @@ class Watch(ClosedAtExit):
         """Whom to ask, for ever."""
         while True:
             yield from self._addresses()
+
+
+def end_in(watch: Watch, seconds: float) -> None:
+    """Have it close itself then, also while a thread waits for its next change. To be said before it is ready."""
+    watch._until = watch._env.clock.now() + seconds

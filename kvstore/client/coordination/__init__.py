@@ -12,7 +12,7 @@ from kvstore.client.coordination.aio import (
 )
 from kvstore.client.coordination.blocking import Barrier, Election, Group, Lock, Queue, Rendezvous, Session
 from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.steps import NotInTime, SessionEnded
+from kvstore.client.coordination.steps import NameTaken, NotInTime, SessionEnded, SessionFull
 
 __all__ = [
     "AsyncBarrier",
@@ -26,10 +26,12 @@ __all__ = [
     "Election",
     "Group",
     "Lock",
+    "NameTaken",
     "NotInTime",
     "Queue",
     "Rendezvous",
     "Session",
     "SessionEnded",
+    "SessionFull",
     "Taken",
 ]

@@ -8,24 +8,36 @@ async with AsyncSession(client, b"reports") as session:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
 from kvstore.client.aio.client import AsyncClient
-from kvstore.client.coordination import gathering, handing_out, queueing
+from kvstore.client.coordination import gathering, handing_out
 from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.lease import CLOSE_S, GRACE_S, TTL_S, Lease
-from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
-from kvstore.client.coordination.steps import Await, Find, Found, NotInTime, Recipe, SessionEnded, Step, Write
+from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, Lease
+from kvstore.client.coordination.lock_head import LockHead
+from kvstore.client.coordination.steps import (
+    Await,
+    Find,
+    Found,
+    NotInTime,
+    Recipe,
+    SessionEnded,
+    Step,
+    Write,
+    is_late,
+    is_news,
+)
 from kvstore.client.core.batch import Batch
+from kvstore.client.core.fanout import PAGE_LIMIT_MAX
+from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
-from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
+from kvstore.errors import ConditionFailed, Refused, StoreError
 
 T = TypeVar("T")
-CALL_S_MIN = 0.05
-"""A renewal that begins just before the deadline has so long at least."""
 
 
 class AsyncSession:
@@ -53,13 +65,22 @@ class AsyncSession:
         self.lease = Lease(tag, self._env.random.randbytes(12).hex().encode(), ttl_s, grace_s)
         self.lost = asyncio.Event()
         self._mutex, self._wake = asyncio.Lock(), asyncio.Event()
+        self._waits = set[asyncio.Timeout]()
+        """Of those who wait for a change, and shall not any more once the session is over."""
         self._is_closing = False
 
     async def open(self) -> Self:
-        """Make the session in the store. Raises what the store answers; a session is opened once."""
-        sent = self.now()
-        await self._client.batch(self.lease.opening(self._name), timeout_s=self.lease.ttl_s)
-        self.lease.opened(sent)
+        """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
+        SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
+        sent, opening = self.now(), self.lease.opening(self._name)
+        try:
+            results = await self._client.batch(opening, timeout_s=self.lease.ttl_s)
+        except Refused:
+            self.lease.not_opened()
+            raise
+        self.lease.opened(results, sent)
+        if self.lost.is_set():
+            raise self.lease.ended()  # it was closed meanwhile
         self._env.nursery.spawn(self._keep_alive(), name="keep alive")
         return self
 
@@ -96,22 +117,24 @@ class AsyncSession:
         """The clock that `lease` counts by, in seconds."""
         return self._env.clock.now()
 
-    async def put(self, name: bytes, value: bytes) -> int:
-        """Write the key `{tag}/name`, which ends with the session, and return its version. No other session may write
-        it. Raises SessionEnded."""
-        return await self.run(gathering.put(self.lease, name, value))
+    async def put(self, name: bytes, value: bytes, *, waits: bool = False, timeout_s: float | None = None) -> int:
+        """Write the key `{tag}/name`, which ends with the session, and return its version. Again: with another value.
+        Raises NameTaken if it is there and not this session's, or with `waits` waits until it has gone; SessionEnded;
+        SessionFull. After OutcomeUnknown it may be there, and taken, for ttl and grace."""
+        return await self.run(gathering.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
 
-    async def delete(self, name: bytes) -> None:
-        """Delete a key of `put`. Raises SessionEnded."""
-        await self.run(gathering.delete(self.lease, name))
+    async def delete(self, name: bytes, *, timeout_s: float | None = None) -> None:
+        """Delete a key of `put`, if it is this session's. Raises SessionEnded."""
+        await self.run(gathering.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
 
-    async def run(self, recipe: Recipe[T]) -> T:
-        """Carry out a recipe of this package."""
+    async def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
+        """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
+        until = inf if timeout_s is None else self.now() + timeout_s
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = await self._do(step)
+                    answer = await self._do(step, until)
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -126,51 +149,90 @@ class AsyncSession:
 
     # ── steps ──
 
-    async def _do(self, step: Step) -> object:
-        match step:
-            case Write():
-                return await self._write(step)
-            case Find():
-                return await self._find(step)
-            case Await():
-                return await self._await(step)
+    async def _do(self, step: Step, until: float) -> object:
+        try:
+            match step:
+                case Write():
+                    return await self._write(step, until)
+                case Find():
+                    return await self._find(step, until)
+                case Await():
+                    return await self._await(step, until)
+        except StoreError as error:
+            if self.now() < until or not is_late(error, step):
+                raise
+            raise NotInTime(f"the time was over: {error}") from error
 
-    async def _write(self, write: Write) -> object:
+    async def _write(self, write: Write, until: float) -> object:
         lease = self.lease
-        async with self._mutex:
+        async with self._turn(until):
             sent = self.now()
             batch = lease.batch(write, sent)
             try:
-                results = await self._client.batch(batch, timeout_s=max(CALL_S_MIN, lease.deadline - sent))
+                results = await self._client.batch(batch, timeout_s=lease.call_s(batch, sent, until))
             except ConditionFailed:
-                if await self._client.meta(lease.key) is None:
+                if await self._client.meta(lease.key, timeout_s=lease.call_s(batch, self.now(), until)) is None:
                     self._over()
                     raise SessionEnded(f"the session {lease.key!r} has ended") from None
                 raise
             return lease.wrote(write, batch, results, sent)
 
-    async def _find(self, find: Find) -> Found:
-        found = self._client.scan(prefix=find.prefix, limit=find.limit, keys_only=find.keys_only)
-        return {key: item async for key, item in found}
+    @asynccontextmanager
+    async def _turn(self, until: float) -> AsyncIterator[None]:
+        """Batches of one session follow one another."""
+        try:
+            async with asyncio.timeout(self._left_s(until)):
+                await self._mutex.acquire()
+        except TimeoutError:
+            raise NotInTime("the session was busy with other writes until the time was over") from None
+        try:
+            yield
+        finally:
+            self._mutex.release()
 
-    async def _await(self, step: Await) -> Found:
-        """The watch is on before the first look: what changes between two looks wakes."""
+    async def _find(self, find: Find, until: float) -> Found:
+        found: dict[bytes, Item] = {}
+        token: str | None = None
         while True:
-            try:
-                async with asyncio.timeout(max(0.0, min(step.until, self.lease.deadline) - self.now())):
-                    return await self._look(step)
-            except TimeoutError:
-                if not self.is_alive:
-                    raise SessionEnded(f"the session {self.lease.key!r} is over") from None
-                if self.now() >= step.until:
-                    raise NotInTime(f"nothing came in time below {step.find.prefix!r}") from None
+            limit = min(PAGE_LIMIT_MAX, find.limit - len(found) if find.limit else PAGE_LIMIT_MAX)
+            page = await self._client.page(
+                token, prefix=find.prefix, limit=limit, keys_only=find.keys_only, timeout_s=self._left_s(until)
+            )
+            found.update(page.items)
+            token = page.token
+            if token is None or len(found) == find.limit:
+                return found
 
-    async def _look(self, step: Await) -> Found:
-        key, prefix = (step.find.prefix, b"") if step.is_key else (None, step.find.prefix)
-        async with self._client.watch(key, prefix=prefix, keys_only=True) as changes:
-            while not step.is_met(found := await self._find(step.find)):
-                await anext(changes)
+    async def _await(self, step: Await, until: float) -> Found:
+        """Wait until the time or the session is over, which `_over` tells."""
+        if not self.is_alive:
+            raise self.lease.ended()
+        try:
+            async with asyncio.timeout(self._left_s(until)) as wait:
+                self._waits.add(wait)
+                try:
+                    return await self._look(step, until)
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if not self.is_alive:
+                raise self.lease.ended() from None
+            raise NotInTime(f"nothing came in time below {step.find.prefix!r}") from None
+
+    async def _look(self, step: Await, until: float) -> Found:
+        """The watch is on before the first look: what changes between two looks wakes."""
+        find = step.find
+        key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
+        async with self._client.watch(key, prefix=prefix, keys_only=find.keys_only) as changes:
+            while not step.is_met(found := await self._find(find, until)):
+                while not is_news(find, found, await anext(changes)):
+                    pass
         return found
+
+    def _left_s(self, until: float) -> float | None:
+        return None if until == inf else max(CALL_S_MIN, until - self.now())
+
+    # ── keeping alive ──
 
     async def _keep_alive(self) -> None:
         try:
@@ -181,22 +243,23 @@ class AsyncSession:
 
     async def _renew(self) -> None:
         lease = self.lease
-        while lease.is_alive(self.now()):
+        while lease.is_alive(now := self.now()):
             try:
-                async with asyncio.timeout(min(lease.renew_after_s, lease.deadline - self.now())):
+                async with asyncio.timeout(lease.pause_s(now)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
             try:
-                await self._write(Write())
+                await self._write(Write(renews=lease.is_due(self.now())), inf)
             except SessionEnded:
                 break
             except StoreError:
-                # Again soon: the store may be between two leaders.
-                self._wake.clear()
-                await asyncio.sleep(min(lease.renew_after_s, 0.2))
+                await asyncio.sleep(min(lease.renew_after_s, AGAIN_S))
                 self._wake.set()
+            else:
+                if lease.has_discarded:
+                    self._wake.set()
 
     def _end(self) -> Batch:
         """End the session here; returns what ends it in the store."""
@@ -207,6 +270,9 @@ class AsyncSession:
     def _over(self) -> None:
         self.lease.end()
         self.lost.set()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0.0)
 
 
 class AsyncLock:
@@ -219,40 +285,26 @@ class AsyncLock:
 
     def __init__(self, session: AsyncSession, name: bytes, *, shared: bool = False) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"lock", name, b"")
-        self._mode = SHARED if shared else EXCLUSIVE
-        self._value = b""
-        self._place: Place | None = None
+        self._head = LockHead(session.lease, session.now, name, shared=shared)
 
     async def acquire(self, *, timeout_s: float | None = None) -> int:
         """Wait for one's turn, in the order of asking, and return the fencing token. Raises NotInTime, SessionEnded, or
         what the store answers; then nothing is held."""
-        session = self._session
-        until = inf if timeout_s is None else session.now() + timeout_s
-        if self.is_held:
-            raise InvalidRequest("this lock is held already; make one for each that waits")
-        place = await session.run(queueing.acquire(session.lease, self._prefix, self._mode, self._value, until))
-        if not session.lease.holds(place.key, session.now()):
-            session.lease.discard(place.key)
-            raise SessionEnded(f"the session {session.lease.key!r} has ended meanwhile")
-        self._place = place
-        return place.token
+        return await self._session.run(self._head.acquire(), timeout_s=timeout_s)
 
     async def release(self) -> bool:
         """Give it up. True if it was held until now; False: it was lost before, and another may have held it."""
-        place, self._place = self._place, None
-        return False if place is None else await self._session.run(queueing.release(self._session.lease, place))
+        return await self._session.run(self._head.release())
 
     @property
     def is_held(self) -> bool:
         """Whether it is held now, by this machine's monotonic clock."""
-        place, session = self._place, self._session
-        return place is not None and session.lease.holds(place.key, session.now())
+        return self._head.is_held
 
     @property
     def token(self) -> int:
         """The fencing token of the last acquisition; 0 without one. Each that is later, by whomever, has a higher."""
-        return 0 if self._place is None else self._place.token
+        return self._head.token
 
     async def __aenter__(self) -> int:
         return await self.acquire()
@@ -268,19 +320,17 @@ class AsyncElection(AsyncLock):
     `release` resigns."""
 
     def __init__(self, session: AsyncSession, name: bytes, value: bytes = b"") -> None:
-        super().__init__(session, name)
-        self._prefix = session.lease.path(b"leader", name, b"")
-        self._value = value
+        self._session = session
+        self._head = LockHead(session.lease, session.now, name, kind=b"leader", value=value)
 
     async def leader(self) -> tuple[bytes, int] | None:
         """The leader's value and token; None if nobody leads. A leader that has died is told until its session ends."""
-        return await self._session.run(queueing.leader(self._prefix))
+        return await self._session.run(self._head.leader())
 
     async def next_leader(self, known: int = 0, *, timeout_s: float | None = None) -> tuple[bytes, int] | None:
         """Wait until another one leads than that of the token `known` (0: nobody), and tell it as `leader` does. Raises
         NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return await self._session.run(queueing.next_leader(self._prefix, known, until))
+        return await self._session.run(self._head.next_leader(known), timeout_s=timeout_s)
 
 
 class AsyncGroup:
@@ -296,7 +346,8 @@ class AsyncGroup:
 
     async def leave(self) -> None:
         """Be none any more."""
-        await self._session.run(gathering.leave(self._session.lease, self._prefix))
+        lease = self._session.lease
+        await self._session.run(gathering.delete(lease, self._prefix + lease.id))
 
     async def members(self) -> Mapping[bytes, bytes]:
         """Session ids and values of those who are members now."""
@@ -304,22 +355,21 @@ class AsyncGroup:
 
     async def changed(self, known: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> Mapping[bytes, bytes]:
         """Wait until the members are others than `known`, and tell them. Raises NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return await self._session.run(gathering.changed(self._prefix, known, until))
+        return await self._session.run(gathering.changed(self._prefix, known), timeout_s=timeout_s)
 
 
 class AsyncBarrier:
-    """A point that `parties` sessions pass together. For one meeting: each has a name of its own."""
+    """A point that `parties` processes pass together. For one meeting: each has a name of its own. `party` is what this
+    one is called, after a restart too: then it counts once, though its former session may not have ended yet."""
 
-    def __init__(self, session: AsyncSession, name: bytes, parties: int) -> None:
-        self._session, self._parties = session, parties
+    def __init__(self, session: AsyncSession, name: bytes, parties: int, *, party: bytes) -> None:
+        self._session, self._parties, self._party = session, parties, party
         self._prefix = session.lease.path(b"barrier", name, b"")
 
     async def wait(self, *, timeout_s: float | None = None) -> None:
         """Return once all parties have come here. Who comes within an hour of that passes at once. Raises NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, until)
-        await self._session.run(recipe)
+        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
+        await self._session.run(recipe, timeout_s=timeout_s)
 
 
 class AsyncRendezvous:
@@ -335,8 +385,7 @@ class AsyncRendezvous:
 
     async def meet(self, *, timeout_s: float | None = None) -> bytes:
         """Wait for what was published; of several that which was first. Raises NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return await self._session.run(gathering.meet(self._prefix, until))
+        return await self._session.run(gathering.meet(self._prefix), timeout_s=timeout_s)
 
 
 class AsyncQueue:
@@ -352,10 +401,9 @@ class AsyncQueue:
         await self._session.run(handing_out.put(self._prefix, value))
 
     async def take(self, *, timeout_s: float | None = None) -> Taken:
-        """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken. Raises
-        NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return await self._session.run(handing_out.take(self._prefix, until))
+        """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken; `times`
+        says how often that was. Raises NotInTime; after OutcomeUnknown one may be taken for ttl and grace by nobody."""
+        return await self._session.run(handing_out.take(self._prefix), timeout_s=timeout_s)
 
     async def done(self, taken: Taken) -> None:
         """Take it out of the queue for good. Raises SessionEnded if it may have been handed out again."""

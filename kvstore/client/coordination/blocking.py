@@ -8,23 +8,36 @@ with Session(client, b"reports") as session:
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
 from kvstore.client.blocking.client import Client
-from kvstore.client.coordination import gathering, handing_out, queueing
+from kvstore.client.blocking.watch import Watch, end_in
+from kvstore.client.coordination import gathering, handing_out
 from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.lease import CLOSE_S, GRACE_S, TTL_S, Lease
-from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
-from kvstore.client.coordination.steps import Await, Find, Found, NotInTime, Recipe, SessionEnded, Step, Write
+from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, Lease
+from kvstore.client.coordination.lock_head import LockHead
+from kvstore.client.coordination.steps import (
+    Await,
+    Find,
+    Found,
+    NotInTime,
+    Recipe,
+    SessionEnded,
+    Step,
+    Write,
+    is_late,
+    is_news,
+)
+from kvstore.client.core.fanout import PAGE_LIMIT_MAX
+from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
-from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
+from kvstore.errors import ConditionFailed, Refused, StoreError
 
 T = TypeVar("T")
-CALL_S_MIN = 0.05
-"""A renewal that begins just before the deadline has so long at least."""
 
 
 class Session:
@@ -52,13 +65,23 @@ class Session:
         self.lease = Lease(tag, self._env.random.randbytes(12).hex().encode(), ttl_s, grace_s)
         self.lost = threading.Event()
         self._mutex, self._wake = threading.Lock(), threading.Event()
+        self._waits: dict[Watch, None] = {}
+        """Of those who wait for a change, and shall not any more once the session is over. Under `_guard`."""
+        self._guard = threading.Lock()
         self._keeper: threading.Thread | None = None
 
     def open(self) -> Self:
-        """Make the session in the store. Raises what the store answers; a session is opened once."""
-        sent = self.now()
-        self._client.batch(self.lease.opening(self._name), timeout_s=self.lease.ttl_s)
-        self.lease.opened(sent)
+        """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
+        SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
+        sent, opening = self.now(), self.lease.opening(self._name)
+        try:
+            results = self._client.batch(opening, timeout_s=self.lease.ttl_s)
+        except Refused:
+            self.lease.not_opened()
+            raise
+        self.lease.opened(results, sent)
+        if self.lost.is_set():
+            raise self.lease.ended()  # it was closed meanwhile
         self._keeper = threading.Thread(target=self._keep_alive, name="kvstore session", daemon=True)
         self._keeper.start()
         return self
@@ -97,22 +120,24 @@ class Session:
         """The clock that `lease` counts by, in seconds."""
         return self._env.clock.now()
 
-    def put(self, name: bytes, value: bytes) -> int:
-        """Write the key `{tag}/name`, which ends with the session, and return its version. No other session may write
-        it. Raises SessionEnded."""
-        return self.run(gathering.put(self.lease, name, value))
+    def put(self, name: bytes, value: bytes, *, waits: bool = False, timeout_s: float | None = None) -> int:
+        """Write the key `{tag}/name`, which ends with the session, and return its version. Again: with another value.
+        Raises NameTaken if it is there and not this session's, or with `waits` waits until it has gone; SessionEnded;
+        SessionFull. After OutcomeUnknown it may be there, and taken, for ttl and grace."""
+        return self.run(gathering.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
 
-    def delete(self, name: bytes) -> None:
-        """Delete a key of `put`. Raises SessionEnded."""
-        self.run(gathering.delete(self.lease, name))
+    def delete(self, name: bytes, *, timeout_s: float | None = None) -> None:
+        """Delete a key of `put`, if it is this session's. Raises SessionEnded."""
+        self.run(gathering.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
 
-    def run(self, recipe: Recipe[T]) -> T:
-        """Carry out a recipe of this package."""
+    def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
+        """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
+        until = inf if timeout_s is None else self.now() + timeout_s
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = self._do(step)
+                    answer = self._do(step, until)
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -127,62 +152,95 @@ class Session:
 
     # ── steps ──
 
-    def _do(self, step: Step) -> object:
-        match step:
-            case Write():
-                return self._write(step)
-            case Find():
-                return self._find(step)
-            case Await():
-                return self._await(step)
+    def _do(self, step: Step, until: float) -> object:
+        try:
+            match step:
+                case Write():
+                    return self._write(step, until)
+                case Find():
+                    return self._find(step, until)
+                case Await():
+                    return self._await(step, until)
+        except StoreError as error:
+            if self.now() < until or not is_late(error, step):
+                raise
+            raise NotInTime(f"the time was over: {error}") from error
 
-    def _write(self, write: Write) -> object:
+    def _write(self, write: Write, until: float) -> object:
         lease = self.lease
-        with self._mutex:
+        with self._turn(until):
             sent = self.now()
             batch = lease.batch(write, sent)
             try:
-                results = self._client.batch(batch, timeout_s=max(CALL_S_MIN, lease.deadline - sent))
+                results = self._client.batch(batch, timeout_s=lease.call_s(batch, sent, until))
             except ConditionFailed:
-                if self._client.meta(lease.key) is None:
+                if self._client.meta(lease.key, timeout_s=lease.call_s(batch, self.now(), until)) is None:
                     self._over()
                     raise SessionEnded(f"the session {lease.key!r} has ended") from None
                 raise
             return lease.wrote(write, batch, results, sent)
 
-    def _find(self, find: Find) -> Found:
-        return dict(self._client.scan(prefix=find.prefix, limit=find.limit, keys_only=find.keys_only))
-
-    def _await(self, step: Await) -> Found:
-        """The watch is on before the first look: what changes between two looks wakes."""
-        while True:
-            limit = min(step.until, self.lease.deadline)
-            found = self._look(step, limit)
-            if found is not None:
-                return found
-            if not self.is_alive:
-                raise SessionEnded(f"the session {self.lease.key!r} is over")
-            if self.now() >= step.until:
-                raise NotInTime(f"nothing came in time below {step.find.prefix!r}")
-
-    def _look(self, step: Await, limit: float) -> Found | None:
-        """The keys once they are as was waited for; None if the time was over first."""
-        key, prefix = (step.find.prefix, b"") if step.is_key else (None, step.find.prefix)
-        changes = self._client.watch(key, prefix=prefix, keys_only=True)
-        timer = threading.Timer(max(0.0, limit - self.now()), changes.close)
-        timer.daemon = True
-        timer.start()
+    @contextmanager
+    def _turn(self, until: float) -> Iterator[None]:
+        """Batches of one session follow one another."""
+        left_s = self._left_s(until)
+        if not self._mutex.acquire(timeout=-1 if left_s is None else left_s):
+            raise NotInTime("the session was busy with other writes until the time was over")
         try:
-            changes.ready()
-            while self.now() < limit:
-                if step.is_met(found := self._find(step.find)):
-                    return found
-                if next(changes, None) is None:
-                    return None
-            return None
+            yield
         finally:
-            timer.cancel()
+            self._mutex.release()
+
+    def _find(self, find: Find, until: float) -> Found:
+        found: dict[bytes, Item] = {}
+        token: str | None = None
+        while True:
+            limit = min(PAGE_LIMIT_MAX, find.limit - len(found) if find.limit else PAGE_LIMIT_MAX)
+            page = self._client.page(
+                token, prefix=find.prefix, limit=limit, keys_only=find.keys_only, timeout_s=self._left_s(until)
+            )
+            found.update(page.items)
+            token = page.token
+            if token is None or len(found) == find.limit:
+                return found
+
+    def _await(self, step: Await, until: float) -> Found:
+        """Wait until the time is over, which ends the watch, or the session is, which `_over` tells."""
+        find = step.find
+        key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
+        changes = self._client.watch(key, prefix=prefix, keys_only=find.keys_only)
+        left_s = self._left_s(until)
+        if left_s is not None:
+            end_in(changes, left_s)
+        with self._guard:
+            self._waits[changes] = None
+        try:
+            found = self._look(step, until, changes) if self.is_alive else None
+        finally:
+            with self._guard:
+                del self._waits[changes]
             changes.close()
+        if found is not None:
+            return found
+        if not self.is_alive:
+            raise self.lease.ended()
+        raise NotInTime(f"nothing came in time below {find.prefix!r}")
+
+    def _look(self, step: Await, until: float, changes: Watch) -> Found | None:
+        """The keys once they are as was waited for; None if the watch was ended before. It is on before the first look:
+        what changes between two looks wakes."""
+        changes.ready()
+        while not step.is_met(found := self._find(step.find, until)):
+            while (change := next(changes, None)) is not None and not is_news(step.find, found, change):
+                pass
+            if change is None:
+                return None
+        return found
+
+    def _left_s(self, until: float) -> float | None:
+        return None if until == inf else max(CALL_S_MIN, until - self.now())
+
+    # ── keeping alive ──
 
     def _keep_alive(self) -> None:
         try:
@@ -192,23 +250,27 @@ class Session:
 
     def _renew(self) -> None:
         lease = self.lease
-        while lease.is_alive(self.now()):
-            self._wake.wait(max(0.0, min(lease.renew_after_s, lease.deadline - self.now())))
+        while lease.is_alive(now := self.now()):
+            self._wake.wait(lease.pause_s(now))
             self._wake.clear()
-            if not lease.is_alive(self.now()):
-                break
             try:
-                self._write(Write())
+                self._write(Write(renews=lease.is_due(self.now())), inf)
             except SessionEnded:
                 break
             except StoreError:
-                # Again soon: the store may be between two leaders.
-                self.lost.wait(min(lease.renew_after_s, 0.2))
+                self.lost.wait(min(lease.renew_after_s, AGAIN_S))
                 self._wake.set()
+            else:
+                if lease.has_discarded:
+                    self._wake.set()
 
     def _over(self) -> None:
         self.lease.end()
         self.lost.set()
+        with self._guard:
+            waits = list(self._waits)
+        for each in waits:
+            each.close()
 
 
 class Lock:
@@ -221,40 +283,26 @@ class Lock:
 
     def __init__(self, session: Session, name: bytes, *, shared: bool = False) -> None:
         self._session = session
-        self._prefix = session.lease.path(b"lock", name, b"")
-        self._mode = SHARED if shared else EXCLUSIVE
-        self._value = b""
-        self._place: Place | None = None
+        self._head = LockHead(session.lease, session.now, name, shared=shared)
 
     def acquire(self, *, timeout_s: float | None = None) -> int:
         """Wait for one's turn, in the order of asking, and return the fencing token. Raises NotInTime, SessionEnded, or
         what the store answers; then nothing is held."""
-        session = self._session
-        until = inf if timeout_s is None else session.now() + timeout_s
-        if self.is_held:
-            raise InvalidRequest("this lock is held already; make one for each that waits")
-        place = session.run(queueing.acquire(session.lease, self._prefix, self._mode, self._value, until))
-        if not session.lease.holds(place.key, session.now()):
-            session.lease.discard(place.key)
-            raise SessionEnded(f"the session {session.lease.key!r} has ended meanwhile")
-        self._place = place
-        return place.token
+        return self._session.run(self._head.acquire(), timeout_s=timeout_s)
 
     def release(self) -> bool:
         """Give it up. True if it was held until now; False: it was lost before, and another may have held it."""
-        place, self._place = self._place, None
-        return False if place is None else self._session.run(queueing.release(self._session.lease, place))
+        return self._session.run(self._head.release())
 
     @property
     def is_held(self) -> bool:
         """Whether it is held now, by this machine's monotonic clock."""
-        place, session = self._place, self._session
-        return place is not None and session.lease.holds(place.key, session.now())
+        return self._head.is_held
 
     @property
     def token(self) -> int:
         """The fencing token of the last acquisition; 0 without one. Each that is later, by whomever, has a higher."""
-        return 0 if self._place is None else self._place.token
+        return self._head.token
 
     def __enter__(self) -> int:
         return self.acquire()
@@ -270,19 +318,17 @@ class Election(Lock):
     `release` resigns."""
 
     def __init__(self, session: Session, name: bytes, value: bytes = b"") -> None:
-        super().__init__(session, name)
-        self._prefix = session.lease.path(b"leader", name, b"")
-        self._value = value
+        self._session = session
+        self._head = LockHead(session.lease, session.now, name, kind=b"leader", value=value)
 
     def leader(self) -> tuple[bytes, int] | None:
         """The leader's value and token; None if nobody leads. A leader that has died is told until its session ends."""
-        return self._session.run(queueing.leader(self._prefix))
+        return self._session.run(self._head.leader())
 
     def next_leader(self, known: int = 0, *, timeout_s: float | None = None) -> tuple[bytes, int] | None:
         """Wait until another one leads than that of the token `known` (0: nobody), and tell it as `leader` does. Raises
         NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return self._session.run(queueing.next_leader(self._prefix, known, until))
+        return self._session.run(self._head.next_leader(known), timeout_s=timeout_s)
 
 
 class Group:
@@ -298,7 +344,8 @@ class Group:
 
     def leave(self) -> None:
         """Be none any more."""
-        self._session.run(gathering.leave(self._session.lease, self._prefix))
+        lease = self._session.lease
+        self._session.run(gathering.delete(lease, self._prefix + lease.id))
 
     def members(self) -> Mapping[bytes, bytes]:
         """Session ids and values of those who are members now."""
@@ -306,22 +353,21 @@ class Group:
 
     def changed(self, known: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> Mapping[bytes, bytes]:
         """Wait until the members are others than `known`, and tell them. Raises NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return self._session.run(gathering.changed(self._prefix, known, until))
+        return self._session.run(gathering.changed(self._prefix, known), timeout_s=timeout_s)
 
 
 class Barrier:
-    """A point that `parties` sessions pass together. For one meeting: each has a name of its own."""
+    """A point that `parties` processes pass together. For one meeting: each has a name of its own. `party` is what this
+    one is called, after a restart too: then it counts once, though its former session may not have ended yet."""
 
-    def __init__(self, session: Session, name: bytes, parties: int) -> None:
-        self._session, self._parties = session, parties
+    def __init__(self, session: Session, name: bytes, parties: int, *, party: bytes) -> None:
+        self._session, self._parties, self._party = session, parties, party
         self._prefix = session.lease.path(b"barrier", name, b"")
 
     def wait(self, *, timeout_s: float | None = None) -> None:
         """Return once all parties have come here. Who comes within an hour of that passes at once. Raises NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, until)
-        self._session.run(recipe)
+        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
+        self._session.run(recipe, timeout_s=timeout_s)
 
 
 class Rendezvous:
@@ -337,8 +383,7 @@ class Rendezvous:
 
     def meet(self, *, timeout_s: float | None = None) -> bytes:
         """Wait for what was published; of several that which was first. Raises NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return self._session.run(gathering.meet(self._prefix, until))
+        return self._session.run(gathering.meet(self._prefix), timeout_s=timeout_s)
 
 
 class Queue:
@@ -354,10 +399,9 @@ class Queue:
         self._session.run(handing_out.put(self._prefix, value))
 
     def take(self, *, timeout_s: float | None = None) -> Taken:
-        """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken. Raises
-        NotInTime."""
-        until = inf if timeout_s is None else self._session.now() + timeout_s
-        return self._session.run(handing_out.take(self._prefix, until))
+        """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken; `times`
+        says how often that was. Raises NotInTime; after OutcomeUnknown one may be taken for ttl and grace by nobody."""
+        return self._session.run(handing_out.take(self._prefix), timeout_s=timeout_s)
 
     def done(self, taken: Taken) -> None:
         """Take it out of the queue for good. Raises SessionEnded if it may have been handed out again."""

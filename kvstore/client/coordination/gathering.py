@@ -5,24 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, Find, Found, Recipe, Write
+from kvstore.client.coordination.steps import Await, Find, Found, NameTaken, Recipe, Write
 from kvstore.client.core import operations
-from kvstore.errors import InvalidRequest, Refused
+from kvstore.errors import ConditionFailed, InvalidRequest, Refused
 
 OPEN_S = 3600.0
 """How long a barrier stays open for parties that are late to hear of it."""
 
 
-def put(lease: Lease, name: bytes, value: bytes) -> Recipe[int]:
-    return (yield from _kept(lease, lease.path(name), value))
+# docs/protocol.md Q1
+def put(lease: Lease, name: bytes, value: bytes, *, waits: bool) -> Recipe[int]:
+    """Write a key of the session, and return its version. One that is another session's is left to it: raises
+    NameTaken, or waits until it has gone. A write of unknown outcome is neither kept nor taken back, since by then the
+    key may be another session's: it goes with its time to live."""
+    key = lease.path(name)
+    while True:
+        try:
+            (version,) = yield Write(puts={key: value})
+            return int(version)
+        except ConditionFailed:
+            if not waits:
+                raise NameTaken(f"{key!r} is there, and is not this session's; it may end with another one") from None
+        yield Await(Find(key, keys_only=True), lambda found: key not in found, is_key=True)
 
 
-def _kept(lease: Lease, key: bytes, value: bytes) -> Recipe[int]:
-    """Write a key of the session, and return its version. A new one of unknown outcome is kept no longer; one that was
-    refused may be there as another session's."""
+def delete(lease: Lease, key: bytes) -> Recipe[None]:
+    """Delete a key, if it is one of the session's. If the outcome is unknown it is not kept either."""
+    if key not in lease.keys:
+        return
+    try:
+        yield Write(drops=(key,))
+    except Refused:
+        raise  # nothing was done
+    except BaseException:
+        lease.forget(key)
+        raise
+
+
+def join(lease: Lease, prefix: bytes, value: bytes) -> Recipe[None]:
+    """Write the key that has the session's id, which no other session writes."""
+    key = prefix + lease.id
     is_new, is_unknown = key not in lease.keys, True
     try:
-        (version,) = yield Write(puts={key: value})
+        yield Write(puts={key: value})
         is_unknown = False
     except Refused:
         is_unknown = False
@@ -30,19 +55,6 @@ def _kept(lease: Lease, key: bytes, value: bytes) -> Recipe[int]:
     finally:
         if is_new and is_unknown:
             lease.discard(key)
-    return int(version)
-
-
-def delete(lease: Lease, name: bytes) -> Recipe[None]:
-    yield Write(drops=(lease.path(name),))
-
-
-def join(lease: Lease, prefix: bytes, value: bytes) -> Recipe[int]:
-    return (yield from _kept(lease, prefix + lease.id, value))
-
-
-def leave(lease: Lease, prefix: bytes) -> Recipe[None]:
-    yield Write(drops=(prefix + lease.id,))
 
 
 def members(prefix: bytes) -> Recipe[Mapping[bytes, bytes]]:
@@ -50,8 +62,8 @@ def members(prefix: bytes) -> Recipe[Mapping[bytes, bytes]]:
     return _values(found, prefix)
 
 
-def changed(prefix: bytes, known: Mapping[bytes, bytes], until: float) -> Recipe[Mapping[bytes, bytes]]:
-    found: Found = yield Await(Find(prefix), lambda found: _values(found, prefix) != dict(known), until)
+def changed(prefix: bytes, known: Mapping[bytes, bytes]) -> Recipe[Mapping[bytes, bytes]]:
+    found: Found = yield Await(Find(prefix), lambda found: _values(found, prefix) != dict(known))
     return _values(found, prefix)
 
 
@@ -59,22 +71,26 @@ def _values(found: Found, prefix: bytes) -> dict[bytes, bytes]:
     return {key.removeprefix(prefix): item.value for key, item in found.items()}
 
 
-def pass_barrier(lease: Lease, prefix: bytes, parties: int, until: float) -> Recipe[None]:
-    """Arrive, and wait until `parties` have. Whoever goes on has made sure that all others will: the barrier is open
-    from then on, though those who have passed it may end at once."""
-    if parties < 1:
-        raise InvalidRequest(f"want 1 party or more, got {parties}")
+def pass_barrier(lease: Lease, prefix: bytes, parties: int, party: bytes) -> Recipe[None]:
+    """Arrive as `party`, and wait until `parties` of different names have. Whoever goes on has made sure that all
+    others will: the barrier is open from then on, though those who have passed it may end at once."""
+    if parties < 1 or not party:
+        raise InvalidRequest(f"want 1 party or more, and a name of this one, got {parties}, {party!r}")
     arrival, opened = prefix + b"at-" + lease.id, prefix + b"open"
+
+    def is_met(found: Found) -> bool:
+        return opened in found or len({item.value for item in found.values()}) >= parties
+
     try:
-        yield Write(puts={arrival: b""})
-        found: Found = yield Await(Find(prefix), lambda found: opened in found or len(found) >= parties, until)
+        yield Write(puts={arrival: party}, is_given_up=True)
+        found: Found = yield Await(Find(prefix), is_met)
         if opened not in found:
             yield Write(more=(operations.put(opened, b"", ttl_s=OPEN_S),))
     finally:
         lease.discard(arrival)  # who has passed is not waited for: the barrier is open
 
 
-def meet(prefix: bytes, until: float) -> Recipe[bytes]:
+def meet(prefix: bytes) -> Recipe[bytes]:
     """Wait for what somebody has published there; of several that which was first."""
-    found: Found = yield Await(Find(prefix), bool, until)
+    found: Found = yield Await(Find(prefix), bool)
     return min(found.values(), key=lambda item: item.created).value

@@ -16,9 +16,10 @@ from kvstore.client.core import operations
 from kvstore.client.core.values import Level
 from kvstore.errors import ConditionFailed, Refused
 
-LOOKED_AT = 1000
-"""The first keys of a queue, claims before items: so many claims are there at most while items can be found."""
-CLAIM, ITEM, TICKETS = b"claim-", b"item-", b"tickets"
+LOOKED_AT_FIRST, LOOKED_AT = 32, 1000
+"""The first keys of a queue, claims before items: so many claims are there at most while items can be found. Who finds
+nothing among few looks at more."""
+CLAIM, ITEM, TICKETS, TIMES = b"claim-", b"item-", b"tickets", b"times-"
 """In the order of keys."""
 
 
@@ -30,6 +31,8 @@ class Taken(NamedTuple):
     value: bytes
     token: int
     """The version of the claim. Who takes the item later has a higher one."""
+    times: int = 1
+    """How often it was taken, this time included: an item that nobody can finish is one with many."""
 
 
 def put(prefix: bytes, value: bytes) -> Recipe[None]:
@@ -45,22 +48,34 @@ def free_ones(found: Found, prefix: bytes) -> list[bytes]:
     return [name for name in items if name not in claimed]
 
 
-def take(prefix: bytes, until: float) -> Recipe[Taken]:
+def take(prefix: bytes) -> Recipe[Taken]:
     """Claim the first item that nobody has, waiting for one. A claim of unknown outcome is not taken back, since it may
     be another one's by then: it goes with its time to live."""
-    find = Find(prefix, LOOKED_AT, keys_only=True)
     while True:
-        found: Found = yield Await(find, lambda found: bool(free_ones(found, prefix)), until)
-        for name in free_ones(found, prefix):
-            item, claim = prefix + ITEM + name, prefix + CLAIM + name
+        for name in (yield from _some_free(prefix)):
+            item, claim, times = prefix + ITEM + name, prefix + CLAIM + name, prefix + TIMES + name
             conditions = operations.condition(claim, present=False), operations.condition(item, present=True)
+            reads = operations.get(item, Level.LINEARIZABLE), operations.increment(times)
             try:
-                *_, got, token = yield Write(
-                    more=(*conditions, operations.get(item, Level.LINEARIZABLE)), puts={claim: b""}
-                )
+                *_, got, taken, token = yield Write(more=(*conditions, *reads), puts={claim: b""})
             except ConditionFailed:
                 continue  # another one was first
-            return Taken(name, got.value, token)
+            return Taken(name, got.value, token, taken)
+
+
+def _some_free(prefix: bytes) -> Recipe[list[bytes]]:
+    """Names of items that nobody has, waiting for one."""
+    looked_at = LOOKED_AT_FIRST
+    while looked_at < LOOKED_AT:
+        found: Found = yield Find(prefix, looked_at, keys_only=True)
+        if free := free_ones(found, prefix):
+            return free
+        if len(found) < looked_at:
+            break
+        looked_at *= 4
+    whole = Find(prefix, LOOKED_AT, keys_only=True)
+    found = yield Await(whole, lambda found: bool(free_ones(found, prefix)))
+    return free_ones(found, prefix)
 
 
 def done(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
@@ -68,7 +83,8 @@ def done(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
     claim = prefix + CLAIM + taken.name
     if claim not in lease.keys:
         raise SessionEnded(f"{claim!r} has ended with its session, or was given back")
-    yield from _let_go(lease, claim, Write(more=(operations.delete(prefix + ITEM + taken.name),), drops=(claim,)))
+    gone = operations.delete(prefix + ITEM + taken.name), operations.delete(prefix + TIMES + taken.name)
+    yield from _let_go(lease, claim, Write(more=gone, drops=(claim,)))
 
 
 def give_back(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:

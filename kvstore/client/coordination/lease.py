@@ -2,35 +2,52 @@
 
 Rules (docs/protocol.md, Q1 to Q3):
 
-- Each key of a session has one time to live, the session's ttl and the grace, and every batch of the session gives it
-  anew to all of them, if the session's own key is still there. So they go together, and none comes back.
-- The owner counts the ttl on its own monotonic clock, from before it *sent* the last batch that was answered: the
-  store counted from later on.
+- Every batch of the session stands under the condition that the session's own key is there. One that renews gives all
+  keys of the session the same time to live anew, the session's ttl and the grace; a key that is written in between gets
+  the expiry that the last renewal gave. So they go together, and none comes back.
+- The owner counts the ttl on its own monotonic clock, from before it *sent* the last renewal that was answered: the
+  store counted from later on. It counts a thousandth less, which is more than its clock may go too slowly.
 - The grace is more than what the dates of two leaders may differ by (P29, P30): a leader that takes over may find a key
   past its expiry sooner than the one that wrote it would have, but not before the owner has stopped counting on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import Any
 
-from kvstore.client.coordination.steps import SessionEnded, Write
+from kvstore.client.coordination.steps import SessionEnded, SessionFull, Write
+from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import DELETE
 from kvstore.errors import InvalidRequest
+from kvstore.limits import BATCH_BYTES_MAX
+from kvstore.proto import kv_pb2
 
 TTL_S = 10.0
-TTL_S_MIN = 0.5
+TTL_S_MIN, TTL_S_MAX = 0.5, 86_400.0
 GRACE_S = 6.0
 """Twice what the date of a server that leads may be from those of a majority (P29): 3 s."""
+GRACE_S_MAX = 3_600.0
+CLOCK_RATE = 1e-3
+"""How much more slowly than time the owner's clock may go: twice what adjtime and NTP slew by. Of a day it is 86 s."""
 KEYS_MAX = 256
 """Of a session, each of which every renewal names."""
+KEPT_BYTES_MAX = 768 << 10
+"""Keys and values that a session keeps: each renewal logs all of them anew, and one batch has to name all keys."""
 CLOSE_S = 2.0
 """A session that is closed waits so long for what it is writing, and again for the answer to its end."""
+CALL_S_MIN = 0.05
+"""A call that begins just before its time is over has so long at least."""
+AGAIN_S = 0.2
+"""Until a renewal that has failed is tried again: the store may be between two leaders."""
 DISCARDED_MAX = 1024
 """Beyond this many the oldest are left to their expiry."""
+DROPPED_BYTES = 128 << 10
+"""Of discarded keys that one batch deletes."""
 
 
 @dataclass(slots=True)
@@ -41,20 +58,27 @@ class Lease:
     id: bytes
     ttl_s: float = TTL_S
     grace_s: float = GRACE_S
-    deadline: float = float("-inf")
+    deadline: float = -inf
     """Until when the owner counts on the keys, by its clock."""
-    keys: dict[bytes, None] = field(default_factory=dict)
+    keys: dict[bytes, int] = field(default_factory=dict)
+    """With the bytes of key and value."""
+    _renewed_at: float = -inf
+    """When the last renewal that was answered was sent."""
+    _expires_ms: int = 0
+    """The expiry that it gave, by the store's date."""
     _discarded: dict[bytes, None] = field(default_factory=dict)
     """Keys that may be there or still come, and shall not be."""
+    _was_opened: bool = False
     _is_over: bool = False
     _numbers: count[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
         if not self.tag or b"{" in self.tag or b"}" in self.tag:
             raise InvalidRequest(f"want a tag of one byte or more without braces, got {self.tag!r}")
-        if not self.ttl_s >= TTL_S_MIN or not self.grace_s >= 0:
+        if not TTL_S_MIN <= self.ttl_s <= TTL_S_MAX or not 0 <= self.grace_s <= GRACE_S_MAX:
             raise InvalidRequest(
-                f"want a ttl of at least {TTL_S_MIN} s and a grace of 0 s or more, got {self.ttl_s} s, {self.grace_s} s"
+                f"want a ttl of {TTL_S_MIN:g} to {TTL_S_MAX:g} s and a grace of 0 to {GRACE_S_MAX:g} s, "
+                f"got {self.ttl_s} s, {self.grace_s} s"
             )
 
     @property
@@ -85,50 +109,113 @@ class Lease:
         """Whether the owner may count on `key`."""
         return key in self.keys and self.is_alive(now)
 
+    def ended(self) -> SessionEnded:
+        """The error for callers whom it serves no longer."""
+        is_over = self._is_over or self._was_opened
+        return SessionEnded(f"the session {self.key!r} {'is over' if is_over else 'was not opened'}")
+
+    # ── times ──
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to renew."""
+        return now >= self._renewed_at + self.renew_after_s
+
+    def pause_s(self, now: float) -> float:
+        """The time until the next renewal is due, or the session is over."""
+        return max(0.0, min(self._renewed_at + self.renew_after_s, self.deadline) - now)
+
+    def call_s(self, batch: Batch, now: float, until: float) -> float:
+        """How long a batch may take whose caller has time until then. One that does not renew leaves time for a renewal
+        behind it."""
+        last = self.deadline if _renews(batch, self.key) else self._renewed_at + self.ttl_s / 2
+        return max(CALL_S_MIN, min(last, until) - now)
+
     # ── batches ──
 
     def opening(self, value: bytes) -> Batch:
-        """Makes the session. Its id is new, so the key is absent."""
-        return Batch().put(self.key, value, ttl_s=self.ttl_s + self.grace_s, if_absent=True)
+        """Makes the session. Its id is new, so the key is absent. Raises InvalidRequest if it was opened before, and
+        SessionEnded if it is over: nobody may count on its keys again."""
+        if self._is_over:
+            raise self.ended()
+        if self._was_opened:
+            raise InvalidRequest(f"the session {self.key!r} was opened already; make a new one")
+        self._was_opened = True
+        return Batch().put(self.key, value, ttl_s=self.ttl_s + self.grace_s, if_absent=True).get(self.key)
 
-    def opened(self, sent: float) -> None:
+    def opened(self, results: list[Any], sent: float) -> None:
         """The batch was answered. `sent`: when the call began."""
-        self.deadline = sent + self.ttl_s
+        self._renewed(sent, results[1].expires_ms)
+
+    def not_opened(self) -> None:
+        """The batch was refused: it may be tried again."""
+        self._was_opened = False
 
     def batch(self, write: Write, now: float) -> Batch:
         """The batch for `write`. Raises SessionEnded if the owner does not count on the session any more, and
-        InvalidRequest if it would have too many keys."""
+        SessionFull if it would have too many keys or bytes."""
         if not self.is_alive(now):
-            raise SessionEnded(f"the session {self.key!r} is over")
-        if len(self.keys | dict.fromkeys(write.puts)) > KEYS_MAX:
-            raise InvalidRequest(f"want at most {KEYS_MAX} keys in a session, got one more")
-        life_s = self.ttl_s + self.grace_s
-        batch = Batch().check(self.key, present=True).expire(self.key, life_s)
-        for key in list(self.keys):  # other threads may discard
-            batch.expire(key, life_s)
-        for key in list(self._discarded):
-            batch.delete(key)
+            raise self.ended()
+        self._check_room(write)
+        batch = Batch().check(self.key, present=True)
+        if write.renews or now >= self._renewed_at + self.renew_after_s / 2:
+            life_s = self.ttl_s + self.grace_s
+            batch.expire(self.key, life_s).get(self.key)
+            for key in list(self.keys):  # other threads may discard
+                batch.expire(key, life_s)
+        large = sum(len(each.key) + len(each.value) for each in write.more) > BATCH_BYTES_MAX // 8
+        self._drop(batch, 0 if large else DROPPED_BYTES, write.puts)
         batch.operations += write.more
         for key, value in write.puts.items():
-            batch.put(key, value, ttl_s=life_s)
+            self._put(batch, key, value)
         for key in write.drops:
             batch.delete(key)
         return batch
 
+    def _put(self, batch: Batch, key: bytes, value: bytes) -> None:
+        is_new = key not in self.keys
+        if _renews(batch, self.key):
+            batch.put(key, value, ttl_s=self.ttl_s + self.grace_s, if_absent=is_new)
+        else:
+            batch.operations.append(operations.put_until(key, value, self._expires_ms, if_absent=is_new))
+
+    def _drop(self, batch: Batch, most: int, first: Mapping[bytes, bytes]) -> None:
+        """Delete discarded keys, as many as fit into so many bytes: those that shall be written again at first."""
+        for key in sorted(self._discarded, key=lambda each: each not in first):
+            most -= len(key)
+            if most >= 0 or key in first:
+                batch.delete(key)
+
+    def _check_room(self, write: Write) -> None:
+        keys = self.keys | {key: len(key) + len(value) for key, value in write.puts.items()}
+        if write.puts and len(keys) > KEYS_MAX:
+            raise SessionFull(f"want at most {KEYS_MAX} keys in a session, got {len(keys)}")
+        size = sum(keys.values())
+        if write.puts and size > KEPT_BYTES_MAX:
+            raise SessionFull(f"want at most {KEPT_BYTES_MAX} bytes of keys and values in a session, got {size}")
+
     def wrote(self, write: Write, batch: Batch, results: list[Any], sent: float) -> list[Any]:
         """Take the answer to a batch whose call began at `sent`, and return what belongs to the write itself. Batches
         of one lease follow one another."""
-        self.deadline = max(self.deadline, sent + self.ttl_s)
+        first = 1
+        if _renews(batch, self.key):
+            self._renewed(sent, results[2].expires_ms)
+            first = 3
         own = len(results) - len(write.puts) - len(write.drops) - len(write.more)
-        for operation, result in zip(batch.operations[2:own], results[2:own], strict=True):
+        for operation, result in zip(batch.operations[first:own], results[first:own], strict=True):
             if operation.code == DELETE:
                 self._discarded.pop(operation.key, None)
             elif not result:
                 self.keys.pop(operation.key, None)  # somebody else has deleted it
         for key in write.drops:
             self.keys.pop(key, None)
-        self.keys |= dict.fromkeys(write.puts)
+        self.keys |= {key: len(key) + len(value) for key, value in write.puts.items()}
         return results[own:]
+
+    # docs/protocol.md Q2, Q3
+    def _renewed(self, sent: float, expires_ms: int) -> None:
+        if sent >= self._renewed_at:
+            self._renewed_at, self._expires_ms = sent, expires_ms
+            self.deadline = sent + self.ttl_s * (1 - CLOCK_RATE)
 
     def discard(self, *keys: bytes) -> None:
         """Keep these no longer: they are deleted with the next batch. Keys of a write of unknown outcome too, which
@@ -148,13 +235,21 @@ class Lease:
         return bool(self._discarded)
 
     def closing(self) -> Batch:
-        """Ends the session with all its keys, at once; if it has ended already, others may have keys of these names."""
+        """Ends the session with all its keys, at once; if it has ended already, others may have keys of these names.
+        Discarded ones go as far as there is room in the batch, the others with their time to live."""
         batch = Batch().check(self.key, present=True).delete(self.key)
-        for key in (*self.keys, *self._discarded):
+        for key in list(self.keys):
             batch.delete(key)
+        self._drop(batch, DROPPED_BYTES, {})
         return batch
 
     def end(self) -> None:
         """The session is over."""
         self._is_over = True
         self.keys.clear()
+
+
+def _renews(batch: Batch, session: bytes) -> bool:
+    """Whether it is a batch of that session that gives all keys time anew."""
+    second = batch.operations[1] if len(batch) > 1 else None
+    return second is not None and second.code == kv_pb2.EXPIRE and second.key == session

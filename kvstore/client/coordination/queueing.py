@@ -4,7 +4,8 @@ Each who wants a lock writes a key of its session below the lock's prefix. The v
 is its place in the line, and later its *fencing token*: versions of one tag rise, also over failovers and moves
 (docs/protocol.md, M9), so whoever holds the lock later has a higher one, and what is protected refuses lower ones than
 it has seen. Whoever has nobody in front of it holds the lock; the others watch the one key directly in front of them,
-so the end of a holder wakes one (Q4). It may have been a waiter that has ended: so the line is read again.
+so the end of a holder wakes one (Q4). It may have been a waiter that has ended: so the line is read again, unless the
+holder has said beside the line that it has released.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 from kvstore.client.coordination.lease import Lease
 from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write
+from kvstore.client.core import operations
+from kvstore.errors import ConditionFailed
 
 EXCLUSIVE, SHARED = b"w", b"r"
 
@@ -40,37 +43,57 @@ def in_front(line: Found, key: bytes, mode: bytes) -> bytes | None:
     return before[max(before)] if before else None
 
 
-def acquire(lease: Lease, prefix: bytes, mode: bytes, value: bytes, until: float) -> Recipe[Place]:
+def turn_of(prefix: bytes) -> bytes:
+    """The key beside the line below `prefix` in which the last holder who wanted to write says that it has released."""
+    tag, _, line = prefix.partition(b"}/")
+    return tag + b"}/turn/" + line
+
+
+def has_released(turn: Found, token: int) -> bool:
+    """Whether the holder with this token says so: then nobody was in front of it."""
+    return any(item.value == b"%d" % token for item in turn.values())
+
+
+def acquire(lease: Lease, prefix: bytes, mode: bytes, value: bytes) -> Recipe[Place]:
     """Stand in line below `prefix` until one's turn has come. Raises NotInTime, SessionEnded, or what the store
     answers; then the place in the line is given up."""
     key = prefix + lease.new_name()
     is_mine = False
     try:
-        yield Write(puts={key: mode + value})
+        yield Write(puts={key: mode + value}, is_given_up=True)
         while True:
             line: Found = yield Find(prefix)
             first = in_front(line, key, mode)
             if first is None:
                 is_mine = True
                 return Place(key, line[key].created)
-            yield Await(Find(first), operator.not_, until, is_key=True)
+            yield Await(Find(first, keys_only=True), operator.not_, is_key=True)
+            turn: Found = yield Find(turn_of(prefix))
+            if has_released(turn, line[first].created):
+                mine: Found = yield Find(key, keys_only=True)
+                if key in mine:
+                    is_mine = True
+                    return Place(key, mine[key].created)
     finally:
         if not is_mine:
             lease.discard(key)
 
 
-def release(lease: Lease, place: Place) -> Recipe[bool]:
-    """Give the place up. True if it was held until now."""
+def release(lease: Lease, prefix: bytes, place: Place, mode: bytes) -> Recipe[bool]:
+    """Give the place up. True if it was held until now. A holder who wanted to write says so beside the line, so that
+    the next one need not read it; others may have held a reading side with the one who gives it up."""
     if place.key not in lease.keys:
         return False
+    is_there = operations.condition(place.key, present=True)
+    told = operations.put(turn_of(prefix), b"%d" % place.token, ttl_s=lease.ttl_s + lease.grace_s)
     try:
-        (deleted_at,) = yield Write(drops=(place.key,))
-    except SessionEnded:
+        yield Write(more=(is_there, told) if mode == EXCLUSIVE else (is_there,), drops=(place.key,))
+    except (SessionEnded, ConditionFailed):
         return False
     finally:
         if place.key in lease.keys:
             lease.discard(place.key)
-    return bool(deleted_at)
+    return True
 
 
 def first_of(line: Found) -> Place | None:
@@ -87,9 +110,9 @@ def leader(prefix: bytes) -> Recipe[tuple[bytes, int] | None]:
     return _told(line)
 
 
-def next_leader(prefix: bytes, known: int, until: float) -> Recipe[tuple[bytes, int] | None]:
+def next_leader(prefix: bytes, known: int) -> Recipe[tuple[bytes, int] | None]:
     """The same, once it is another one than that of the token `known` (0: nobody)."""
-    line: Found = yield Await(Find(prefix), lambda found: _token(found) != known, until)
+    line: Found = yield Await(Find(prefix), lambda found: _token(found) != known)
     return _told(line)
 
 

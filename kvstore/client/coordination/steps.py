@@ -1,7 +1,8 @@
 """Steps that recipes ask of whoever carries them out. Decides only.
 
 A recipe is a generator: it yields one step at a time, is sent what came of it (or thrown the StoreError that came), and
-returns its result. So each is written once for asyncio, for threads and for the simulation.
+returns its result. So each is written once for asyncio, for threads and for the simulation. How long all of its steps
+may take together its driver is told.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, TypeVar
 
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.values import Item
-from kvstore.errors import Refused
+from kvstore.client.core.watching import Change
+from kvstore.errors import OutcomeUnknown, Refused, Retryable, StoreError
 
 T = TypeVar("T")
 Found = Mapping[bytes, Item]
@@ -27,17 +29,30 @@ class NotInTime(Refused):
     """The time was over before that for which the caller waited. Nothing is held or kept for the caller."""
 
 
+class NameTaken(Refused):
+    """A key of that name is there and is not this session's: another session has it, perhaps one whose process has died
+    and that has not ended yet; or a plain write has made it. Nothing was written."""
+
+
+class SessionFull(Refused):
+    """The session would keep more than one may, in keys or in bytes; says how much. Nothing was written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write by one batch, if the session is alive, and renew it. Answered by the results of `more`, `puts` and `drops`,
-    in this order, in which they are done."""
+    """Write by one batch, if the session is alive. Answered by the results of `more`, `puts` and `drops`, in this
+    order, in which they are done."""
 
     puts: Mapping[bytes, bytes] = field(default_factory=dict)
-    """Keys that shall end with the session."""
+    """Keys that shall end with the session. One that is not the session's yet must be absent: ConditionFailed."""
     drops: tuple[bytes, ...] = ()
     """Keys of the session to delete now."""
     more: tuple[Operation, ...] = ()
     """Anything else, on keys of the same tag: conditions too, and what they say is thrown."""
+    renews: bool = False
+    """Renew the session, however short ago that was done."""
+    is_given_up: bool = False
+    """If its outcome is unknown its recipe keeps nothing of it: so that it was late is all there is to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +63,41 @@ class Find:
     limit: int = 0
     """The first so many keys; 0: all."""
     keys_only: bool = False
+    """The values are not wanted: they are empty, and it is no news that one has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until `is_met` of what `find` finds, looking again after each change below its prefix. Answered by Found.
-    Raises NotInTime, or SessionEnded if the session ends before."""
+    """Wait until `is_met` of what `find` finds, looking again after each change that is news. Answered by Found. Raises
+    NotInTime, or SessionEnded if the session ends before."""
 
     find: Find
     is_met: Callable[[Found], bool]
-    until: float
-    """By the driver's clock; inf: without end."""
     is_key: bool = False
     """The prefix is one whole key, of which alone changes are wanted."""
 
 
 Step = Write | Find | Await
 Recipe = Generator[Step, Any, T]
+
+
+# docs/protocol.md Q4
+def is_news(find: Find, found: Found, change: Change) -> bool:
+    """Whether `find` might find something else than `found`, of which a watch that began before has told `change`.
+    Sessions write their keys again and again to keep them: that is none, else each renewal would have all who wait read
+    the whole line."""
+    item, had = change.item, found.get(change.key)
+    if item is None:
+        return had is not None and change.version > had.version
+    if had is None:  # one that was there before has been told with its creation, or lies beyond the limit
+        return item.created == change.version or not find.keys_only
+    if change.version <= had.version:
+        return False
+    return item.created != had.created or not (find.keys_only or item.value == had.value)
+
+
+def is_late(error: StoreError, step: Step) -> bool:
+    """Whether, once the time is over, an error says no more than that: nothing was done, or nothing of it is kept."""
+    return isinstance(error, Retryable) or (
+        isinstance(error, OutcomeUnknown) and not (isinstance(step, Write) and not step.is_given_up)
+    )

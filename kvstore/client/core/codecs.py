@@ -7,14 +7,15 @@ There is none for pickle, and none should be written: whoever may write a key co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum, StrEnum
+from math import isfinite
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import orjson
 
-from kvstore.client.core.values import Item, Replaced
+from kvstore.client.core.values import Item
 from kvstore.errors import Corrupted, InvalidRequest
 
 T = TypeVar("T")
@@ -48,14 +49,38 @@ class _Functions(Generic[T]):
 
 def json_codec() -> Codec[Any]:
     """JSON by orjson: None, bool, int, float, str, lists and dicts; it writes dates, UUIDs and dataclasses too, and
-    reads them back as text and dicts.
+    reads them back as text and dicts. A NaN or an infinity is refused: JSON has none.
 
     >>> json_codec().encode({"name": "Ann", "visits": 3})
     b'{"name":"Ann","visits":3}'
     >>> json_codec().decode(b'[1,2.5,null]')
     [1, 2.5, None]
     """
-    return _Functions(orjson.dumps, orjson.loads)
+    return _Functions(_json, orjson.loads)
+
+
+def _json(value: Any) -> bytes:
+    data = orjson.dumps(value)
+    if b"null" in data:
+        _check_finite(value)
+    return data
+
+
+def _check_finite(value: object) -> None:
+    """Raises ValueError for a number that JSON does not have: encoders write `null` for it, and it would be lost."""
+    left = [value]
+    while left:
+        match each := left.pop():
+            case float() if not isfinite(each):
+                raise ValueError(f"want numbers that JSON has, got {each}")
+            case dict():
+                left.extend(each.values())
+            case list() | tuple():
+                left.extend(each)
+            case Enum():
+                left.append(each.value)
+            case _ if is_dataclass(each):
+                left.extend(getattr(each, field.name) for field in fields(each))
 
 
 def typed_codec(type: type[T], layout: Layout = Layout.JSON) -> Codec[T]:
@@ -74,8 +99,15 @@ def typed_codec(type: type[T], layout: Layout = Layout.JSON) -> Codec[T]:
     Visit(page='home', seconds=0)
     """
     if layout is Layout.JSON:
-        return _Functions(msgspec.json.Encoder().encode, msgspec.json.Decoder(type).decode)
+        return _Functions(_typed_json, msgspec.json.Decoder(type).decode)
     return _Functions(msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(type).decode)
+
+
+def _typed_json(value: object) -> bytes:
+    data = msgspec.json.encode(value)
+    if b"null" in data:
+        _check_finite(msgspec.to_builtins(value))
+    return data
 
 
 class TypedItem(NamedTuple, Generic[T]):
@@ -119,6 +151,3 @@ class Coding(Generic[T]):
 
     def decode_or_none(self, key: bytes, item: Item | None) -> TypedItem[T] | None:
         return None if item is None else self.decode(key, item)
-
-    def replaced(self, key: bytes, found: Replaced) -> TypedReplaced[T]:
-        return TypedReplaced(found.applied, found.version, self.decode_or_none(key, found.old))

@@ -22,6 +22,8 @@ from kvstore.proto import kv_pb2
 
 REMEMBERED_MAX = 100_000
 """Keys that were written while the state was read; or all that were read after the ring had changed meanwhile."""
+ANEW_MAX = 3
+"""Times that a watch begins anew because nothing was read by the ring that its client had known before."""
 
 
 class FirstState:
@@ -34,6 +36,8 @@ class FirstState:
         """Before the watch began: by this ring, what has come to a partition came before the watch's positions."""
         self._begin: dict[str, int] = {}
         self._scan: Scan | None = None
+        self._has_read = False
+        self._times_anew = 0
         self._found: deque[tuple[bytes, Item]] = deque()
         self._owners = set[str]()
         """The partitions that owned what is remembered, when it was read."""
@@ -61,6 +65,17 @@ class FirstState:
         bounds = Bounds(self._watched.start, self._watched.end)
         self._scan = Scan(self._seen.routing, bounds, limit=0, level=Level.LINEARIZABLE, flags=flags)
 
+    # docs/protocol.md F8
+    def begins_anew(self) -> bool:
+        """Whether the watch shall take new positions, for another `begin`. A client that was idle hears of the present
+        ring by its first read: judged by the ring that it had known, everything would count as written meanwhile."""
+        known = self._seen.routing.ring_version
+        if self._scan is None or self._has_read or known == self._ring_version or self._times_anew == ANEW_MAX:
+            return False
+        self._times_anew += 1
+        self._ring_version, self._scan = known, None
+        return True
+
     @property
     def is_over(self) -> bool:
         """Whether all of it has been given out."""
@@ -85,6 +100,7 @@ class FirstState:
         assert self._scan is not None, "the watch has begun"
         routing = self._seen.routing
         for key, item in self._scan.take(answers):
+            self._has_read = True
             is_old = routing.ring_version == self._ring_version and item.version <= self._begin.get(
                 routing.partition_of(key), -1
             )

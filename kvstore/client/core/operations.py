@@ -54,6 +54,13 @@ def put(
     return Operation(PUT, key, length + size + OPERATION_BYTES, False, value, options)
 
 
+def put_until(key: bytes, value: bytes, expires_ms: int, *, if_absent: bool) -> Operation:
+    """A put of what expires at a date of the store's, rather than some time after it is done."""
+    check(key, value)
+    options = kv_pb2.Options(expires_ms=expires_ms, flags=kv_pb2.IF_ABSENT * if_absent)
+    return operation(PUT, key, value, options)
+
+
 def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> Operation:
     check(key)
     return operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))

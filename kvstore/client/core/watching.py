@@ -87,6 +87,11 @@ class Reading:
             keys_only=watched.keys_only,
         )
 
+    def begin_anew(self) -> None:
+        """Forget where it stands; a server says where it begins."""
+        self.position = {}
+        self.is_ready = False
+
     def take(self, message: kv_pb2.WatchResponse) -> None:
         """The server's next message. All of the former one has been given out."""
         assert not self._changes, "messages are taken one by one"

@@ -50,7 +50,10 @@ class BatchDelay:
         if self._has_held and now > self.ends - TICK_S:
             self._expected, self._cut_short = here, 0
         self._has_held = False
-        part = min(1.0, max(0.0, (starved - STARVED_FROM) / (STARVED_FULL - STARVED_FROM)))
+        if starved <= STARVED_FROM:
+            self.ends = now
+            return
+        part = min(1.0, (starved - STARVED_FROM) / (STARVED_FULL - STARVED_FROM))
         self.ends = now + part * (REST_MAX_S if is_pinned else min(REST_MAX_S, RESTS * self._took))
 
     def end(self) -> None:

@@ -13,11 +13,13 @@ import msgspec
 
 from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.namespaces import Meter
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.plain_puts import LOOKED_UP_MAX, put_all, put_together
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.leading.serving_ranges import ServingRanges
+from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state.commands import Code, Op, RequestId, Result
 from kvstore.partition.state.draft import Draft
@@ -28,7 +30,7 @@ from kvstore.partition.state.operations import MUTATIONS, check_request, check_s
 from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row, Untouched
 from kvstore.partition.state.results import decode_result, fits, misused
 from kvstore.partition.state.retry_table import PART_OF_A_RANGE, hash_at_hand, touched_tokens
-from kvstore.partition.state.rows import AGED, EXPIRES, data_key, data_keys_of, record_of
+from kvstore.partition.state.rows import EXPIRES, created_of, data_key, data_keys_of, record_of
 from kvstore.partition.state.scope import ELSEWHERE
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import NOTHING, PART, WHOLE
@@ -43,6 +45,7 @@ TOGETHER_MIN = 4
 REAP = 64
 """(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
 
+_CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
 _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
 
 
@@ -79,12 +82,16 @@ class Evaluator:
         self._away: list[tuple[Item, Moved]] = []
         self._state, self._epoch, self._config = state, epoch, config
         self._overlay = Overlay()
+        self.usage = Usage(state, epoch, self._overlay)
         self._next_seq = state.seq + 1
         self._time_ms = state.record_time_ms
         self._stored: dict[bytes, bytes | None] = {}
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._unchecked = 0
+        self._prefixes: tuple[bytes, ...] = ()
+        """Of namespaces: writes of their keys are metered, so they are decided on one by one."""
+        self._meter: Meter | None = None
 
     # docs/protocol.md P4
     @property
@@ -123,7 +130,11 @@ class Evaluator:
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
         """Decide on `items`, as the next entry."""
         time_ms = max(self._time_ms, date_ms)
+        if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
+            return lone
         draft = self.draft = Draft(self._next_seq, time_ms)
+        self._prefixes = self.usage.book.prefixes.all
+        draft.meter = self._meter = self.usage.meter() if self._prefixes else None
         replies: list[Reply] = []
         rest: list[Item] = []
         self._frozen, self._away = [], []
@@ -135,6 +146,33 @@ class Evaluator:
         self._stored = {}
         return Decided(self._finish(draft), replies, rest, self._frozen, self._away)
 
+    def _evaluate_lone(self, item: Item, time_ms: int) -> Decided | None:
+        """The same of nothing but one plain put, of a key that nothing in flight touches: what the draft would come to
+        (22 calls less). None, and nothing is decided, if it is anything else."""
+        op, sink, token = item
+        if op[0] != _PUT or op[3] or op[4] or op[6] is not None or self._serving_ranges.held:
+            return None
+        key, value = op[1], op[2]
+        if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+            return None
+        if self._overlay.layers and self._overlay.touched_of([key]):
+            return None
+        row_key = data_key(key)
+        if self._serving_ranges.writable.slices[row_key[1]] != WHOLE:
+            return None
+        row = self._state.engine.get(row_key)
+        if row is not None and row[0] >= EXPIRES:
+            return None
+        seq = self._next_seq
+        created = seq if row is None else created_of(row)
+        made = Entry(self._state.partition, self._epoch, seq, time_ms, _CREATED if row is None else _OVERWRITTEN)
+        made.keys, made.values, made.ages = [key], [value], [] if row is None else [seq - created]
+        self._check(made, now=False)
+        payload = made.encode()
+        self._time_ms, self._next_seq = time_ms, seq + 1
+        self._overlay.layers.append(Layer({key: (value, seq, created, time_ms, 0)}))
+        return Decided(NextEntry(made, payload, [row_key]), [(sink, token, seq)], [], [], [])
+
     def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
         """Decide on `items` until the entry is full. Returns on how many."""
         keys = [item[0][1] for item in items]
@@ -142,6 +180,8 @@ class Evaluator:
         rows = self._state.engine.multi_get(data_keys)
         self._stored = dict(zip(keys, rows, strict=True))
         touched = self._overlay.touched_of(keys) if self._overlay.layers else set[bytes]()
+        if self._prefixes:
+            touched.update([key for key in keys if key.startswith(self._prefixes)])
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
         writable = (
@@ -192,6 +232,8 @@ class Evaluator:
         self._time_ms = draft.time_ms
         self._next_seq += len(draft.keys)
         self._overlay.layers.append(draft.layer)
+        if self._meter is not None:
+            self.usage.admit(self._meter)
         return NextEntry(made, payload, draft.data_keys)
 
     def _check(self, entry: Entry, *, now: bool) -> None:
@@ -230,7 +272,7 @@ class Evaluator:
             created = seq
             draft.kinds.append(CREATE)
         else:
-            created = int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big")
+            created = created_of(row)
             draft.kinds.append(OVERWRITE)
             draft.ages.append(seq - created)
         draft.keys.append(key)
@@ -305,7 +347,8 @@ class Evaluator:
             if not self._is_kept(item, row_keys):
                 return UNTOUCHED
             before = self.draft.last_seq
-            result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_batch else None
+            is_plain = is_batch and not (self._prefixes and any(each[1].startswith(self._prefixes) for each in op[2]))
+            result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_plain else None
             if result is None:
                 result = MUTATIONS[op[0]](self, op)
             if request is not None:

@@ -77,7 +77,8 @@ class LeaderReads:
         self._leaseless: deque[_Waiting] = deque()
         self._under_way = 0
         """Reads that take several turns, or wait for a delete to be logged."""
-        self._stepping = 0
+        self._stepping: dict[Steps, Read] = {}
+        """Reads that go on beside each other. Each has an iterator of the engine."""
         self._later: deque[tuple[Read, int]] = deque()
         """Reads of several turns that may be answered, with the time that they see, and are not begun."""
         self._is_begin_due = False
@@ -217,7 +218,11 @@ class LeaderReads:
         """Refuse everything."""
         arrived, self.arrived = self.arrived, []
         later, self._later = self._later, deque()
-        for _, sink, token in (*arrived, *(read for read, _ in later)):
+        stepping, self._stepping = self._stepping, {}
+        self._under_way -= len(stepping)
+        for steps in stepping:
+            steps.close()  # the engine may be closed in this turn
+        for _, sink, token in (*arrived, *(read for read, _ in later), *stepping.values()):
             self._answers.give(sink, token, error)
         for waiting in (self._strict, self._leaseless):
             while waiting:
@@ -257,7 +262,7 @@ class LeaderReads:
         """Begin reads of several turns, not more than may go on beside each other. One that has waited reads the state
         of this moment: what was acknowledged when it arrived is in that, and what it may ask for is looked at anew."""
         self._is_begin_due = True  # here and now: a read that ends in its first step asks for no other turn
-        for _ in range(min(STEPPING_MAX - self._stepping, len(self._later))):
+        for _ in range(min(STEPPING_MAX - len(self._stepping), len(self._later))):
             read, now_ms = self._later.popleft()
             tokens = scope(read[0], self._serving_ranges.readable)
             if tokens is None:
@@ -265,11 +270,12 @@ class LeaderReads:
                 self._wake()
             else:
                 self._under_way += 1
-                self._stepping += 1
                 now_ms = max(now_ms, self._state.record_time_ms)
-                self._step(read, queries.steps(self._state, read[0], now_ms, tokens))
+                steps = queries.steps(self._state, read[0], now_ms, tokens)
+                self._stepping[steps] = read
+                self._step(steps)
         self._is_begin_due = False
-        if self._stepping < STEPPING_MAX:
+        if len(self._stepping) < STEPPING_MAX:
             self._begin_soon()
 
     def _begin_soon(self) -> None:
@@ -292,8 +298,11 @@ class LeaderReads:
                 give(read[1], read[2], result)
         return size
 
-    def _step(self, read: Read, steps: Steps) -> None:
+    def _step(self, steps: Steps) -> None:
         """One step of a read; the next one in another turn of the event loop. What it reads does not change."""
+        read = self._stepping.get(steps)
+        if read is None:
+            return  # the leader has stopped
         result: Result | Expired
         try:
             next(steps)
@@ -304,10 +313,10 @@ class LeaderReads:
         except (LookupError, TypeError) as error:
             result = InvalidRequest(f"malformed operation {read[0][0]}: {error}")
         else:
-            asyncio.get_running_loop().call_soon(self._step, read, steps)
+            asyncio.get_running_loop().call_soon(self._step, steps)
             return
         self._under_way -= 1
-        self._stepping -= 1
+        del self._stepping[steps]
         self._begin_soon()
         if isinstance(result, Expired):
             self._log_deletes(result.keys, read)

@@ -236,15 +236,15 @@ def _parse(payload: bytes) -> entry_pb2.Entry:
 def _check_columns(entry: Entry) -> None:
     """Raise Corrupted unless the columns fit each other."""
     kinds = entry.kinds
-    if entry.is_control and kinds[0] in _CONTROL:
+    if entry.is_plain:
+        mutations = puts = len(kinds)
+        overwrites = kinds.count(OVERWRITE)
+        expiring = replacing = 0
+    elif entry.is_control and kinds[0] in _CONTROL:
         puts = overwrites = expiring = replacing = mutations = 0
     elif kinds == _IMPORT:
         puts = overwrites = expiring = replacing = 0
         mutations = 1
-    elif entry.is_plain:
-        mutations = puts = len(kinds)
-        overwrites = kinds.count(OVERWRITE)
-        expiring = replacing = 0
     else:
         plain = [flags & KIND for flags in kinds]
         unknown = any(flags & ~(KIND | EXPIRES | REPLACES) for flags in kinds)

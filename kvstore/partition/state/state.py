@@ -45,7 +45,6 @@ from kvstore.partition.state.rows import (
     NOTHING_HEARD,
     ORDER,
     Heard,
-    Meta,
     data_key,
     data_keys_of,
     expiry_key,
@@ -53,7 +52,7 @@ from kvstore.partition.state.rows import (
     pack_fresh,
     retry_key,
 )
-from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position, Seq, ServerId
+from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
 
 CRCS_REMEMBERED = 64
@@ -66,8 +65,8 @@ class State:
     def __init__(
         self, partition: PartitionId, engine: Engine, config: PartitionConfig, can: int = versions.LATEST
     ) -> None:
-        """`can`: the highest cluster version that this server can do. Raises ConfigError if the engine's rows have an
-        unknown format, ClusterTooNew if its log was written by a higher version."""
+        """`can`: the highest cluster version that this server can do. Raises WrittenByNewer if the engine's rows have
+        an unknown format, ClusterTooNew if its log was written by a higher version."""
         self.can = can
         self.log_version = versions.FIRST
         """The cluster version by which the log is written, as far as it is applied."""
@@ -147,8 +146,8 @@ class State:
         self.is_whole = False
         self._remember(batch, entry)
         released = entry.kinds == _RELEASE_LEAD
-        meta = Meta(position, seq, entry.epoch, entry.time_ms, count, crc, released)
-        batch.put(rows.META_KEY, meta.encode())
+        epoch, time_ms = entry.epoch, entry.time_ms
+        batch.put(rows.META_KEY, rows.encode_meta(position, seq, epoch, time_ms, count, crc, released))
         if checked is not None:
             self._compare(batch, entry, checked)
         if self._digests and data_keys:
@@ -156,7 +155,7 @@ class State:
         else:
             self.engine.write(batch)
         self.ownership = ownership
-        self._stand_at(meta)
+        self._stand_at(position, seq, epoch, time_ms, count, crc, released)
         self.is_whole = True
         if entry.kinds == _LOG_VERSION:
             self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
@@ -268,9 +267,19 @@ class State:
         for row in dropped:
             batch.delete(retry_key(row))
 
-    def _stand_at(self, meta: Meta) -> None:
-        self.position, self.seq, self.epoch, self.record_time_ms, self.key_count, self.crc, self.released = meta
-        self._crcs.append((self.seq, self.crc))
+    def _stand_at(
+        self,
+        position: Position | None,
+        seq: Seq,
+        epoch: int,
+        record_time_ms: int,
+        key_count: int,
+        crc: int,
+        released: bool,
+    ) -> None:
+        self.position, self.seq, self.epoch, self.record_time_ms = position, seq, epoch, record_time_ms
+        self.key_count, self.crc, self.released = key_count, crc, released
+        self._crcs.append((seq, crc))
 
     # ── durability ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -303,12 +312,12 @@ class State:
             if next(self.engine.iterate(*rows.EVERYTHING), None) is not None:
                 self.engine.clear()
             self.replaced += 1
-            self._stand_at(_EMPTY)
-            self.position, self.ownership = None, Ownership()
+            self._stand_at(None, Seq(0), 0, 0, 0, 0, False)
+            self.ownership = Ownership()
         else:
             ownership = self.engine.get(rows.TERRITORY_KEY)
             self.ownership = Ownership() if ownership is None else Ownership.decode(ownership)
-            self._stand_at(rows.meta_of(row))
+            self._stand_at(*rows.meta_of(row))
             self._load_retries()
         self.log_version = rows.version_of(self.engine.get(rows.VERSION_KEY))
         self.admit_version(self.log_version)
@@ -358,7 +367,8 @@ class State:
         """CRC32C over all rows but the meta row and request ids, to compare replicas at one position. Reads
         everything: for tests and checks."""
         crc = 0
-        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, (rows.TERRITORY_KEY, b"u")):
+        its_own = ((rows.TERRITORY_KEY, b"u"), (rows.VERSION_KEY, b"w"))
+        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, *its_own):
             for key, value in self.engine.iterate(begin, end):
                 crc = crc32c(value, crc32c(key, crc))
         return crc
@@ -367,7 +377,6 @@ class State:
 _RELEASE_LEAD = bytes((Kind.RELEASE_LEAD,))
 _MARK = bytes((Kind.MARK,))
 _LOG_VERSION = bytes((Kind.LOG_VERSION,))
-_EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
 
 
 def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:

@@ -76,7 +76,7 @@ RPC_NEEDS: dict[str, Check] = {
             for name in (
                 *("Status", "Ring", "ChangeRing", "RingStatus", "Loads", "ChangeReplicas", "Partitions", "Ledgers"),
                 *("Ledger", "Bookies", "Drain", "Access", "ChangeAccess", "NodeStatus", "ClusterStatus"),
-                *("LogLevel", "SlowLog", "Profile"),
+                *("LogLevel", "SlowLog", "Profile", "Namespaces", "ChangeNamespaces"),
             )
         ),
         admin,

@@ -137,6 +137,17 @@ class Failure(Struct, omit_defaults=True):
     asked: int | UnsetType = UNSET
     oldest: int | UnsetType = UNSET
     """Of a watch that cannot go on: where it wanted to, and where the log begins."""
+    namespace: Text = UNSET
+    quota: Text = UNSET
+    used: int | UnsetType = UNSET
+    limit: int | UnsetType = UNSET
+    wanted: int | UnsetType = UNSET
+    """Of a quota: of which namespace, of what (keys or bytes), how many are used and allowed, and how many more it
+    takes."""
+    ops_per_s: int | UnsetType = UNSET
+    share: int | UnsetType = UNSET
+    retry_after_ms: int | UnsetType = UNSET
+    """Of a rate: what the namespace has, what of it is this server's now, and from when on there is more."""
 
 
 class Written(Struct, omit_defaults=True):

@@ -299,10 +299,10 @@ class Gateway:
         found: list[tuple[bytes, Any]] = []
         size, next_ = 0, None
         try:
-            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place():
+            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place() as place:
                 if page.end and page.start >= page.end:
                     return answers.page_told((), None, as_base64=call.as_base64, keys_only=page.keys_only)
-                async for message in scan_pages(call.backend, partial(ask_session, call.backend), page):
+                async for message in scan_pages(call.backend, partial(ask_session, call.backend), page, place):
                     found += zip(message.keys, message.records, strict=True)
                     size += message.ByteSize()
                     call.load.take(message.ByteSize())
@@ -334,9 +334,9 @@ class Gateway:
             raise
         until = self._env.clock.now() + timeout_s / 2
         try:
-            async with asyncio.timeout(timeout_s), self._scans.place():
+            async with asyncio.timeout(timeout_s), self._scans.place() as place:
                 deleted, next_ = await delete_range(
-                    call.backend, self._env.clock, wanted, until=until, take=call.load.take
+                    call.backend, self._env.clock, wanted, place, until=until, take=call.load.take
                 )
         except TimeoutError:
             raise OutcomeUnknown(f"no answer within {call.timeout_ms} ms: keys may be deleted, and not all") from None

@@ -16,6 +16,7 @@ from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
 from kvstore.server.grpc.scan import one_page
+from kvstore.server.grpc.scan_slots import Place
 from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import Ask, with_one_ring
@@ -71,7 +72,7 @@ async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, to
 
 
 async def delete_range(
-    backend: Backend, clock: Clock, wanted: Deletion, *, until: float, take: Callable[[int], None]
+    backend: Backend, clock: Clock, wanted: Deletion, place: Place, *, until: float, take: Callable[[int], None]
 ) -> tuple[int, str | None]:
     """Delete keys of the range, each by itself where it is then, up to `keys_max` or until the time is over: how many
     were there, and where to go on, None: nowhere. `take` is told of the bytes that are held. Raises StoreError:
@@ -86,7 +87,7 @@ async def delete_range(
         level=Level.LINEARIZABLE.value,  # type: ignore[arg-type]  # the enum's number
     )
     try:
-        page = await one_page(backend, partial(ask_session, backend), clock, request)
+        page = await one_page(backend, partial(ask_session, backend), clock, request, place)
         take(sum(map(len, page.keys)))
         for first in range(0, len(page.keys), AT_ONCE):
             chunk = page.keys[first : first + AT_ONCE]

@@ -352,7 +352,7 @@ def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
         end=end,
         limit=asked.given.get("limit", routes.PAGE_KEYS),
         level=routes.LEVELS.index(asked.get(routes.LEVEL)),  # type: ignore[arg-type]  # the enum's number
-        token={partition: number for partition, number in token.items() if partition != RING},
+        token=token,
         keys_only=bool(asked.get(routes.KEYS_ONLY)),
     )
 

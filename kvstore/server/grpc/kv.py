@@ -33,7 +33,7 @@ from kvstore.server.grpc.scan import one_page, scan_pages
 from kvstore.server.grpc.scan_slots import ScanSlots
 from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
 from kvstore.server.grpc.topology import Topologies
-from kvstore.server.routing.ask import Submits, ask
+from kvstore.server.routing.ask import Submits, ask, ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
 
@@ -178,7 +178,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_operation_sizes(Code.SCAN, request.end, b"")
             async with self._scans.place() as place:
                 backend = self._guarded(self._backend)
-                async for page in scan_pages(backend, partial(ask, backend), request):
+                async for page in scan_pages(backend, partial(ask_session, backend), request, place):
                     await place.wait_read(context.write(page))
         except StoreError as error:
             await abort(context, error)
@@ -192,8 +192,8 @@ class KV(kv_pb2_grpc.KVServicer):
             for bound in (request.start, request.end, request.prefix):
                 check_operation_sizes(Code.SCAN, bound, b"")
             backend = self._guarded(self._backend)
-            async with self._scans.place():
-                return await one_page(backend, partial(ask, backend), self._env.clock, request)
+            async with self._scans.place() as place:
+                return await one_page(backend, partial(ask_session, backend), self._env.clock, request, place)
         except StoreError as error:
             await abort(context, error)
 

@@ -3,26 +3,33 @@ partition, not more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.scanning import Bounds, Merge
 from kvstore.env import Clock
 from kvstore.errors import InvalidRequest
-from kvstore.partition.state.commands import Code, Flag, Record, Result
+from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
 from kvstore.server.grpc.encode import MESSAGE_BYTES, record_message
+from kvstore.server.grpc.scan_slots import Place
 from kvstore.server.routing.backend import Backend
-from kvstore.server.routing.keys import Ask, with_one_ring
+from kvstore.server.routing.keys import with_one_ring
 from kvstore.types import PartitionId
 
 PAGE_LIMIT = 100
 PAGE_S = 2.0
 """A page ends with what it has by then."""
 
+RING = ""
+"""Under this name a token has the version of its client's ring."""
+
 Found = list[tuple[bytes, Record | None]]
+Ask = Callable[[Op, PartitionId, int], Awaitable[Any]]
+"""An operation, of a partition, by somebody who has heard of that version of the ring; 0: by nobody who has."""
 
 
 class Walk:
@@ -46,37 +53,56 @@ class Walk:
         self.merge: Merge[Record | None] = Merge(
             ring.owners, *bounds, limit=limit, backwards=bool(flags & Flag.REVERSE)
         )
+        self.held_bytes = 0
+        """Of keys and values that were read and have not gone out."""
 
     async def more(self) -> Found:
         """Return the keys that may go out next, perhaps none. Raises StoreError."""
-        self._routed, self.merge, pages = await with_one_ring(lambda: self._backend.topology.ring, self._ask_all)
+        routed, asked, pages = await with_one_ring(lambda: self._backend.topology.ring, self._ask_all)
+        if asked is not self.merge:
+            self._routed, self.merge, self.held_bytes = routed, asked, 0
         for partition, (items, following) in pages:
             found = [(key, None) for key in items] if self._flags & Flag.BARE else items
             self.merge.feed(partition, found, following)
-        return self.merge.take()
+            self.held_bytes += _bytes_of(found)
+        taken = self.merge.take()
+        self.held_bytes -= _bytes_of(taken)
+        return taken
 
+    # docs/protocol.md M16
     async def _ask_all(self, ring: Ring) -> tuple[int, Merge[Record | None], list[tuple[str, Result]]]:
+        """A ring that is older than the client's does not know who has what the client has seen: it is asked by the
+        client's, which the server reads first."""
         asked = self.merge if ring.routed == self._routed else self.merge.anew(ring.owners)
+        heard_of = self._token.get(RING, 0)
         pages = []
         for partition, start, limit, end in asked.wanted():
             op = (self._code, start, end, limit, self._flags, self._level, self._token.get(partition, 0))
-            pages.append((partition, await self._ask(op, PartitionId(partition))))
+            ring_version = heard_of if heard_of > ring.routed else 0
+            pages.append((partition, await self._ask(op, PartitionId(partition), ring_version)))
         return ring.routed, asked, pages
 
 
-async def scan_pages(backend: Backend, ask: Ask, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanResponse]:
-    """The keys in [start, end) in order, some in each message. Raises StoreError."""
+async def scan_pages(
+    backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: Place
+) -> AsyncIterator[kv_pb2.ScanResponse]:
+    """The keys in [start, end) in order, some in each message. Raises StoreError: Overloaded if there is no room for
+    what `place` would hold."""
     flags = Flag.KEYS_ONLY * request.keys_only | Flag.REVERSE * request.reverse
     bounds = Bounds(request.start, request.end)
     walk = Walk(backend, ask, bounds, limit=request.limit, flags=flags, level=request.level, token=request.token)
     while not walk.merge.is_done:
-        for message in _messages(await walk.more()):
+        found = await walk.more()
+        place.hold(walk.held_bytes + _bytes_of(found))
+        for message in _messages(found):
             yield message
 
 
 # docs/protocol.md P37
-async def one_page(backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest) -> kv_pb2.PageResponse:
-    """A page of the range, from its beginning or where a token says. Raises StoreError."""
+async def one_page(
+    backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: Place
+) -> kv_pb2.PageResponse:
+    """A page of the range, from its beginning or where a token says. Raises StoreError, as `scan_pages`."""
     bounds, is_reverse = Bounds.of(request.start, request.end, request.prefix), request.reverse
     if request.limit > PAGE_LIMIT_MAX:
         raise InvalidRequest(f"want a limit of 1 to {PAGE_LIMIT_MAX} keys a page, got {request.limit}")
@@ -88,7 +114,9 @@ async def one_page(backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.Pag
     walk = Walk(backend, ask, bounds, limit=limit, flags=flags, level=request.level, token=request.token)
     response, size, until = kv_pb2.PageResponse(), 0, clock.now() + PAGE_S
     while not walk.merge.is_done and size < MESSAGE_BYTES and clock.now() < until:
-        for key, record in await walk.more():
+        found = await walk.more()
+        place.hold(walk.held_bytes + _bytes_of(found))
+        for key, record in found:
             if size >= MESSAGE_BYTES:
                 return _sealed(response, walk.merge.behind(response.keys[-1]), is_reverse)
             size += _add(response, key, record)
@@ -99,6 +127,10 @@ def _sealed(response: kv_pb2.PageResponse, rest: tuple[bytes, bytes] | None, rev
     if rest is not None:
         response.page_token = PageToken(*rest, reverse).encode()
     return response
+
+
+def _bytes_of(items: Found) -> int:
+    return sum(len(key) + (len(record[0]) if record is not None else 0) for key, record in items)
 
 
 def _messages(items: Found) -> Iterator[kv_pb2.ScanResponse]:

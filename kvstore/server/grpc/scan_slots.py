@@ -1,4 +1,5 @@
-"""How many scans a server has under way: each holds a page of every partition while its reader takes its time."""
+"""How many scans a server has under way, and how much they hold together: each holds a page of every partition while
+its reader takes its time."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from contextlib import asynccontextmanager
 from kvstore.errors import Overloaded
 
 SCANS_MAX = 32
+HELD_BYTES_MAX = 128 << 20
+"""Of keys and values, by all scans of a door; one alone may hold more: a page of each partition is what it needs."""
 WAIT_S, LOOK_S = 5.0, 0.1
 """How long one more waits for a place, and how often it looks."""
 PATIENCE_S = 2.0
@@ -18,12 +21,21 @@ PATIENCE_S = 2.0
 class Place:
     """One scan's."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float], places: dict[Place, None]) -> None:
+        self._now, self._places = now, places
+        self.held_bytes = 0
         self._timeout: asyncio.Timeout | None = None
         self._is_lost = False
         self.unread_since: float | None = None
         """Since when its reader has taken nothing."""
+
+    # docs/protocol.md P37
+    def hold(self, size: int) -> None:
+        """Say how much the scan holds now. Raises Overloaded if that is more than before, and all hold too much."""
+        is_more, self.held_bytes = size > self.held_bytes, size
+        total = sum(each.held_bytes for each in self._places)
+        if is_more and size < total and total > HELD_BYTES_MAX:
+            raise Overloaded(f"the scans under way hold {total} bytes, more than {HELD_BYTES_MAX}; ask again later")
 
     async def wait_read(self, sent: Awaitable[None]) -> None:
         """Wait until the reader has room for what is sent. Raises Overloaded if the place is given to another one."""
@@ -63,7 +75,7 @@ class ScanSlots:
                 if self._now() >= deadline:
                     raise Overloaded(f"{SCANS_MAX} scans are under way")
                 await asyncio.sleep(LOOK_S)
-        place = Place(self._now)
+        place = Place(self._now, self._places)
         self._places[place] = None
         try:
             yield place

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from kvstore.types import BookieId, EntryId
 
 CHECK_S = 30.0
-"""So long after a bookie was seen behind it is asked whether it has caught up."""
+"""So long after a bookie was asked whether it has caught up it is asked again."""
+FIRST_CHECK_S = 1.0
+"""So long after it was seen behind it is asked for the first time: it may have been so for a moment only, as when a
+ledger begins just then, and to follow another one costs both nodes as much again as an entry does."""
 
 
 class PollChoice:
@@ -37,7 +40,7 @@ class PollChoice:
         most = max(heard.values())
         for bookie, lac in heard.items():
             if lac < most:
-                self._behind[bookie] = now
+                self._behind[bookie] = now - CHECK_S + FIRST_CHECK_S
         return most
 
     def due(self, now: float) -> list[BookieId]:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 
 import pytest
 
-from kvstore.client.coordination.handing_out import Taken, done, free_ones, give_back, put, take
+from kvstore.client.coordination.handing_out import (
+    LOOKED_AT,
+    LOOKED_AT_FIRST,
+    Taken,
+    done,
+    free_ones,
+    give_back,
+    put,
+    take,
+)
 from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, Recipe, SessionEnded, Write
+from kvstore.client.coordination.steps import Await, Find, Recipe, SessionEnded, Write
 from kvstore.client.core.operation import CHECK, DELETE, GET, PUT
 from kvstore.client.core.values import Item
 from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
@@ -33,12 +41,18 @@ def test_an_item_that_is_claimed_is_not_free() -> None:
 
 
 def test_an_item_is_claimed_if_it_is_there_and_nobody_has_it() -> None:
-    recipe = take(PREFIX, inf)
-    waited = next(recipe)
+    recipe = take(PREFIX)
+    assert next(recipe) == Find(PREFIX, LOOKED_AT_FIRST, keys_only=True)
+    waited = recipe.send(queue(b"claim-01", b"item-01"))
     assert isinstance(waited, Await)
     assert not waited.is_met(queue(b"claim-01", b"item-01"))
     write = recipe.send(queue(b"item-01", b"item-02"))
-    assert asked(write) == [(CHECK, b"claim-01"), (CHECK, b"item-01"), (GET, b"item-01")]
+    assert asked(write) == [
+        (CHECK, b"claim-01"),
+        (CHECK, b"item-01"),
+        (GET, b"item-01"),
+        (kv_pb2.INCREMENT, b"times-01"),
+    ]
     assert isinstance(write, Write)
     flags = [each.options.flags for each in write.more if each.options is not None]
     assert flags[:2] == [kv_pb2.IF_ABSENT, kv_pb2.IF_PRESENT]
@@ -46,15 +60,28 @@ def test_an_item_is_claimed_if_it_is_there_and_nobody_has_it() -> None:
     write = recipe.throw(ConditionFailed(5))
     assert asked(write)[0] == (CHECK, b"claim-02"), "the next, another one was first"
     with pytest.raises(StopIteration) as end:
-        recipe.send([0, 3, Item(b"v", 3, 3, 0, 0), 9])
-    assert end.value.value == Taken(b"02", b"v", 9)
+        recipe.send([0, 3, Item(b"v", 3, 3, 0, 0), 4, 9])
+    assert end.value.value == Taken(b"02", b"v", 9, 4)
 
 
 def test_who_finds_all_of_them_claimed_meanwhile_waits_again() -> None:
-    recipe = take(PREFIX, inf)
+    recipe = take(PREFIX)
     next(recipe)
     recipe.send(queue(b"item-01"))
-    assert isinstance(recipe.throw(ConditionFailed(5)), Await)
+    assert isinstance(recipe.throw(ConditionFailed(5)), Find)
+    assert isinstance(recipe.send(queue(b"claim-01", b"item-01")), Await)
+
+
+def test_few_keys_are_looked_at_unless_they_are_all_claims() -> None:
+    recipe = take(PREFIX)
+    looked_at = LOOKED_AT_FIRST
+    step = next(recipe)
+    while isinstance(step, Find):
+        assert step.limit == looked_at
+        step = recipe.send(queue(*(b"claim-%02d" % number for number in range(looked_at))))
+        looked_at *= 4
+    assert isinstance(step, Await)
+    assert step.find.limit == LOOKED_AT
 
 
 def test_an_item_goes_with_its_claim_and_only_by_whoever_has_it() -> None:
@@ -62,12 +89,12 @@ def test_an_item_goes_with_its_claim_and_only_by_whoever_has_it() -> None:
     with pytest.raises(SessionEnded):
         next(done(lease, PREFIX, TAKEN))
     assert list(give_back(lease, PREFIX, TAKEN)) == []
-    lease.keys[PREFIX + b"claim-01"] = None
+    lease.keys[PREFIX + b"claim-01"] = 1
     write = next(done(lease, PREFIX, TAKEN))
-    assert asked(write) == [(DELETE, b"item-01")]
+    assert asked(write) == [(DELETE, b"item-01"), (DELETE, b"times-01")]
     assert isinstance(write, Write)
     assert write.drops == (PREFIX + b"claim-01",)
-    lease.keys[PREFIX + b"claim-01"] = None
+    lease.keys[PREFIX + b"claim-01"] = 1
     assert next(give_back(lease, PREFIX, TAKEN)) == Write(drops=(PREFIX + b"claim-01",))
 
 
@@ -79,7 +106,7 @@ def test_a_claim_that_may_be_gone_is_neither_kept_nor_deleted(
 ) -> None:
     """By then it may be another session's: its name is the item's."""
     lease = Lease(b"t", b"id")
-    lease.keys[PREFIX + b"claim-01"] = None
+    lease.keys[PREFIX + b"claim-01"] = 1
     recipe = let_go(lease, PREFIX, TAKEN)
     next(recipe)
     with pytest.raises(type(error)):

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
-from kvstore.client.coordination.lease import DISCARDED_MAX, KEYS_MAX, Lease
-from kvstore.client.coordination.steps import SessionEnded, Write
+from kvstore.client.coordination.lease import CALL_S_MIN, DISCARDED_MAX, KEPT_BYTES_MAX, KEYS_MAX, TTL_S_MAX, Lease
+from kvstore.client.coordination.steps import SessionEnded, SessionFull, Write
 from kvstore.client.core.batch import Batch
-from kvstore.client.core.operation import CHECK, DELETE, PUT
+from kvstore.client.core.operation import CHECK, DELETE, GET, PUT
+from kvstore.client.core.values import Item
 from kvstore.errors import InvalidRequest
+from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.proto import kv_pb2
 
 EXPIRE = kv_pb2.EXPIRE
 A, B = b"{t}/a", b"{t}/b"
+LATE = 16_100_000
+"""The store's date at which the keys go, as the opening has it."""
 
 
 def opened(**options: Any) -> Lease:
     lease = Lease(b"t", b"id", 10.0, 6.0, **options)
-    lease.opened(100.0)
+    lease.opening(b"")
+    lease.opened([5, Item(b"", 5, 5, 0, LATE)], 100.0)
     return lease
 
 
@@ -27,45 +33,89 @@ def asked(batch: Batch) -> list[tuple[int, bytes]]:
     return [(each.code, each.key) for each in batch.operations]
 
 
-def write(lease: Lease, sent: float, *gone: bytes, **what: Any) -> list[Any]:
-    """Write, and have all of it done but to what is `gone`."""
-    step = Write(**what)
+def answer(batch: Batch, *gone: bytes, expires_ms: int = LATE + 1) -> list[Any]:
+    """Have all of it done but to what is `gone`."""
+    found: dict[int, Any] = {EXPIRE: True, GET: Item(b"", 5, 5, 0, expires_ms)}
+    return [each.key not in gone and found.get(each.code, 7) for each in batch.operations]
+
+
+def write(lease: Lease, sent: float, *gone: bytes, renews: bool = False, **what: Any) -> list[Any]:
+    step = Write(renews=renews, **what)
     batch = lease.batch(step, sent)
-    results = [each.key not in gone if each.code == EXPIRE else 7 for each in batch.operations]
-    return lease.wrote(step, batch, results, sent)
+    return lease.wrote(step, batch, answer(batch, *gone), sent)
 
 
-def test_every_batch_asks_for_the_session_and_renews_all_its_keys() -> None:
+def expiries(batch: Batch) -> dict[bytes, tuple[int, bool]]:
+    """When each key goes, and whether that is from then on, or a date."""
+    given = [(each.key, each.options) for each in batch.operations if each.code in (EXPIRE, PUT)]
+    return {key: (of.expires_ms, bool(of.flags & kv_pb2.RELATIVE_TTL)) for key, of in given if of is not None}
+
+
+def test_every_batch_asks_for_the_session_and_one_that_is_due_renews_all_its_keys() -> None:
     lease = opened()
     assert write(lease, 101.0, puts={A: b"1"}) == [7]
     batch = lease.batch(Write(puts={B: b"2"}), 102.0)
-    assert asked(batch) == [(CHECK, lease.key), (EXPIRE, lease.key), (EXPIRE, A), (PUT, B)]
-    lives = {each.options.expires_ms for each in batch.operations[1:] if each.options is not None}
-    assert lives == {16_000}, "ttl and grace, for all of them"
+    assert asked(batch) == [(CHECK, lease.key), (EXPIRE, lease.key), (GET, lease.key), (EXPIRE, A), (PUT, B)]
+    assert set(expiries(batch).values()) == {(16_000, True)}, "ttl and grace, for all of them"
 
 
-def test_the_owner_counts_from_before_it_sent() -> None:
+# docs/protocol.md Q1
+def test_a_key_that_is_written_between_renewals_goes_with_the_others() -> None:
+    """Nothing is written anew, so nobody who watches the session's keys hears of it."""
+    lease = opened()
+    batch = lease.batch(Write(puts={A: b"1"}), 101.0)
+    assert asked(batch) == [(CHECK, lease.key), (PUT, A)]
+    assert expiries(batch) == {A: (LATE, False)}
+    write(lease, 103.0, renews=True)
+    assert expiries(lease.batch(Write(puts={B: b""}), 103.1)) == {B: (LATE + 1, False)}
+    assert lease.deadline == pytest.approx(112.99)
+    write(lease, 104.0, puts={B: b""})
+    assert lease.deadline == pytest.approx(112.99), "it was no renewal"
+
+
+def test_a_key_that_is_new_must_be_absent_and_one_of_the_session_need_not() -> None:
+    lease = opened()
+
+    def flags(now: float) -> int:
+        options = lease.batch(Write(puts={A: b""}), now).operations[-1].options
+        return options.flags if options is not None else 0
+
+    assert flags(100.0) & flags(105.0) & kv_pb2.IF_ABSENT
+    write(lease, 101.0, puts={A: b""})
+    assert not (flags(101.0) | flags(105.0)) & kv_pb2.IF_ABSENT
+
+
+def test_the_owner_counts_from_before_it_sent_and_a_thousandth_less_than_its_clock_says() -> None:
     lease = opened()
     write(lease, 105.0, puts={A: b""})
-    assert lease.holds(A, 114.9)
-    assert not lease.holds(A, 115.0)
+    assert lease.holds(A, 114.98)
+    assert not lease.holds(A, 114.995)
     with pytest.raises(SessionEnded):
-        lease.batch(Write(), 115.0)
+        lease.batch(Write(), 114.995)
+
+
+# docs/protocol.md Q3
+def test_of_a_day_the_owner_leaves_out_more_than_its_clock_can_be_slow_by() -> None:
+    lease = Lease(b"t", b"id", TTL_S_MAX)
+    lease.opened([5, Item(b"", 5, 5, 0, LATE)], 0.0)
+    slewed = 0.0005  # the most by which adjtime and NTP change a clock's pace
+    assert lease.deadline * (1 + slewed) < TTL_S_MAX, "by true time"
 
 
 def test_an_answer_that_comes_late_takes_no_time_away() -> None:
     lease = opened()
-    step = Write()
+    step = Write(renews=True)
     first, second = lease.batch(step, 101.0), lease.batch(step, 103.0)
-    lease.wrote(step, second, [7, True], 103.0)
-    lease.wrote(step, first, [7, True], 101.0)
-    assert lease.deadline == 113.0
+    lease.wrote(step, second, answer(second, expires_ms=LATE + 9), 103.0)
+    lease.wrote(step, first, answer(first), 101.0)
+    assert lease.deadline == pytest.approx(112.99)
+    assert expiries(lease.batch(Write(puts={A: b""}), 103.0)) == {A: (LATE + 9, False)}
 
 
 def test_a_key_that_somebody_has_deleted_is_not_held() -> None:
     lease = opened()
     write(lease, 101.0, puts={A: b"", B: b""})
-    write(lease, 102.0, A)
+    write(lease, 102.0, A, renews=True)
     assert not lease.holds(A, 102.0)
     assert lease.holds(B, 102.0)
 
@@ -74,17 +124,21 @@ def test_what_is_discarded_is_not_renewed_and_deleted_until_that_is_done() -> No
     lease = opened()
     write(lease, 101.0, puts={A: b""})
     lease.discard(A)
-    assert asked(lease.batch(Write(), 102.0))[2:] == [(DELETE, A)]
-    assert asked(lease.batch(Write(), 103.0))[2:] == [(DELETE, A)], "the first was not answered"
-    write(lease, 104.0)
+    assert asked(lease.batch(Write(), 101.1))[1:] == [(DELETE, A)]
+    assert asked(lease.batch(Write(renews=True), 101.2))[3:] == [(DELETE, A)], "the first was not answered"
+    write(lease, 101.3)
     assert not lease.has_discarded
 
 
 def test_a_key_that_was_discarded_may_be_written_again_at_once() -> None:
     lease = opened()
-    lease.discard(A)
-    write(lease, 101.0, puts={A: b""})
-    assert asked(lease.batch(Write(), 102.0))[2:] == [(EXPIRE, A)]
+    lease.discard(*(b"{t}/%04d" % number + bytes(300) for number in range(1000)), A)
+    batch = lease.batch(Write(puts={A: b""}), 101.0)
+    assert asked(batch)[1] == (DELETE, A), "at first, though not all have room"
+    assert asked(batch)[-1] == (PUT, A)
+    lease.wrote(Write(puts={A: b""}), batch, answer(batch), 101.0)
+    assert lease.holds(A, 102.0)
+    assert lease.has_discarded, "the others come later"
 
 
 def test_a_session_that_was_ended_holds_nothing() -> None:
@@ -96,13 +150,50 @@ def test_a_session_that_was_ended_holds_nothing() -> None:
     assert not lease.holds(A, 101.0)
 
 
+def test_a_session_is_opened_once() -> None:
+    lease = Lease(b"t", b"id")
+    with pytest.raises(SessionEnded, match="was not opened"):
+        lease.batch(Write(), 0.0)
+    lease.opening(b"")
+    with pytest.raises(InvalidRequest, match="opened already"):
+        lease.opening(b"")
+    lease.not_opened()
+    lease.opening(b"")
+    lease.end()
+    with pytest.raises(SessionEnded, match="is over"):
+        lease.opening(b"")
+
+
 def test_what_a_session_keeps_is_bounded() -> None:
     lease = opened()
     write(lease, 101.0, puts={b"{t}/%d" % number: b"" for number in range(KEYS_MAX)})
-    with pytest.raises(InvalidRequest, match="at most 256 keys"):
-        lease.batch(Write(puts={A: b""}), 102.0)
+    with pytest.raises(SessionFull, match="at most 256 keys in a session, got 257"):
+        lease.batch(Write(puts={A: b""}), 101.0)
     lease.discard(*(b"{t}/x%d" % number for number in range(2 * DISCARDED_MAX)))
     assert len(lease._discarded) == DISCARDED_MAX
+
+
+def test_a_session_says_how_much_it_keeps_and_how_much_it_may() -> None:
+    """Each renewal writes all of it: what one batch and one entry of the log cannot have is refused before it is
+    there, else the session would end at its next renewal."""
+    lease = opened()
+    write(lease, 101.0, puts={A: bytes(KEPT_BYTES_MAX - 100)})
+    with pytest.raises(SessionFull, match=f"at most {KEPT_BYTES_MAX} bytes of keys and values in a session, got"):
+        lease.batch(Write(puts={B: bytes(101)}), 101.0)
+    write(lease, 101.0, puts={A: b""})
+    write(lease, 101.0, puts={B: bytes(KEPT_BYTES_MAX - 100)})
+    lease.discard(*(b"{t}/%04d" % number + bytes(4000) for number in range(DISCARDED_MAX)))
+    for batch in (lease.batch(Write(renews=True), 101.0), lease.closing()):
+        assert sum(len(each.key) + len(each.value) for each in batch.operations) <= BATCH_BYTES_MAX
+
+
+def test_a_write_leaves_time_for_a_renewal_behind_it() -> None:
+    lease = opened()
+    young, due = lease.batch(Write(drops=(A,)), 101.0), lease.batch(Write(drops=(A,)), 102.0)
+    assert lease.call_s(young, 101.0, inf) == 4.0
+    assert lease.call_s(due, 102.0, inf) == pytest.approx(7.99)
+    assert lease.call_s(due, 102.0, 102.5) == 0.5, "no longer than its caller has time"
+    assert lease.call_s(due, 102.0, 90.0) == CALL_S_MIN
 
 
 def test_no_name_begins_with_another() -> None:
@@ -117,7 +208,18 @@ def test_a_tag_is_one(tag: bytes) -> None:
         Lease(tag, b"id")
 
 
-@pytest.mark.parametrize(("ttl_s", "grace_s"), [(0.0, 1.0), (float("nan"), 1.0), (10.0, -1.0)])
+@pytest.mark.parametrize(
+    ("ttl_s", "grace_s"),
+    [
+        (0.0, 1.0),
+        (float("nan"), 1.0),
+        (inf, 1.0),
+        (TTL_S_MAX + 1, 1.0),
+        (10.0, -1.0),
+        (10.0, inf),
+        (10.0, float("nan")),
+    ],
+)
 def test_times_are_possible(ttl_s: float, grace_s: float) -> None:
     with pytest.raises(InvalidRequest, match="want a ttl"):
         Lease(b"t", b"id", ttl_s, grace_s)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
 
 from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place, acquire, first_of, in_front, release
+from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place, acquire, first_of, in_front, release, turn_of
 from kvstore.client.coordination.steps import Await, Find, NotInTime, SessionEnded, Write
+from kvstore.client.core.operation import CHECK
 from kvstore.client.core.values import Item
-from kvstore.errors import OutcomeUnknown
+from kvstore.errors import ConditionFailed, OutcomeUnknown
 
-PREFIX = b"{t}/lock/l/"
+PREFIX, TURN = b"{t}/lock/l/", b"{t}/turn/lock/l/"
 
 
 def line(*places: tuple[bytes, int, bytes]) -> dict[bytes, Item]:
@@ -42,8 +42,8 @@ def test_who_is_not_in_the_line_holds_nothing() -> None:
 def begun() -> tuple[Lease, Any, bytes]:
     """Somebody who has asked for a place."""
     lease = Lease(b"t", b"id")
-    lease.opened(0.0)
-    recipe = acquire(lease, PREFIX, EXCLUSIVE, b"", inf)
+    lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
+    recipe = acquire(lease, PREFIX, EXCLUSIVE, b"")
     step = next(recipe)
     assert isinstance(step, Write)
     (key,) = step.puts
@@ -55,16 +55,35 @@ def test_after_the_one_in_front_has_gone_the_line_is_read_again() -> None:
     assert recipe.send([5]) == Find(PREFIX)
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (b"waiter", 2, EXCLUSIVE), (key, 5, EXCLUSIVE)))
     assert isinstance(waited, Await)
-    assert (waited.find, waited.is_key) == (Find(b"waiter"), True)
+    assert (waited.find, waited.is_key) == (Find(b"waiter", keys_only=True), True)
     assert not waited.is_met(line((b"waiter", 2, EXCLUSIVE)))
     assert waited.is_met({})
-    assert recipe.send({}) == Find(PREFIX)
+    assert recipe.send({}) == Find(TURN)
+    assert recipe.send(line((TURN, 1, b"1"))) == Find(PREFIX), "the former holder's, not the waiter's"
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (key, 5, EXCLUSIVE)))
-    assert waited.find == Find(b"holder")
+    assert waited.find == Find(b"holder", keys_only=True)
+    assert recipe.send({}) == Find(TURN)
     assert recipe.send({}) == Find(PREFIX)
     with pytest.raises(StopIteration) as end:
         recipe.send(line((key, 5, EXCLUSIVE)))
     assert end.value.value == Place(key, 5)
+
+
+# docs/protocol.md Q4
+@pytest.mark.parametrize("is_there", [True, False])
+def test_after_a_release_of_the_one_in_front_the_line_is_not_read(is_there: bool) -> None:
+    """Behind ten thousand it would take half a second. One's own place must be there still."""
+    _, recipe, key = begun()
+    recipe.send([5])
+    recipe.send(line((b"holder", 3, EXCLUSIVE), (key, 5, EXCLUSIVE)))
+    assert recipe.send({}) == Find(TURN)
+    assert recipe.send(line((TURN, 4, b"3"))) == Find(key, keys_only=True)
+    if is_there:
+        with pytest.raises(StopIteration) as end:
+            recipe.send(line((key, 5, EXCLUSIVE)))
+        assert end.value.value == Place(key, 5)
+    else:
+        assert recipe.send({}) == Find(PREFIX)
 
 
 @pytest.mark.parametrize("error", [NotInTime("late"), OutcomeUnknown("lost")])
@@ -84,12 +103,33 @@ def test_who_is_cancelled_before_the_answer_leaves_nothing_in_the_line() -> None
 
 def test_a_release_says_whether_it_was_held_until_then() -> None:
     lease = Lease(b"t", b"id")
-    lease.opened(0.0)
-    assert list(release(lease, Place(b"k", 1))) == [], "lost before: nothing is asked"
-    for deleted_at, was_held in ((9, True), (0, False)):
-        lease.keys[b"k"] = None
-        recipe = release(lease, Place(b"k", 1))
-        assert next(recipe) == Write(drops=(b"k",))
+    lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
+    assert list(release(lease, PREFIX, Place(b"k", 1), EXCLUSIVE)) == [], "lost before: nothing is asked"
+    for error in (None, ConditionFailed(0), SessionEnded("over")):
+        lease.keys[b"k"] = 1
+        recipe = release(lease, PREFIX, Place(b"k", 1), EXCLUSIVE)
+        step = next(recipe)
+        assert isinstance(step, Write)
+        assert step.drops == (b"k",)
         with pytest.raises(StopIteration) as end:
-            recipe.send([deleted_at])
-        assert end.value.value is was_held
+            recipe.throw(error) if error else recipe.send([1, 2, 3])
+        assert end.value.value is (error is None)
+
+
+def test_a_holder_that_wanted_to_write_says_that_it_has_released_and_readers_do_not() -> None:
+    """Other readers may hold it still."""
+    lease = Lease(b"t", b"id")
+    for mode, told in ((EXCLUSIVE, [(b"k", b""), (TURN, b"7")]), (SHARED, [(b"k", b"")])):
+        lease.keys[b"k"] = 1
+        recipe = release(lease, PREFIX, Place(b"k", 7), mode)
+        step = next(recipe)
+        assert isinstance(step, Write)
+        assert [(each.key, each.value) for each in step.more] == told
+        assert step.more[0].code == CHECK
+        recipe.close()
+
+
+def test_who_has_released_is_said_beside_the_line_and_not_in_it() -> None:
+    """Else it would count as a place."""
+    assert turn_of(PREFIX) == TURN
+    assert not TURN.startswith(PREFIX)

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvstore.client import AsyncClient, Client
+from kvstore.client import AsyncClient, Batch, Client
 from kvstore.client.coordination import (
     AsyncBarrier,
     AsyncElection,
@@ -26,11 +26,13 @@ from kvstore.client.coordination import (
     Election,
     Group,
     Lock,
+    NameTaken,
     NotInTime,
     Queue,
     Rendezvous,
     Session,
     SessionEnded,
+    SessionFull,
 )
 from kvstore.errors import ConditionFailed, InvalidRequest
 from kvstore.proto import kv_pb2, kv_pb2_grpc
@@ -59,8 +61,9 @@ async def test_on_asyncio(cluster: Cluster) -> None:
             await _readers_share(first, second)
             await _a_leader_is_followed(first, second)
             await _members_come_and_go(client, first, second)
-        found = [key async for key, _ in client.scan(prefix=b"{a}", keys_only=True)]
-        assert found == [], "sessions that were closed leave nothing"
+            await _a_name_is_one_sessions(client, first, second)
+        left = [key async for key in client.keys(prefix=b"{a}") if not key.startswith(b"{a}/turn/")]
+        assert left == [], "sessions that were closed leave nothing but who has released last"
         await _what_is_not_renewed_goes(client)
         await _parties_meet(client)
         await _items_are_handed_out_to_one_at_a_time(client)
@@ -134,6 +137,27 @@ async def _members_come_and_go(client: AsyncClient, first: AsyncSession, second:
     assert await group.changed(both, timeout_s=PATIENCE_S) == {first.lease.id: b"1"}
 
 
+async def _a_name_is_one_sessions(client: AsyncClient, first: AsyncSession, second: AsyncSession) -> None:
+    await first.put(b"worker", b"1")
+    await first.put(b"worker", b"2")
+    with pytest.raises(NameTaken, match="worker"):
+        await second.put(b"worker", b"mine")
+    with pytest.raises(NotInTime):
+        await second.put(b"worker", b"mine", waits=True, timeout_s=0.2)
+    await second.delete(b"worker")
+    waiting = asyncio.create_task(second.put(b"worker", b"mine", waits=True, timeout_s=PATIENCE_S))
+    key = b"{a}/worker"
+    found, of_session = await client.batch(Batch().get(key).get(first.lease.key))
+    assert found.value == b"2", "it is the first one's"
+    assert found.expires_ms == of_session.expires_ms, "they go together"
+    await first.delete(b"worker")
+    await waiting
+    with pytest.raises(SessionFull, match="got"):
+        await first.put(b"large", bytes(1 << 20))
+    await second.delete(b"worker")
+    assert await client.get(key) is None
+
+
 async def _what_is_not_renewed_goes(client: AsyncClient) -> None:
     """As after kill -9: the waiter gets the lock, and the session that comes back hears that it has ended."""
     dead = await AsyncSession(client, b"a", **SHORT).open()
@@ -159,13 +183,13 @@ async def _parties_meet(client: AsyncClient) -> None:
         await AsyncRendezvous(second, b"r").publish(b"here")
         assert await meeting == b"here"
         with pytest.raises(NotInTime):
-            await AsyncBarrier(first, b"b", 2).wait(timeout_s=0.2)
-        waiting = asyncio.create_task(AsyncBarrier(first, b"b", 2).wait(timeout_s=PATIENCE_S))
-        await AsyncBarrier(second, b"b", 2).wait(timeout_s=PATIENCE_S)
+            await AsyncBarrier(first, b"b", 2, party=b"1").wait(timeout_s=0.2)
+        waiting = asyncio.create_task(AsyncBarrier(first, b"b", 2, party=b"1").wait(timeout_s=PATIENCE_S))
+        await AsyncBarrier(second, b"b", 2, party=b"2").wait(timeout_s=PATIENCE_S)
         await second.close()
         await waiting  # though one of the two is gone
         async with AsyncSession(client, b"m") as late:
-            await AsyncBarrier(late, b"b", 2).wait(timeout_s=0.5)
+            await AsyncBarrier(late, b"b", 2, party=b"1").wait(timeout_s=0.5)
 
 
 async def _items_are_handed_out_to_one_at_a_time(client: AsyncClient) -> None:
@@ -179,6 +203,7 @@ async def _items_are_handed_out_to_one_at_a_time(client: AsyncClient) -> None:
         again = await other.take()
         assert again.value == b"1"
         assert again.token > one.token
+        assert (one.times, again.times) == (1, 2)
         with pytest.raises(SessionEnded):
             await queue.done(one)
         await other.done(again)
@@ -235,7 +260,7 @@ def test_in_threads(cluster: Cluster) -> None:
         queue.done(taken)
         place.publish(b"here")
         assert place.meet(timeout_s=PATIENCE_S) == b"here"
-        Barrier(first, b"b", 1).wait(timeout_s=PATIENCE_S)
+        Barrier(first, b"b", 1, party=b"1").wait(timeout_s=PATIENCE_S)
         first.close()
         assert first.lost.is_set()
         assert client.get(b"{b}/mine") is None
@@ -267,7 +292,7 @@ def test_a_program_without_our_client_stands_in_the_same_line(cluster: Cluster) 
         lock = Lock(ours, b"other")
         mine = lock.acquire()
         stub.Batch(kv_pb2.BatchRequest(operations=[*renewal, stand_in_line]))
-        assert _created(stub, prefix).popitem() == (mine, lock._place.key if lock._place else b"")
+        assert _created(stub, prefix).popitem() == (mine, lock._head.place.key if lock._head.place else b"")
         lock.release()
         line = _created(stub, prefix)
         assert list(line.values()) == [place]

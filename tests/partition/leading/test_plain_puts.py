@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from kvstore.errors import InvalidRequest
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.leading import evaluate
 from kvstore.partition.leading.plain_puts import put_all
 from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete, put
@@ -66,6 +66,48 @@ def test_a_batch_of_plain_puts_answers_and_logs_what_its_puts_would_one_by_one(
     monkeypatch.setattr(evaluate, "put_all", lambda *_: None)
     assert found == told(steps)
     assert in_columns > 10
+
+
+def lone_history(seed: int) -> list[list[Op]]:
+    """Mostly plain puts of few keys, many of them alone in their entry; those of a step are under way together."""
+    random, sequence = Random(seed), 0
+
+    def one() -> Op:
+        nonlocal sequence
+        key = random.choice([*KEYS[:6], b"", bytes(KEY_BYTES_MAX + 1)])
+        if random.random() < 0.8:
+            return put(key, b"%d" % random.randrange(100))
+        sequence += 1
+        request = RequestId(bytes(16), sequence, 1, TIME_MS)
+        return random.choice(
+            [
+                delete(key),
+                put(key, b"v", TIME_MS + random.choice([1, 1 << 30])),
+                put(key, b"v", request=request),
+                put(key, bytes(VALUE_BYTES_MAX + 1)),
+            ]
+        )
+
+    return [[one() for _ in range(random.choice([1, 1, 1, 2, 5]))] for _ in range(80)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_lone_plain_put_answers_and_logs_what_it_would_among_others(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, alone, lone = lone_history(seed), 0, evaluate.Evaluator._evaluate_lone
+
+    def counted(*arguments: object) -> object:
+        nonlocal alone
+        found = lone(*arguments)  # type: ignore[arg-type]
+        alone += found is not None
+        return found
+
+    monkeypatch.setattr(evaluate.Evaluator, "_evaluate_lone", counted)
+    found = told(steps)
+    monkeypatch.setattr(evaluate.Evaluator, "_evaluate_lone", lambda *_: None)
+    assert found == told(steps)
+    assert alone > 20
 
 
 @pytest.mark.parametrize("key", [b"", bytes(KEY_BYTES_MAX + 1)])

@@ -1,16 +1,18 @@
 """A read never lies: what may be answered, when, and on which proof."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading import queries
+from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES, LeaderReads
 from kvstore.partition.leading.read_lease import ReadLease
-from kvstore.partition.state.commands import Level, count, get, meta, put, scan
+from kvstore.partition.state.commands import Flag, Level, count, get, meta, put, range_, scan
 from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.rows import ORDER
 from tests.partition.one_partition import Partition
 
 STRICT, SESSION, STALE = Level.STRICT, Level.SESSION, Level.STALE
@@ -350,3 +352,31 @@ def test_scans_that_wait_are_refused_when_the_leader_stops(p: Partition, monkeyp
     p.leader.stop(NotLeader("p1"))
     p.settle()
     assert all(isinstance(p.result(token), NotLeader) for token in tokens)
+
+
+# docs/protocol.md P37
+def test_reads_of_several_turns_end_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has an iterator of an engine that may be closed next."""
+    monkeypatch.setattr(range_reads, "ROWS_PER_STEP", 1)
+    p.do(put(b"b", b"2"))
+    iterate, given_back = p.state.engine.iterate, []
+
+    def watched(begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            yield from iterate(begin, end)
+        finally:
+            given_back.append(begin[:1])
+
+    monkeypatch.setattr(p.state.engine, "iterate", watched)
+    go_on, steps = LeaderReads._step, []
+    monkeypatch.setattr(LeaderReads, "_step", lambda *each: steps.append(each))
+    (token,) = p.submit(range_(b"", b"", 0, Flag.COUNT_ONLY))
+    p.settle()
+    ((reads, generator),) = steps
+    next(generator)
+    assert ORDER not in given_back, "it goes on"
+    p.leader.stop(NotLeader("p1"))
+    assert ORDER in given_back
+    go_on(reads, generator)
+    p.settle()
+    assert isinstance(p.result(token), NotLeader)

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.errors import Moved, Unavailable
-from kvstore.partition.state.commands import Flag, Op, Record
+from kvstore.errors import Moved, Overloaded, Unavailable
+from kvstore.partition.state.commands import Flag, Level, Op, Record
 from kvstore.proto import kv_pb2
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import PartitionState, Ring
-from kvstore.server.grpc.scan import PAGE_S, one_page, scan_pages
+from kvstore.server.grpc import scan_slots
+from kvstore.server.grpc.scan import PAGE_S, RING, one_page, scan_pages
+from kvstore.server.grpc.scan_slots import Place, ScanSlots
 from kvstore.server.routing.keys import MOVED_MAX, count_keys
 from kvstore.types import PartitionId, ServerId
 
@@ -37,7 +39,10 @@ class Partitions:
     async def count(self, op: Op, partition: PartitionId) -> int:
         return len(self.held[partition])
 
-    async def ask(self, op: Op, partition: PartitionId) -> Any:
+    async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
+        if ring_version > self.ring.routed:
+            self.ring = next_ring(self.ring)
+            raise Moved("", self.ring.routed)
         if self.asked == self.moves_before_question:
             self.held = {P1: self.held[P2], P2: self.held[P1]}
             self.ring = next_ring(self.ring)
@@ -54,7 +59,7 @@ class Partitions:
 class NeverHere(Partitions):
     """Every partition says that what it is asked for is elsewhere."""
 
-    async def ask(self, op: Op, partition: PartitionId) -> Any:
+    async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
         self.asked += 1
         raise Moved("", 0)
 
@@ -63,8 +68,12 @@ def next_ring(ring: Ring) -> Ring:
     return replace(ring, version=ring.version + 1, routed=0)
 
 
+def a_place() -> Place:
+    return Place(lambda: 0.0, {})
+
+
 async def keys_of(partitions: Any, request: kv_pb2.ScanRequest) -> list[bytes]:
-    return [key async for message in scan_pages(partitions, partitions.ask, request) for key in message.keys]
+    return [key async for message in scan_pages(partitions, partitions.ask, request, a_place()) for key in message.keys]
 
 
 # docs/protocol.md M14
@@ -81,11 +90,11 @@ async def test_a_page_ends_in_time_with_what_it_has() -> None:
     partitions = Partitions()
     times = iter([0.0, 0.0, PAGE_S + 1])
     clock: Any = SimpleNamespace(now=lambda: next(times))
-    page = await one_page(cast("Any", partitions), partitions.ask, clock, kv_pb2.PageRequest(reverse=True))
+    page = await one_page(cast("Any", partitions), partitions.ask, clock, kv_pb2.PageRequest(reverse=True), a_place())
     assert list(page.keys) == KEYS[:0:-1]
     rest = kv_pb2.PageRequest(page_token=page.page_token)
     clock = SimpleNamespace(now=lambda: 0.0)
-    assert list((await one_page(cast("Any", partitions), partitions.ask, clock, rest)).keys) == KEYS[:1]
+    assert list((await one_page(cast("Any", partitions), partitions.ask, clock, rest, a_place())).keys) == KEYS[:1]
 
 
 async def test_a_limit_holds_over_a_change_of_the_ring() -> None:
@@ -112,3 +121,34 @@ async def test_who_owns_nothing_is_not_asked() -> None:
     )
     assert await keys_of(partitions, kv_pb2.ScanRequest()) == KEYS, "p3 has no leader: to ask it would be an error"
     assert await count_keys(partitions.count, lambda: partitions.ring) == len(KEYS)
+
+
+# docs/protocol.md M16
+@pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.SESSION])
+async def test_a_scan_of_a_client_that_has_heard_of_a_later_ring_goes_by_that(level: Level) -> None:
+    """By the ring that is known here, what the client has seen may be somewhere that is not asked."""
+    partitions = Partitions()
+    partitions.held = {P1: [], P2: KEYS[:1]}
+    later = partitions.ring.routed + 1
+    request = kv_pb2.ScanRequest(level=int(level), token={RING: later})
+    assert await keys_of(partitions, request) == KEYS[:1]
+    assert partitions.ring.routed == later
+    assert await keys_of(partitions, kv_pb2.ScanRequest(level=int(level), token={RING: later - 1})) == KEYS[:1]
+
+
+# docs/protocol.md P37
+async def test_what_scans_hold_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds a page of every partition while its reader takes its time."""
+    monkeypatch.setattr(scan_slots, "HELD_BYTES_MAX", 3)
+    slots = ScanSlots(lambda: 0.0)
+    async with slots.place() as first, slots.place() as second:
+        pages = scan_pages(cast("Any", Partitions()), Partitions().ask, kv_pb2.ScanRequest(), first)
+        assert len((await anext(pages)).keys) == 2, "one alone may hold more than the bound"
+        assert first.held_bytes == 2 * len(b"av")
+        clock: Any = SimpleNamespace(now=lambda: 0.0)
+        with pytest.raises(Overloaded, match="hold 8 bytes, more than 3"):
+            await one_page(cast("Any", Partitions()), Partitions().ask, clock, kv_pb2.PageRequest(), second)
+        assert [page async for page in pages], "it goes on: it holds no more than before"
+        assert first.held_bytes <= 4
+    async with slots.place() as third:
+        await one_page(cast("Any", Partitions()), Partitions().ask, clock, kv_pb2.PageRequest(), third)

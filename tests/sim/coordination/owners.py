@@ -4,15 +4,15 @@ clients that the simulation can stop at any moment, as SIGSTOP does, or for good
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any, Self
 
 from kvstore.client.coordination import AsyncSession
 from kvstore.client.core.batch import Batch
-from kvstore.client.core.operation import CHECK, DELETE, PUT, Operation
+from kvstore.client.core.operation import CHECK, DELETE, GET, PUT, Operation
 from kvstore.client.core.scanning import scan_bounds
-from kvstore.client.core.values import Item
+from kvstore.client.core.values import Item, Page
+from kvstore.client.core.watching import Change
 from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.nursery import TaskNursery
@@ -71,20 +71,24 @@ class Owner:
     async def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
         ops = tuple(map(op_of, batch.operations))
         results: list[Any] = await self._do(commands.batch(ops[0][1], ops), timeout_s)
-        return results
+        codes = [operation.code for operation in batch.operations]
+        return [result_of(code, each) for code, each in zip(codes, results, strict=True)]
 
-    async def meta(self, key: bytes) -> Any:
-        return await self._do(commands.meta(key), 10.0)
+    async def meta(self, key: bytes, *, timeout_s: float = 10.0) -> Any:
+        return await self._do(commands.meta(key), timeout_s)
 
-    async def scan(
-        self, *, prefix: bytes, limit: int = 0, keys_only: bool = False
-    ) -> AsyncIterator[tuple[bytes, Item]]:
-        start, end = scan_bounds(b"", b"", prefix)
-        partition = self.worker.ring.partition_of(start)
-        items, more = await self._do(commands.scan(start, end, PAGE), 10.0, partition)
-        assert more is None, "the lines of a test are short"
-        for key, record in items:
-            yield key, Item(*record)
+    async def page(
+        self, token: str | None, *, prefix: bytes, limit: int, keys_only: bool, timeout_s: float | None
+    ) -> Page:
+        first, end = scan_bounds(b"", b"", prefix)
+        partition = self.worker.ring.partition_of(first)
+        start: bytes | None = first
+        found: list[tuple[bytes, Item]] = []
+        while start is not None and len(found) < limit:
+            page = commands.scan(start, end, min(limit - len(found), PAGE))
+            items, start = await self._do(page, timeout_s or 10.0, partition)
+            found += [(key, Item(*record)) for key, record in items]
+        return Page(found, None)
 
     def watch(self, key: bytes | None, *, prefix: bytes, keys_only: bool) -> Looks:
         return Looks(self)
@@ -121,9 +125,17 @@ class Looks:
     async def __aexit__(self, *ended: object) -> None:
         """Nothing is open."""
 
-    async def __anext__(self) -> None:
+    async def __anext__(self) -> Change:
         await asyncio.sleep(LOOK_S)
         await self._owner.runs()
+        return Change(b"", Item(b"", 1, 1, 0, 0), 1, 0, "", False)
+
+
+def result_of(code: int, found: Any) -> Any:
+    """What a client makes of an answer of its own batch."""
+    if code == GET and found:
+        return Item(*found)
+    return found[0] if code == kv_pb2.INCREMENT else found
 
 
 def op_of(operation: Operation) -> Op:
@@ -137,6 +149,10 @@ def op_of(operation: Operation) -> Op:
             return commands.put(operation.key, operation.value, expires_ms, flags, version)
         case code if code == DELETE:
             return commands.delete(operation.key, flags, version)
+        case code if code == GET:
+            return commands.get(operation.key)
+        case kv_pb2.INCREMENT:
+            return commands.increment(operation.key, options.delta)
         case code if code == CHECK:
             return commands.check(operation.key, flags, version)
     raise AssertionError(f"unknown operation {operation.code}")

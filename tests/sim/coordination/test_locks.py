@@ -72,8 +72,8 @@ def trusts_the_end_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
     """Q4: a waiter may end before the holder."""
     acquire = queueing.acquire
 
-    def hasty(lease: Lease, *more: Any) -> Recipe[Any]:
-        recipe = acquire(lease, *more)
+    def hasty(lease: Lease, prefix: bytes, *more: Any) -> Recipe[Any]:
+        recipe = acquire(lease, prefix, *more)
         answer: Any = None
         looked = False
         try:
@@ -82,7 +82,7 @@ def trusts_the_end_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
                 if isinstance(step, Write):
                     answer = yield step
                     key = next(iter(step.puts))
-                elif isinstance(step, Find):
+                elif isinstance(step, Find) and step.prefix == prefix:
                     answer = yield step
                     answer = {key: answer[key]} if looked else answer
                     looked = True
@@ -95,6 +95,11 @@ def trusts_the_end_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
             recipe.close()
 
     patch.setattr(queueing, "acquire", hasty)
+
+
+def trusts_any_release(patch: pytest.MonkeyPatch) -> None:
+    """Q4: one that another holder has told is none of the one in front."""
+    patch.setattr(queueing, "has_released", lambda turn, token: bool(turn))
 
 
 def has_no_grace(patch: pytest.MonkeyPatch) -> None:
@@ -115,6 +120,7 @@ def has_no_grace(patch: pytest.MonkeyPatch) -> None:
         (trusts_what_it_was_told, QUIET),
         (asks_for_names_in_order, QUIET),
         (trusts_the_end_of_the_one_in_front, QUIET),
+        (trusts_any_release, QUIET),
         (has_no_grace, JUMPING),
     ],
 )

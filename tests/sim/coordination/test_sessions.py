@@ -120,7 +120,7 @@ def test_without_the_question_for_the_session_one_comes_back(monkeypatch: pytest
 
     def unasked(self: Lease, write: Any, now: float) -> Batch:
         made = batch(self, write, now)
-        made.operations[0] = Batch().expire(self.key, 1.0).operations[0]
+        made.operations[0] = Batch().put(self.key, b"", ttl_s=1.0).operations[0]
         return made
 
     monkeypatch.setattr(Lease, "batch", unasked)

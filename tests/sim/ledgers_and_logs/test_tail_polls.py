@@ -16,7 +16,7 @@ from kvstore.wal.config import LogConfig
 from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LogEntry
 from kvstore.wal.tailing.fresh import BYTES_MAX, ENTRIES_MAX, FreshEntries
-from kvstore.wal.tailing.polling import CHECK_S, PollChoice
+from kvstore.wal.tailing.polling import CHECK_S, FIRST_CHECK_S, PollChoice
 from kvstore.wal.tailing.tail import GIVEN_MAX, TailReader
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, RELEASE, Bench, P, run
 from tests.sim.ledgers_and_logs.logs import Writer, opened
@@ -406,6 +406,18 @@ def test_who_is_behind_is_polled_last() -> None:
     assert choice.due(now=1.0 + CHECK_S) == []
     choice.caught_up(B3)
     assert choice.first((B1, B2, B3)) == B3
+
+
+def test_a_bookie_that_lagged_for_a_moment_is_asked_again_after_a_second_and_then_more_rarely() -> None:
+    choice = PollChoice()
+    choice.compare({B1: e(3), B2: e(4)}, now=1.0)
+    assert choice.first((B1, B2)) == B2
+    assert choice.due(now=1.0 + FIRST_CHECK_S - 0.01) == []
+    assert choice.due(now=1.0 + FIRST_CHECK_S) == [B1]
+    assert choice.due(now=FIRST_CHECK_S + CHECK_S) == [], "it had not caught up"
+    assert choice.due(now=1.0 + FIRST_CHECK_S + CHECK_S) == [B1]
+    choice.caught_up(B1)
+    assert choice.first((B1, B2)) == B1
 
 
 def test_a_tail_that_is_closed_while_it_opens_a_ledger_asks_nobody_anything_any_more() -> None:

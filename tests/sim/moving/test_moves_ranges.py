@@ -12,6 +12,7 @@ from kvstore.errors import OutcomeUnknown, Retryable, Unavailable
 from kvstore.partition.state import commands
 from kvstore.proto import kv_pb2
 from kvstore.server.grpc.scan import one_page
+from kvstore.server.grpc.scan_slots import Place
 from kvstore.types import PartitionId
 from tests.sim.moving.moves import Users, World, play
 from tests.sim.moving.moves_accidents import asker, crash
@@ -49,7 +50,11 @@ async def page_of(world: World, request: kv_pb2.PageRequest) -> kv_pb2.PageRespo
         try:
             if node.served is not None:
                 return await one_page(
-                    cast("Any", node.served), lambda op, to, turn=turn: ask(world, op, to, turn), clock, request
+                    cast("Any", node.served),
+                    lambda op, to, _, turn=turn: ask(world, op, to, turn),
+                    clock,
+                    request,
+                    Place(clock.now, {}),
                 )
         except (Retryable, OutcomeUnknown):
             pass

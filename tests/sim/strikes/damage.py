@@ -18,7 +18,7 @@ def damage(node: Node, partition: PartitionId, *, by: int = 0x5A5A, value: tuple
         return
     state.crc ^= by
     batch = state.engine.batch()
-    batch.put(rows.META_KEY, rows.meta_of(before)._replace(crc=state.crc).encode())
+    batch.put(rows.META_KEY, rows.encode_meta(*rows.meta_of(before)._replace(crc=state.crc)))
     if value is not None:
         key, wrong = value
         row = state.engine.get(rows.data_key(key))

@@ -1,0 +1,299 @@
+"""How the two faces carry out recipes: no call takes longer than its caller has time, and who waits hears at once that
+the session is over."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import pytest
+
+from kvstore.client.coordination import AsyncLock, AsyncSession, Lock, NotInTime, Session, SessionEnded
+from kvstore.client.coordination.lease import CALL_S_MIN
+from kvstore.client.core.batch import Batch
+from kvstore.client.core.operation import GET, PUT
+from kvstore.client.core.values import Item, Page
+from kvstore.client.core.watching import Change
+from kvstore.env.clock import Unjudged
+from kvstore.env.library_env import LibraryEnv, library_env
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
+
+OTHER = b"{t}/lock/l/other"
+
+
+class HandClock(Unjudged):
+    """Goes on when a call takes time."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+class Store:
+    """Answers what sessions ask, with somebody else first in every line, unless a call is slow: that takes all the time
+    that it is given."""
+
+    def __init__(self, clock: HandClock | None = None) -> None:
+        self.clock, self.slow = clock, frozenset[str]()
+        self.given: list[float] = []
+        self.created: dict[bytes, int] = {OTHER: 1}
+        self.watched = threading.Event()
+        self.told: list[Change] = []
+        """What watches tell."""
+        self.looks = 0
+
+    def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
+        self._take("batch", timeout_s, OutcomeUnknown("no answer in time"))
+        for each in batch.operations:
+            if each.code == PUT:
+                self.created.setdefault(each.key, len(self.created) + 1)
+        return [Item(b"", 5, 5, 0, 99) if each.code == GET else 7 for each in batch.operations]
+
+    def meta(self, key: bytes, *, timeout_s: float) -> object:
+        self._take("meta", timeout_s, Unavailable("no answer in time"))
+        return object()
+
+    def page(self, token: str | None, *, prefix: bytes, limit: int, keys_only: bool, timeout_s: float | None) -> Page:
+        assert timeout_s is not None or not self.slow
+        self._take("page", timeout_s or 0.0, Unavailable("no answer in time"))
+        self.looks += 1
+        found = {key: at for key, at in self.created.items() if key.startswith(prefix)}
+        return Page([(key, Item(b"w", at, at, 0, 0)) for key, at in found.items()], None)
+
+    def _take(self, call: str, timeout_s: float, error: Exception) -> None:
+        if call in self.slow:
+            self.given.append(timeout_s)
+            assert self.clock is not None
+            self.clock.at += timeout_s
+            raise error
+
+    def next_told(self) -> Change | None:
+        """A change, with what it does."""
+        if not self.told:
+            return None
+        change = self.told.pop(0)
+        if change.item is None:
+            del self.created[change.key]
+        return change
+
+
+class BlockingChanges:
+    """A watch that tells what the store has it tell, and then nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._until, self._env = 0.0, library_env("test")
+
+    def ready(self) -> Self:
+        return self
+
+    def __iter__(self) -> Iterator[Change]:
+        return self
+
+    def __next__(self) -> Change:
+        if (change := self._store.next_told()) is not None:
+            return change
+        self._news.get()
+        raise StopIteration
+
+    def close(self) -> None:
+        self._news.put(None)
+
+
+class AsyncChanges:
+    """The same on asyncio."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *ended: object) -> None:
+        """Nothing is open."""
+
+    async def __anext__(self) -> Change:
+        if (change := self._store.next_told()) is not None:
+            return change
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+class BlockingClient(Store):
+    def watch(self, key: bytes | None, *, prefix: bytes, keys_only: bool) -> BlockingChanges:
+        self.watched.set()
+        return BlockingChanges(self)
+
+
+class AsyncClient:
+    """The store with coroutines."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*args: Any, **options: Any) -> Any:
+            return getattr(self.store, name)(*args, **options)
+
+        return call
+
+    def watch(self, key: bytes | None, *, prefix: bytes, keys_only: bool) -> AsyncChanges:
+        self.store.watched.set()
+        return AsyncChanges(self.store)
+
+
+def by_hand(clock: HandClock) -> LibraryEnv:
+    env = library_env("test")
+    return LibraryEnv(clock, env.random, TaskNursery("test"))
+
+
+SLOW = [("batch", 1), ("page", 1)]
+
+
+@pytest.mark.parametrize(("call", "count"), SLOW)
+def test_a_call_takes_no_longer_than_who_waits_has_time(call: str, count: int) -> None:
+    clock = HandClock()
+    store = BlockingClient(clock)
+    session = Session(store, b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
+    store.slow = frozenset({call})
+    with pytest.raises(NotInTime, match="the time was over: no answer in time"):
+        Lock(session, b"l").acquire(timeout_s=2.0)
+    assert store.given == [2.0] * count
+    assert clock.at == 1002.0
+    store.slow = frozenset()
+    session.close()
+
+
+@pytest.mark.parametrize(("call", "count"), SLOW)
+async def test_the_same_on_asyncio(call: str, count: int) -> None:
+    clock = HandClock()
+    store = Store(clock)
+    session = await AsyncSession(AsyncClient(store), b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
+    store.slow = frozenset({call})
+    with pytest.raises(NotInTime, match="the time was over: no answer in time"):
+        await AsyncLock(session, b"l").acquire(timeout_s=2.0)
+    assert store.given == [2.0] * count
+    assert clock.at == 1002.0
+    store.slow = frozenset()
+    await session.close()
+
+
+def test_a_write_whose_outcome_is_unknown_is_not_told_as_late() -> None:
+    clock = HandClock()
+    store = BlockingClient(clock)
+    session = Session(store, b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
+    store.slow = frozenset({"batch"})
+    with pytest.raises(OutcomeUnknown):
+        session.put(b"worker", b"1", timeout_s=2.0)
+    assert store.given == [2.0]
+    store.slow = frozenset()
+    session.close()
+
+
+def test_who_waits_for_others_writes_of_the_session_waits_no_longer_either() -> None:
+    session = Session(BlockingClient(), b"t").open()  # type: ignore[arg-type]
+    with session._mutex, pytest.raises(NotInTime, match="busy with other writes"):
+        Lock(session, b"l").acquire(timeout_s=CALL_S_MIN)
+    session.close()
+
+
+async def test_who_waits_for_other_tasks_writes_waits_no_longer_either() -> None:
+    session = await AsyncSession(AsyncClient(Store()), b"t").open()  # type: ignore[arg-type]
+    async with session._mutex:
+        with pytest.raises(NotInTime, match="busy with other writes"):
+            await AsyncLock(session, b"l").acquire(timeout_s=CALL_S_MIN)
+    await session.close()
+
+
+@pytest.mark.parametrize("ends", [Session.close, Session._over])
+def test_who_waits_hears_at_once_that_the_session_is_over(ends: Callable[[Session], None]) -> None:
+    """Its ttl is a day: who heard of it then would be here that long."""
+    store = BlockingClient()
+    session = Session(store, b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            Lock(session, b"l").acquire()
+        except SessionEnded as error:
+            heard.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    store.watched.wait()
+    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)], "a thread for each wait"
+    ends(session)
+    waiting.join()
+    assert len(heard) == 1
+    assert session._waits == {}
+    session.close()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_who_waits_on_asyncio_hears_at_once_that_the_session_is_over(is_lost: bool) -> None:
+    store = Store()
+    session = await AsyncSession(AsyncClient(store), b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
+    waiting = [asyncio.create_task(AsyncLock(session, b"l").acquire()) for _ in range(3)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(session._waits) == 3
+    if is_lost:
+        session._over()
+    else:
+        await session.close()
+    heard = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in heard] == [SessionEnded] * 3
+    assert session._waits == set()
+    await session.close()
+
+
+def renewals_and_an_end() -> list[Change]:
+    renewals = [Change(OTHER, Item(b"w", at, 1, 0, 0), at, 0, "p1", False) for at in range(10, 20)]
+    return [*renewals, Change(OTHER, None, 20, 0, "p1", False)]
+
+
+# docs/protocol.md Q4
+def test_renewals_of_the_one_in_front_wake_nobody() -> None:
+    store = BlockingClient()
+    store.told = renewals_and_an_end()
+    with Session(store, b"t") as session:  # type: ignore[arg-type]
+        Lock(session, b"l").acquire()
+    assert store.looks == 5, "the line, the one in front twice, whether it has released, and the line again"
+
+
+async def test_nor_do_they_on_asyncio() -> None:
+    store = Store()
+    store.told = renewals_and_an_end()
+    async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
+        await AsyncLock(session, b"l").acquire()
+    assert store.looks == 5
+
+
+def test_a_session_that_was_closed_is_not_opened_again() -> None:
+    session = Session(BlockingClient(), b"t")  # type: ignore[arg-type]
+    with session:
+        with pytest.raises(InvalidRequest, match="opened already"):
+            session.open()
+        assert session.is_alive
+    with pytest.raises(SessionEnded, match="is over"):
+        session.open()
+
+
+async def test_a_session_on_asyncio_that_was_closed_is_not_opened_again() -> None:
+    session = AsyncSession(AsyncClient(Store()), b"t")  # type: ignore[arg-type]
+    async with session:
+        with pytest.raises(InvalidRequest, match="opened already"):
+            await session.open()
+        assert session.is_alive
+    with pytest.raises(SessionEnded, match="is over"):
+        await session.open()
