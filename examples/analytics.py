@@ -8,7 +8,8 @@
 
 Sizes are those of the store now (`spark.read`), growth is between the two newest snapshots, and the hottest prefixes
 are those with the most changes in the logs as far back as they reach (`spark.readStream`). A prefix is a key's first
-`--depth` parts between slashes.
+`--depth` parts between slashes, and at most its first 64 bytes: keys without slashes would each be their own.
+Bytes that are no text are shown as \\xNN, so that no two prefixes look alike.
 """
 
 from __future__ import annotations
@@ -36,19 +37,44 @@ from kvstore.spark.snapshots.places import store_at
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+PREFIX_BYTES_MAX = 64
+NAME_SHOWN = 48
+"""Characters of a prefix in the page; all of it stands in its tooltip."""
 Bars = list[tuple[str, float]]
 SHOWN = 20
 SETTINGS = {"spark.sql.shuffle.partitions": "8"}
 """Prefixes are few; a stream keeps a state for each partition, 200 of them otherwise."""
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:3rem auto;max-width:60rem;padding:0 1rem;color:#222}
-table{border-collapse:collapse;width:100%}td{padding:.15rem .5rem;white-space:nowrap}td:nth-child(2){text-align:right}
-td:last-child{width:60%}i{display:block;height:1em;background:#3b6ea5}i.less{background:#c2564b}h2{margin-top:2.5rem}"""
+table{border-collapse:collapse;width:100%;table-layout:fixed}td{padding:.15rem .5rem;white-space:nowrap}
+td:first-child{width:34%;overflow:hidden;text-overflow:ellipsis}td:nth-child(2){text-align:right;width:16%}
+td:last-child{width:50%}i{display:block;height:1em;background:#3b6ea5}i.less{background:#c2564b}h2{margin-top:2.5rem}"""
 
 
 def prefix_of(depth: int) -> Column:
-    """The first parts of a key."""
-    parts = F.split(F.make_valid_utf8(F.col("key").cast("string")), "/")
-    return F.array_join(F.slice(parts, 1, depth), "/")
+    """The first parts of a key, a character for each byte: two that differ in a byte stay two."""
+    parts = F.split(F.decode(F.col("key"), "ISO-8859-1"), "/")
+    return F.substring(F.array_join(F.slice(parts, 1, depth), "/"), 1, PREFIX_BYTES_MAX)
+
+
+def named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with prefixes as text that people can read."""
+    return [{**row, "prefix": text_of(row["prefix"].encode("latin-1"))} for row in rows]
+
+
+def text_of(data: bytes) -> str:
+    """Bytes as UTF-8 where that can be shown, and as \\xNN elsewhere. No two are the same."""
+    text = data.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return "".join(each if each.isprintable() else escaped(each) for each in text)
+
+
+def escaped(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode())
+
+
+def short(name: str) -> str:
+    """A name that fits: of a long one its ends."""
+    half = (NAME_SHOWN - 1) // 2
+    return name if len(name) <= NAME_SHOWN else f"{name[:half]}…{name[-half:]}"
 
 
 def sizes(rows: DataFrame, depth: int) -> list[dict[str, Any]]:
@@ -56,7 +82,7 @@ def sizes(rows: DataFrame, depth: int) -> list[dict[str, Any]]:
     grouped = rows.groupBy(prefix_of(depth).alias("prefix")).agg(
         F.count("*").alias("keys"), F.sum(F.length("key") + F.length("value")).alias("bytes")
     )
-    return [row.asDict() for row in grouped.orderBy(F.desc("bytes"), "prefix").limit(SHOWN).collect()]
+    return named([row.asDict() for row in grouped.orderBy(F.desc("bytes"), "prefix").limit(SHOWN).collect()])
 
 
 def value_sizes(rows: DataFrame) -> list[dict[str, Any]]:
@@ -90,7 +116,7 @@ def growth(session: SparkSession, directory: Path, prefix: str, depth: int) -> d
 
     found = both.select("prefix", more("keys"), more("bytes")).where("bytes != 0 or keys != 0")
     rows = found.orderBy(F.desc(F.abs("bytes")), "prefix").limit(SHOWN).collect()
-    return {"from": newest[0].id, "to": newest[1].id, "prefixes": [row.asDict() for row in rows]}
+    return {"from": newest[0].id, "to": newest[1].id, "prefixes": named([row.asDict() for row in rows])}
 
 
 def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[dict[str, Any]]:
@@ -114,7 +140,7 @@ def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[di
         )
         query.awaitTermination()
         rows = session.table("hottest").orderBy(F.desc("changes"), "prefix").limit(SHOWN).collect()
-    return [row.asDict() for row in rows]
+    return named([row.asDict() for row in rows])
 
 
 def everything(session: SparkSession, where: dict[str, str], snapshots: Path | None, depth: int) -> dict[str, Any]:
@@ -152,7 +178,7 @@ def chart(title: str, bars: Bars) -> str:
     """One bar for each; those below 0 in another colour."""
     most = max((abs(value) for _, value in bars), default=0) or 1
     rows = "".join(
-        f"<tr><td>{html.escape(name) or '(none)'}<td>{value:,.0f}"
+        f'<tr><td title="{html.escape(name)}">{html.escape(short(name)) or "(none)"}<td>{value:,.0f}'
         f'<td><i class="{"less" if value < 0 else ""}" style="width:{100 * abs(value) / most:.1f}%"></i>'
         for name, value in bars
     )

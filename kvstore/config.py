@@ -126,7 +126,8 @@ def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[Fault]
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     faults_before = len(faults)
-    faults += [Fault(f"{prefix}{name}", _unknown(name, tuple(fields))) for name in table if name not in fields]
+    known = {*fields, *getattr(cls, "RETIRED", ())}  # what old files have is not read, and is no fault
+    faults += [Fault(f"{prefix}{name}", _unknown(name, tuple(fields))) for name in table if name not in known]
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in table:

@@ -6,6 +6,7 @@ StoreError
 │   │   ├── NotLeader         carries the leader's server id and address, when known
 │   │   ├── Moved             the partition does not own the key; carries the ring version to look for
 │   │   ├── Overloaded        a bound is reached: connections, queue, memory
+│   │   ├── RateExceeded      a namespace's operations per second; carries when to come again
 │   │   ├── NotEnoughBookies  too few bookies for a write, seen before anything was appended
 │   │   ├── Unavailable       no leader, no lease, or nobody reached in time, and nothing was sent
 │   │   │   └── PeerRefused   the peer's port refuses connections: its process is gone
@@ -13,6 +14,7 @@ StoreError
 │   │   └── NoSuchPin         a replica does not keep the pinned position (any more); another one may
 │   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
 │   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
+│   ├── QuotaExceeded         a namespace's keys or bytes; carries which, how many are used, and the limit
 │   ├── NotAuthenticated      nobody has said who asks, or not rightly
 │   │   └── AccessUnfounded   other machines reach this node, and access control is off
 │   ├── PermissionDenied      the user lacks a right; names both, and what it was wanted for
@@ -84,6 +86,22 @@ class Overloaded(Retryable):
     """A bound is reached; says which."""
 
 
+class RateExceeded(Retryable):
+    """The clients of a namespace ask for more operations per second than it has. `ops_per_s`: what it has in the whole
+    cluster; `share`: what of it is this server's now; `retry_after_ms`: the same call may succeed from then on."""
+
+    def __init__(self, namespace: str, ops_per_s: int, share: int, retry_after_ms: int) -> None:
+        super().__init__(namespace, ops_per_s, share, retry_after_ms)
+        self.namespace, self.ops_per_s, self.share = namespace, ops_per_s, share
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        return (
+            f"namespace {self.namespace}: its {self.ops_per_s} operations/s are used up ({self.share} of them are this "
+            f"server's now); try again in {self.retry_after_ms} ms"
+        )
+
+
 class NotEnoughBookies(Retryable):
     """Fewer bookies answer than an acknowledged write needs. Nothing was appended."""
 
@@ -118,6 +136,21 @@ class ConditionFailed(Refused):
 
     def __str__(self) -> str:
         return f"the key's version is {self.version}" if self.version else "the key is absent"
+
+
+class QuotaExceeded(Refused):
+    """The write would bring a namespace above its quota of keys or of bytes (`quota` says which): `used` of `limit` are
+    used, and it needs `wanted` more. That lasts until keys are deleted or expire, or the quota is raised."""
+
+    def __init__(self, namespace: str, quota: str, used: int, limit: int, wanted: int) -> None:
+        super().__init__(namespace, quota, used, limit, wanted)
+        self.namespace, self.quota, self.used, self.limit, self.wanted = namespace, quota, used, limit, wanted
+
+    def __str__(self) -> str:
+        return (
+            f"namespace {self.namespace}: {self.used} of {self.limit} {self.quota} are used, the write needs "
+            f"{self.wanted} more: refused until keys are deleted or expire, or the quota is raised"
+        )
 
 
 class NotAuthenticated(Refused):

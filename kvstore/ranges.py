@@ -65,10 +65,19 @@ def range_of(hint: Any) -> Range | None:
 def range_faults(settings: Any) -> list[str]:
     """Every setting of a dataclass whose number is out of its range, as `name: want …, got …`."""
     return [
-        f"{name}: want {each}, got {getattr(settings, name)}"
+        f"{name}: want {each}, got {_shown(getattr(settings, name))}"
         for name, each in ranges_of(settings.__class__).items()
         if not each.admits(getattr(settings, name))
     ]
+
+
+NEVER = "1e9"
+"""Of seconds: thirty years."""
+
+
+def _shown(value: float) -> str:
+    """A number that is out of range. Infinity is in none: it cannot be waited for, stored or sent."""
+    return f"{value}, which is no number; where 0 is not never, {NEVER} is" if math.isinf(value) else str(value)
 
 
 class WrongSettings(ValueError):

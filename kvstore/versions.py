@@ -12,7 +12,8 @@ from typing import Protocol
 FIRST = 1
 """What a server can do that says nothing about it."""
 LATEST = 2
-"""What this build can do. In 2, logs say by which version they are written, and links take more fields."""
+"""What this build can do. In 2, logs say by which version they are written, links take more fields,
+and leaders and doors hold what namespaces may."""
 
 RELEASES = {1: "0.1.0", 2: "0.2.0"}
 """The first release that can do each."""

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.cli.output import as_table
+from kvstore_loadtest.run import run_locust
 from loadtest.bench import peers, processors, redis_lines
-from loadtest.run import run_locust
 from tests.cluster.harness import running_cluster
 
 APART_MAX = 0.15
@@ -180,7 +180,7 @@ def run_user(door: str, subject: Subject, load: Load, folder: Path) -> Figure:
         *("--report", str(report), *store),
         *(("--resp", subject.resp, "RespUser") if door == "resp" else ("GrpcUser",)),
     ]
-    code = run_locust(folder, options, is_quiet=True)
+    code = run_locust([*options, "--data-dir", str(folder)], is_quiet=True)
     if code:
         raise RuntimeError(f"locust ended with {code}")
     total = json.loads(report.with_suffix(".json").read_bytes())["total"]

@@ -28,8 +28,8 @@ from urllib.request import urlopen
 from kvstore.cli.output import as_table
 from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.devcluster.local import LocalCluster
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
-from loadtest.generator.options import path_word
 
 OFFSETS = range(38_000, 42_000, 100)
 QUIET_S, POLL_S, SETTLE_S = 10.0, 1.0, 300.0

@@ -34,9 +34,9 @@ from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.counted_node import counts
-from loadtest.generator.options import path_word
 
 OFFSETS = range(34_000, 38_000, 100)
 KEYS = 1_000

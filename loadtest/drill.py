@@ -25,6 +25,7 @@ from typing import Any
 
 from kvstore.cli.output import as_table
 from kvstore.meta.address import Kind
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.drills import net, rounds, spans
 from loadtest.drills.faults import SCENARIOS
@@ -32,7 +33,6 @@ from loadtest.drills.nemesis import FAULTS
 from loadtest.drills.repair_stage import RepairStage
 from loadtest.drills.repairs import SCENES
 from loadtest.drills.stage import QUICK, Counts, Report, Stage
-from loadtest.generator.options import path_word
 from tests.cluster.harness import running_cluster
 
 

@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from kvstore.env.real import run
 from kvstore.errors import ConfigError
+from kvstore_loadtest.generator.options import path_word
 from loadtest.floor_member import PROCESSES, Door, Link, Member
-from loadtest.generator.options import path_word
 
 HOST = "127.0.0.1"
 BACKLOG = 1_024

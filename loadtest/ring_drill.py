@@ -30,6 +30,7 @@ from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient
 from kvstore.env.real import run
 from kvstore.ring import TOKENS
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.drill import keep_logs, shown
 from loadtest.drills.ring_load import REST_S, RingLoad, Span, rate
@@ -37,7 +38,6 @@ from loadtest.drills.ring_spans import Longest, hand_over_rows, longest_waits, q
 from loadtest.drills.ring_stage import PROBLEMS, RingStage
 from loadtest.drills.ring_verdict import KEPT_LEAST, READ_WAIT_MAX_S, WRITE_WAIT_MAX_S, Load, Verdict
 from loadtest.drills.stage import Report
-from loadtest.generator.options import path_word
 from tests.cluster.harness import running_cluster
 
 BASE_S = 8.0

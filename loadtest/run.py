@@ -1,6 +1,6 @@
 """`make loadtest`: two minutes of load, headless, on the local cluster if it runs, else on one of its own.
 
-    python -m loadtest.run [--data-dir DIR] [--processes N] [any option of loadtest/locustfile.py] [GrpcUser|RespUser]
+    python -m loadtest.run [--data-dir DIR] [--processes N] [any option of `kvstore-loadtest`] [GrpcUser|RespUser]
 
 A cluster of its own lives in a scratch folder and is ended afterwards; a --data-dir that is named must serve. The
 report is reports/loadtest.html. The exit code is Locust's: 0 as it must be, 1 not so, 2 wrong usage, 3 spoiled: the
@@ -10,19 +10,16 @@ load generator itself was late or starved, and the run says nothing of the store
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
+from kvstore_loadtest.generator.options import Options, add_options
+from kvstore_loadtest.run import checked, run_locust
 from loadtest.bench import peers
-from loadtest.generator.options import Options, add_options, options_of
-from loadtest.generator.workloads import Draws
 from tests.cluster.harness import running_cluster
 
 FOLDER = Path(__file__).parent
@@ -39,46 +36,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=0, help="Locust workers; 0: one process does it all")
     add_options(parser)
     given = [*PROFILE, *sys.argv[1:]]
-    options = _checked(parser, given)
+    options = checked(parser, given)
     is_named = _names_data_dir(sys.argv[1:])
     with peers.scratch() as folder, _cluster(options, folder, is_named=is_named) as data_dir:
-        sys.exit(run_locust(data_dir, given))
-
-
-def _checked(parser: argparse.ArgumentParser, words: Sequence[str]) -> Options:
-    """What is wrong is told before a cluster is started for it. Words that only Locust knows are Locust's to judge."""
-    try:
-        options = options_of(parser.parse_known_args(words)[0])
-        for workload in options.workloads:
-            Draws(workload, 1)
-        options.check_paths()
-    except ValueError as error:
-        print(f"loadtest: {error}", file=sys.stderr)
-        sys.exit(2)
-    return options
-
-
-def run_locust(data_dir: Path, options: Sequence[str], *, is_quiet: bool = False) -> int:
-    """Run Locust on a local cluster; returns its exit code. Interrupted or asked to end, it still writes its report."""
-    output = subprocess.DEVNULL if is_quiet else None
-    command = [
-        *(sys.executable, "-m", "locust", "-f", str(FOLDER / "locustfile.py"), "--headless", "--only-summary"),
-        *options,
-        *("--data-dir", str(data_dir)),
-    ]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # In a session of its own: an interrupt reaches it by us, and once.
-    process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT)
-        return process.wait()
-    finally:  # a second interrupt: the cluster goes away, and Locust must go before
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        sys.exit(run_locust([*given, "--data-dir", str(data_dir)]))
 
 
 @contextmanager

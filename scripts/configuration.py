@@ -26,7 +26,8 @@ HEAD = """# Settings of a node
 Every name that `node.toml` may have, made from the code by `make reference`: do not edit it here.
 `kvstore node check --config node.toml` says what is wrong with a file, and what is unsafe or odd;
 [operations.md](operations.md#nodetoml) tells what to choose. Units stand at the end of the names: `_s` seconds,
-`_ms` milliseconds, `_bytes` bytes, `_per_s` of them each second. What has no default must be given.
+`_ms` milliseconds, `_bytes` bytes, `_per_s` of them each second. What has no default must be given. Numbers are finite:
+`inf` and `nan` are refused. Where 0 means never, the sentence says so; elsewhere `1e9` seconds are thirty years.
 """
 SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 SPANS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))

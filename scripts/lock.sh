@@ -14,5 +14,5 @@ compile() {
 }
 compile --upgrade --group build --output-file requirements-build.lock
 compile --upgrade --all-extras --output-file requirements.lock pyproject.toml
-# What a node has, for images: the same versions, and nothing of what tests and Spark need.
-compile --upgrade --extra node --constraint requirements.lock --output-file requirements-node.lock pyproject.toml
+# What a node may want, for images, traces too: the same versions, and nothing of what tests and Spark need.
+compile --upgrade --extra node --extra tracing --constraint requirements.lock --output-file requirements-node.lock pyproject.toml

@@ -27,6 +27,7 @@ BY_PYTEST = (
     "tests/models",
     "tests/sim/recovering/test_mutants.py",
     "tests/sim/upgrading/test_mixed.py",
+    "tests/namespaces/test_mutants.py",
     "tests/server/access/test_mutants.py",
     "tests/server/access/test_rule_mutants.py",
     "tests/server/access/test_unfounded.py",

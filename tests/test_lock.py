@@ -20,6 +20,7 @@ LOCKS = {
     "requirements-node.lock": [
         *PROJECT["project"]["dependencies"],
         *PROJECT["project"]["optional-dependencies"]["node"],
+        *PROJECT["project"]["optional-dependencies"]["tracing"],
     ],
     "requirements-build.lock": [*PROJECT["dependency-groups"]["build"], *PROJECT["build-system"]["requires"]],
 }

@@ -20,7 +20,7 @@ LAYERS = (
     ("wal", "bookie"),
     ("meta", "ring"),
     ("rpc",),
-    ("access", "proto", "env", "config", "backoff"),
+    ("access", "namespaces", "proto", "env", "config", "backoff"),
     ("types", "errors", "limits", "places", "ranges", "versions"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
@@ -80,7 +80,7 @@ LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 
 KVSTORE = sources("kvstore")
-ALL = sources("kvstore", "pyspark_kvstore", "loadtest", "tests")
+ALL = sources("kvstore", "kvstore_loadtest", "pyspark_kvstore", "loadtest", "tests")
 PACKAGE_FACES = [file for file in KVSTORE if file.path.endswith("/__init__.py")]
 
 every = pytest.mark.parametrize
@@ -190,13 +190,13 @@ def test_tests_do_not_sleep(file: Source) -> None:
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
 
 
-PATCHED = {"tests.loadtest.generator.stalled_users", "tests.loadtest.generator.broken_users"}
+PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "broken", "own")}
 """Run as processes of their own."""
 
 
 def test_no_test_imports_locust() -> None:
     """Locust makes the standard library of its process cooperative, which all tests after it would run on."""
-    files = sources("loadtest", "tests")
+    files = sources("kvstore_loadtest", "loadtest", "tests")
     graph = import_graph(files)
     patching = {file.module for file in files for each in file.imports if each.at_run_time and each.top == "locust"}
     while importers := {module for module, imported in graph.items() if imported & patching} - patching:

@@ -148,7 +148,7 @@ def version(
             "version": found.version,
             "held": found.is_held,
             "latest": versions.LATEST,
-            "waits_for": what_holds_it(found, members, wanted, versions.LATEST) or None,
+            "waits_for": what_holds_it(found, members, wanted, versions.LATEST, reader.undecodable_servers) or None,
             "servers": [
                 {"server": each, "release": member.version, "can": member.can}
                 for each, member in sorted(members.items())

@@ -33,6 +33,7 @@ BRANCHES = {
     "fsck": ("fsck",),
     "access.users": ("user", "role", "access"),
     "access.tokens": ("token",),
+    "access.namespaces": ("namespace",),
 }
 """Modules of this package, with the first words of the commands that they have a part in. Each has `register(app)`,
 which adds them; heavy imports are inside the commands."""

@@ -222,7 +222,6 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
         grpc=node.grpc,
         http=node.http,
         log_dir=data_dir / "logs",
-        unsafe=cluster.unsafe,
         log=log,
     )
 

@@ -43,8 +43,16 @@ class KeptEphemeral:
     waited out.
     """
 
-    def __init__(self, store: MetadataStore, path: str, *, is_our_former: Callable[[bytes], bool] = never) -> None:
-        self._store, self._path, self._is_our_former = store, path, is_our_former
+    def __init__(
+        self,
+        store: MetadataStore,
+        path: str,
+        *,
+        is_our_former: Callable[[bytes], bool] = never,
+        on_placed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_placed` is called when the node has been made, or changed, to hold what is wanted."""
+        self._store, self._path, self._is_our_former, self._on_placed = store, path, is_our_former, on_placed
         self._wanted: bytes | None = None
         self._turn = asyncio.Lock()
         self._hint = asyncio.Event()
@@ -111,9 +119,11 @@ class KeptEphemeral:
         if stat.owner == self._store.session:
             if found != data:
                 await self._store.set(self._path, data, stat.version)
+                self._on_placed()
         elif self._is_our_former(found):
             await self._store.multi([Delete(self._path, stat.version), Create(self._path, data, ephemeral=True)])
             log.info("replaced the ephemeral of an earlier session path=%s", self._path)
+            self._on_placed()
         else:
             raise NodeExists(self._path)
 
@@ -122,6 +132,7 @@ class KeptEphemeral:
             await self._store.create(self._path, data, ephemeral=True)
         except NodeExists:
             raise VersionConflict(self._path) from None  # the read was of a moment ago: look again
+        self._on_placed()
 
     async def _remove(self) -> None:
         try:

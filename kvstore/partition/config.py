@@ -49,7 +49,7 @@ class PartitionConfig:
     retention_ms: Annotated[int, at_least(0)] = 3_600_000
     """How long the log is kept for feeds, whatever the replicas have synced."""
     lead_back_s: Annotated[float, at_least(0)] = 8.0
-    """How long the replica that the ring prefers must have been up before it gets the lead back."""
+    """How long the replica that the ring prefers must have been up before it gets the lead back. 1e9: it never does."""
     write_buffer_bytes: Annotated[int, at_least(WRITE_BUFFER_BYTES_MIN)] = 16 << 20
     """Of each engine: what gathers in memory before it becomes a file, within `memory_bytes` of them all."""
     memory_bytes: Annotated[int, at_least(MEMORY_BYTES_MIN)] = 256 << 20

@@ -21,6 +21,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.meta.store import MetadataStore
+from kvstore.namespaces import Book
 from kvstore.partition import pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import snapshots
@@ -34,6 +35,7 @@ from kvstore.partition.election.upkeep import Upkeep, flush
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import Soon, TurnAway
 from kvstore.partition.leading.leader import Leader
+from kvstore.partition.leading.usage import Usage
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import Mover
 from kvstore.partition.moves.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
@@ -76,9 +78,11 @@ class Partition:
         rings: Rings | None = None,
         turn_away: TurnAway | None = None,
         known_versions: versions.Versions = versions.FIXED,
+        book: Book | None = None,
     ) -> None:
-        """`turns` are those of the server, all its partitions together. Without `rings` nothing says what the partition
-        owns, and nothing moves; `turn_away` takes operations on keys that it does not own."""
+        """`turns` are those of the server, all its partitions together, and so is `book`, of its namespaces. Without
+        `rings` nothing says what the partition owns, and nothing moves; `turn_away` takes operations on keys that it
+        does not own."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
         server_env, env = env, replace(env, nursery=self._nursery)
@@ -90,24 +94,17 @@ class Partition:
         self._trials = Trials(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
-            env,
-            config,
-            partition,
-            server,
-            self._claims,
-            logs,
-            peers,
-            self.state,
-            self._tail,
+            *(env, config, partition, server, self._claims, logs, peers, self.state, self._tail),
             *(replicas, self._note_leader, turns, self._leader_of, self._trials),
         )
-        self._turn_away, self._on_leader, self._rings = turn_away, on_leader, rings
+        self._turn_away, self._on_leader, self._rings, self._book = turn_away, on_leader, rings, book
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self._versioning = Versioning(env, partition, self.state, self._leading, known_versions)
         self.known_ledgers = partial(_known_ledgers, self._replica)
+        self.usage = partial(_usage, self._leading)
         self.mover: Mover | None = None
         if rings is not None:
             means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
@@ -188,6 +185,7 @@ class Partition:
     def _note_leader(self, leader: ServerId | None) -> None:
         """Moves are looked after from the moment in which this replica leads: somebody may wait for what is frozen."""
         self._on_leader(self.id, leader)
+        self._versioning.wake()
         if self.mover is not None:
             self.mover.wake()
 
@@ -195,6 +193,8 @@ class Partition:
         """Let a new leader begin: with what the partition owns, if its log has never said it."""
         if _is_ahead_of_ring(self._rings, self.state):
             raise Unavailable(f"partition {self.id}: the ring that is known here is too old to lead it")
+        if self._book is not None:
+            leader.usage.join(self._book)
         if self._rings is None or self.state.ownership.is_founded:
             return await leader.start(None, self._turn_away)
         ring = self._rings.ring
@@ -390,6 +390,12 @@ def _level_of(op: Op) -> int:
     at = LEVEL_AT.get(op[0])
     level: int = Level.LINEARIZABLE if at is None else op[at]
     return level
+
+
+def _usage(leading: Callable[[], Leader | None]) -> Usage | None:
+    """Return what counts the keys of namespaces here; None without a lead."""
+    leader = leading()
+    return None if leader is None else leader.usage
 
 
 def _known_ledgers(replica: Replica) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 from kvstore import versions
 from kvstore.env import Env
+from kvstore.env.events import wait_within
 from kvstore.errors import StoreError
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.move_records import LogVersion
@@ -17,7 +19,7 @@ from kvstore.types import PartitionId
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Between two looks, until the log is at the highest version that this build can do."""
+"""Between two looks whether the cluster has risen."""
 
 
 class Versioning:
@@ -33,13 +35,19 @@ class Versioning:
     ) -> None:
         self._env, self._partition, self._state = env, partition, state
         self._leading, self._versions = leading, known
+        self._lead_changed = asyncio.Event()
 
     def start(self) -> None:
         self._env.nursery.spawn(self._follow(), name=f"{self._partition} log version")
 
+    def wake(self) -> None:
+        """The lead has changed: a new log gets its version at once, because rows that move to it may wait for that."""
+        self._lead_changed.set()
+
     async def _follow(self) -> None:
-        while self._state.log_version < self._versions.can:
-            await self._env.beat.rest(LOOK_S)
+        while True:  # a state may be replaced by one from before
+            await wait_within(self._lead_changed, self._env.beat.delay_s(LOOK_S))
+            self._lead_changed.clear()
             await self._look()
 
     async def _look(self) -> None:

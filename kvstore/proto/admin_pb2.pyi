@@ -568,6 +568,194 @@ class ChangeAccessRequest(_message.Message):
 Global___ChangeAccessRequest: _TypeAlias = ChangeAccessRequest  # noqa: Y015
 
 @_typing.final
+class NamespacesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespacesRequest: _TypeAlias = NamespacesRequest  # noqa: Y015
+
+@_typing.final
+class NamespacesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    UNCOUNTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Namespace]: ...
+    @_builtins.property
+    def uncounted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Partitions whose leaders count still, or have not told this server yet: for them it goes by what was known before."""
+
+    def __init__(
+        self,
+        *,
+        namespaces: _abc.Iterable[Global___Namespace] | None = ...,
+        uncounted: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespaces", b"namespaces", "uncounted", b"uncounted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespacesResponse: _TypeAlias = NamespacesResponse  # noqa: Y015
+
+@_typing.final
+class Namespace(_message.Message):
+    """The keys that begin with a prefix. A limit of 0 is none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    prefix: _builtins.bytes
+    keys: _builtins.int
+    """In answers only: what is used in the whole cluster."""
+    bytes: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___NamespaceLimits: ...
+    @_builtins.property
+    def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """In answers only: operations that servers have refused since they began, by "keys", "bytes" or "operations"."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        prefix: _builtins.bytes = ...,
+        limits: Global___NamespaceLimits | None = ...,
+        keys: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "keys", b"keys", "limits", b"limits", "name", b"name", "prefix", b"prefix", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Namespace: _TypeAlias = Namespace  # noqa: Y015
+
+@_typing.final
+class NamespaceLimits(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_MAX_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    OPS_PER_S_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    keys_max: _builtins.int
+    bytes_max: _builtins.int
+    """Of keys and values, one copy."""
+    ops_per_s: _builtins.int
+    """Of the whole cluster."""
+    burst: _builtins.int
+    """Operations that may come at once after a rest; 0: those of one second."""
+    ttl_ms: _builtins.int
+    """How long a record lives whose write says nothing about it; 0: until it is deleted."""
+    def __init__(
+        self,
+        *,
+        keys_max: _builtins.int | None = ...,
+        bytes_max: _builtins.int | None = ...,
+        ops_per_s: _builtins.int | None = ...,
+        burst: _builtins.int | None = ...,
+        ttl_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst", b"_burst", "_bytes_max", b"_bytes_max", "_keys_max", b"_keys_max", "_ops_per_s", b"_ops_per_s", "_ttl_ms", b"_ttl_ms", "burst", b"burst", "bytes_max", b"bytes_max", "keys_max", b"keys_max", "ops_per_s", b"ops_per_s", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst", b"_burst", "_bytes_max", b"_bytes_max", "_keys_max", b"_keys_max", "_ops_per_s", b"_ops_per_s", "_ttl_ms", b"_ttl_ms", "burst", b"burst", "bytes_max", b"bytes_max", "keys_max", b"keys_max", "ops_per_s", b"ops_per_s", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__burst: _TypeAlias = _typing.Literal["burst"]  # noqa: Y015
+    _WhichOneofArgType__burst: _TypeAlias = _typing.Literal["_burst", b"_burst"]  # noqa: Y015
+    _WhichOneofReturnType__bytes_max: _TypeAlias = _typing.Literal["bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__bytes_max: _TypeAlias = _typing.Literal["_bytes_max", b"_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__keys_max: _TypeAlias = _typing.Literal["keys_max"]  # noqa: Y015
+    _WhichOneofArgType__keys_max: _TypeAlias = _typing.Literal["_keys_max", b"_keys_max"]  # noqa: Y015
+    _WhichOneofReturnType__ops_per_s: _TypeAlias = _typing.Literal["ops_per_s"]  # noqa: Y015
+    _WhichOneofArgType__ops_per_s: _TypeAlias = _typing.Literal["_ops_per_s", b"_ops_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttl_ms: _TypeAlias = _typing.Literal["ttl_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttl_ms: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst) -> _WhichOneofReturnType__burst | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_max) -> _WhichOneofReturnType__bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keys_max) -> _WhichOneofReturnType__keys_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ops_per_s) -> _WhichOneofReturnType__ops_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_ms) -> _WhichOneofReturnType__ttl_ms | None: ...
+
+Global___NamespaceLimits: _TypeAlias = NamespaceLimits  # noqa: Y015
+
+@_typing.final
+class ChangeNamespacesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    remove: _builtins.str
+    """The keys stay."""
+    @_builtins.property
+    def add(self) -> Global___Namespace: ...
+    @_builtins.property
+    def set(self) -> Global___Namespace:
+        """By name; limits that are not there stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        add: Global___Namespace | None = ...,
+        set: Global___Namespace | None = ...,
+        remove: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "remove", b"remove", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "change", b"change", "remove", b"remove", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["add", "set", "remove"]  # noqa: Y015
+    _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
+
+Global___ChangeNamespacesRequest: _TypeAlias = ChangeNamespacesRequest  # noqa: Y015
+
+@_typing.final
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2405,6 +2593,7 @@ class ClusterReport(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     ENSEMBLE_SIZE_FIELD_NUMBER: _builtins.int
     ACK_QUORUM_FIELD_NUMBER: _builtins.int
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Who answers, and at what date."""
     date_ms: _builtins.int
@@ -2412,6 +2601,8 @@ class ClusterReport(_message.Message):
     ensemble_size: _builtins.int
     """Of new ledgers."""
     ack_quorum: _builtins.int
+    cluster_version: _builtins.int
+    """What all servers can do together, as the one that answers knows; 0: it is too old to say."""
     @_builtins.property
     def health(self) -> Global___Health:
         """The worst of the findings in one line."""
@@ -2455,10 +2646,11 @@ class ClusterReport(_message.Message):
         snapshot: Global___SnapshotReport | None = ...,
         ensemble_size: _builtins.int = ...,
         ack_quorum: _builtins.int = ...,
+        cluster_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "cluster_version", b"cluster_version", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

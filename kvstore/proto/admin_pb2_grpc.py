@@ -109,6 +109,16 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
                 _registered_method=True)
+        self.Namespaces = channel.unary_unary(
+                '/kvstore.v1.Admin/Namespaces',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.NamespacesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.NamespacesResponse.FromString,
+                _registered_method=True)
+        self.ChangeNamespaces = channel.unary_unary(
+                '/kvstore.v1.Admin/ChangeNamespaces',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeNamespacesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.NamespacesResponse.FromString,
+                _registered_method=True)
         self.LogLevel = channel.unary_unary(
                 '/kvstore.v1.Admin/LogLevel',
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.LogLevelRequest.SerializeToString,
@@ -230,6 +240,19 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Namespaces(self, request, context):
+        """Namespaces, their limits and what they use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeNamespaces(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LogLevel(self, request, context):
         """The levels of this node's log; sets one of them until the node is started again.
         """
@@ -328,6 +351,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ChangeAccess,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.AccessResponse.SerializeToString,
+            ),
+            'Namespaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.Namespaces,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.NamespacesRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.NamespacesResponse.SerializeToString,
+            ),
+            'ChangeNamespaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeNamespaces,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeNamespacesRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.NamespacesResponse.SerializeToString,
             ),
             'LogLevel': grpc.unary_unary_rpc_method_handler(
                     servicer.LogLevel,
@@ -750,6 +783,60 @@ class Admin:
             '/kvstore.v1.Admin/ChangeAccess',
             kvstore_dot_proto_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.AccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Namespaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Namespaces',
+            kvstore_dot_proto_dot_admin__pb2.NamespacesRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.NamespacesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeNamespaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/ChangeNamespaces',
+            kvstore_dot_proto_dot_admin__pb2.ChangeNamespacesRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.NamespacesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,9 @@ class AdminStub:
     Access: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]
     """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
+    Namespaces: _grpc.UnaryUnaryMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]
+    """Namespaces, their limits and what they use."""
+    ChangeNamespaces: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeNamespacesRequest, _admin_pb2.NamespacesResponse]
     LogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]
     """The levels of this node's log; sets one of them until the node is started again."""
     SlowLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]
@@ -95,6 +98,9 @@ class AdminAsyncStub(AdminStub):
     Access: _aio.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
     """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
+    Namespaces: _aio.UnaryUnaryMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
+    """Namespaces, their limits and what they use."""
+    ChangeNamespaces: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeNamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
     LogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]  # type: ignore[assignment]
     """The levels of this node's log; sets one of them until the node is started again."""
     SlowLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]  # type: ignore[assignment]
@@ -219,6 +225,21 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ChangeAccessRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AccessResponse, _abc.Awaitable[_admin_pb2.AccessResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Namespaces(
+        self,
+        request: _admin_pb2.NamespacesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.NamespacesResponse, _abc.Awaitable[_admin_pb2.NamespacesResponse]]:
+        """Namespaces, their limits and what they use."""
+
+    @_abc_1.abstractmethod
+    def ChangeNamespaces(
+        self,
+        request: _admin_pb2.ChangeNamespacesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.NamespacesResponse, _abc.Awaitable[_admin_pb2.NamespacesResponse]]: ...
 
     @_abc_1.abstractmethod
     def LogLevel(

@@ -29,6 +29,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NotLeader: Code.FAILED_PRECONDITION,
     errors.Moved: Code.FAILED_PRECONDITION,
     errors.Overloaded: Code.RESOURCE_EXHAUSTED,
+    errors.RateExceeded: Code.RESOURCE_EXHAUSTED,
     errors.NotEnoughBookies: Code.UNAVAILABLE,
     errors.Unavailable: Code.UNAVAILABLE,
     errors.PeerRefused: Code.UNAVAILABLE,
@@ -36,6 +37,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NoSuchPin: Code.NOT_FOUND,
     errors.InvalidRequest: Code.INVALID_ARGUMENT,
     errors.ConditionFailed: Code.ABORTED,
+    errors.QuotaExceeded: Code.RESOURCE_EXHAUSTED,
     errors.NotAuthenticated: Code.UNAUTHENTICATED,
     errors.AccessUnfounded: Code.UNAUTHENTICATED,
     errors.PermissionDenied: Code.PERMISSION_DENIED,
@@ -89,6 +91,8 @@ FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ..
     errors.Moved: (("partition", str), ("ring_version", int)),
     errors.ConditionFailed: (("version", int),),
     errors.PositionTrimmed: (("partition", str), ("asked", int), ("oldest", int)),
+    errors.QuotaExceeded: (("namespace", str), ("quota", str), ("used", int), ("limit", int), ("wanted", int)),
+    errors.RateExceeded: (("namespace", str), ("ops_per_s", int), ("share", int), ("retry_after_ms", int)),
 }
 """Errors that are made of fields. All others are made of their message."""
 
@@ -115,8 +119,11 @@ def listed(kind: type[errors.StoreError]) -> type[errors.StoreError]:
 
 
 def http_status(error: errors.StoreError) -> int:
-    """The HTTP status of an error: by its gRPC status, but for refusals that pass by themselves, which are 503."""
+    """The HTTP status of an error: by its gRPC status, but for refusals that pass by themselves, which are 503, and for
+    what there is no room for, which is 507: to come again later does not help."""
     kind = listed(type(error))
+    if kind is errors.QuotaExceeded:
+        return 507
     status = HTTP_OF_CODE[STATUS[kind]]
     return 503 if status == 409 and issubclass(kind, errors.Retryable) else status
 

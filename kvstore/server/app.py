@@ -20,17 +20,20 @@ from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.config import NodeConfig, Role
+from kvstore.server.control.assign import replicas_held
 from kvstore.server.control.dating import Dating
 from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.control.load import Load
 from kvstore.server.control.load_sampler import LoadSampler, loads_of_cluster
 from kvstore.server.control.node_report import TlsTold
 from kvstore.server.control.progress import Copied, Progress
+from kvstore.server.control.rising import what_holds_it
 from kvstore.server.control.steward import Steward
 from kvstore.server.control.surveyor import Surveyor
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import Hosting
+from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.redis.door import RespServer
@@ -68,6 +71,7 @@ class Node:
         self.dating: Dating
         self.surveyor: Surveyor
         self.ledger_survey: LedgerSurvey
+        self.namespaces: Keeper
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms)
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
@@ -143,6 +147,8 @@ class Node:
                 **self.steward.statistics(),
                 **self.feeds.statistics(),
                 "partitions_without_leader": len(self.leaderless()),
+                "cluster_version": self.versions.cluster,
+                "servers_undecodable": len(self.membership.undecodable_servers),
                 "ring_hints_false_total": self.membership.false_hints,
                 **self.dating.statistics(),
                 **self.access.statistics(),
@@ -150,6 +156,8 @@ class Node:
                 **self.env.slow.statistics(),
                 **self.env.traces.statistics(),
             }
+            if namespaces := self.namespaces.statistics():
+                found["namespaces"] = namespaces
             found["engine"] = self.engine_statistics()
             heat = self.load_sampler.numbers()
             found["partitions"] = {
@@ -234,10 +242,17 @@ class Node:
             topology = self.dispatcher.topology
             shown["ring_version"] = topology.ring.version
             shown["cluster_version"] = self.versions.cluster
+            shown["cluster_version_waits_for"] = self.what_holds_the_version() or None
             shown["leaders"] = {each: leader[0] for each, leader in sorted(topology.leaders.items())}
             shown["leaderless"] = self.leaderless()
             shown["servers"] = sorted(topology.servers)
         return {**shown, **self.statistics()}
+
+    def what_holds_the_version(self) -> str:
+        """Why the cluster's version is below what this build can do, as far as this server knows; empty: it is not."""
+        topology = self.topology
+        wanted, unreadable = replicas_held(topology.ring), self.membership.undecodable_servers
+        return what_holds_it(self.versions.found, topology.servers, wanted, self.versions.can, unreadable)
 
     def facts(self) -> Facts:
         """Return what INFO shows beside the door's own."""

@@ -45,6 +45,8 @@ from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.ledger_passwords import made_with, password_of
+from kvstore.server.namespaces.follow import Follower as NamespaceFollower
+from kvstore.server.namespaces.keeper import NAMESPACES, Keeper
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
@@ -119,6 +121,8 @@ async def serve(
         elif doors is not None:
             await doors(node, stack)
         node.is_open = True
+        if Role.SERVER in config.plays:
+            await node.membership.announcement.tell_is_up()
         log.info("node=%s is up: %s", config.id, config.listeners())
         yield node
         await node.begin_draining()
@@ -211,13 +215,10 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
         stack.push_async_callback(node.auditor.close)
 
 
-async def _open_server(
-    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
-) -> None:
-    """Open the parts that take operations, without the partitions themselves."""
-    config, env = node.config, node.env
-    nonce = env.random.randbytes(8).hex()
-    member = Member(
+def _member_of(node: Node) -> Member:
+    """The node's account of itself while it starts."""
+    config = node.config
+    return Member(
         id=config.id,
         resp=config.told(config.resp),
         grpc=config.told(config.grpc),
@@ -227,9 +228,17 @@ async def _open_server(
         roles=tuple(config.plays),
         version=VERSION,
         can=node.versions.can,
-        nonce=nonce,
+        starting=True,
+        nonce=node.env.random.randbytes(8).hex(),
     )
-    membership = node.membership = Membership(env, node.store, member)
+
+
+async def _open_server(
+    node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
+) -> None:
+    """Open the parts that take operations, without the partitions themselves."""
+    config, env = node.config, node.env
+    membership = node.membership = Membership(env, node.store, _member_of(node))
     stack.push_async_callback(membership.close)
     membership.start()
     await membership.wait_ring()
@@ -241,9 +250,8 @@ async def _open_server(
     node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max, node.versions)
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer, node.versions)
     dispatcher.use_links(node.links)
-    overdue = OverdueWatch(env, dispatcher)
-    overdue.start()
-    stack.push_async_callback(overdue.close)
+    stack.callback(node.versions.on_rise(node.peers.end_outdone))
+    _watch_overdue(env, dispatcher, stack)
     node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
     stack.push_async_callback(node.dating.close)
     node.peers.serve_at_once(DATES, node.dating.answer)
@@ -251,6 +259,7 @@ async def _open_server(
     node.surveyor = surveyor
     node.peers.serve_at_once(STATUS, surveyor.answer)
     stack.push_async_callback(surveyor.close)
+    await _follow_namespaces(node, stack)
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
     stack.push_async_callback(node.feeds.close)
@@ -268,9 +277,30 @@ async def _open_server(
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
+    membership.announcement.on_placed = node.versions.look
     await membership.announce()
-    node.versions.look()
     stack.push_async_callback(membership.announcement.withdraw)
+
+
+def _watch_overdue(env: Env, dispatcher: Dispatcher, stack: AsyncExitStack) -> None:
+    overdue = OverdueWatch(env, dispatcher)
+    overdue.start()
+    stack.push_async_callback(overdue.close)
+
+
+async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
+    """Know the namespaces before anything is led here."""
+    membership = node.membership
+    keeper = node.namespaces = Keeper(
+        *(node.env, node.id, node.dispatcher, node.links),
+        servers=lambda: membership.topology.servers,
+        partitions=lambda: membership.topology.ring.partitions,
+    )
+    node.peers.serve_at_once(NAMESPACES, keeper.answer)
+    stack.push_async_callback(keeper.close)
+    follower = NamespaceFollower(node.env, node.store, keeper.take)
+    stack.push_async_callback(follower.close)
+    await follower.open()
 
 
 async def _host(
@@ -301,8 +331,10 @@ async def _host(
         node.config.retired_keep_s,
         age_retired,
         node.versions,
+        node.namespaces.book,
     )
     await node.hosting.start()
+    node.namespaces.start(node.hosting)
     stack.push_async_callback(node.hosting.stop)
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.load_sampler.start()
@@ -319,6 +351,7 @@ async def _host(
         *(node.env, node.id, node.store, node.membership, node.rings, node.versions),
         repair_after_s=repair_after_s,
         keep_ms=keep_ms,
+        logs_at=lambda: node.hosting.log_version,
     )
     node.steward.start()
     stack.push_async_callback(node.steward.close)

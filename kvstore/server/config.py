@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import StorageConfig, is_address_id
@@ -142,12 +143,11 @@ class NodeConfig:
     """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""
     zookeeper_tls: Tls | None = None
     """How to reach a ZooKeeper that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
-    unsafe: bool = False
-    """Says that the cluster was made small on purpose. An acknowledgement by one bookie wants `unsafe` in `log`."""
     repair_after_s: Annotated[float, at_least(0)] = 600.0
     """A server that is away for longer gets no second chance: its replicas are made anew on others. 0: never."""
     retired_keep_s: Annotated[float, at_least(0)] = 86_400.0
-    """How long the state of a replica that has left is kept, set aside: as time that the node runs."""
+    """How long the state of a replica that has left is kept, set aside: as time that the node runs. 0: not at all; 1e9:
+    until somebody removes it."""
     limits: Limits = field(default_factory=Limits)
     """How much it takes on before it refuses."""
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -162,6 +162,11 @@ class NodeConfig:
     """Of its part in repairing ledgers."""
     tracing: TracingConfig = field(default_factory=TracingConfig)
     """Of spans of sampled operations."""
+
+    RETIRED: ClassVar[Mapping[str, str]] = {
+        "unsafe": "has no effect, and never had: leave it out; [log] unsafe is what one acknowledgement wants"
+    }
+    """Names that files of earlier releases may have, and why they are read no more: a node must start with them."""
 
     def __post_init__(self) -> None:
         faults = range_faults(self)

@@ -12,9 +12,10 @@ from typing import Any
 
 from kvstore import versions
 from kvstore.env import Env
-from kvstore.errors import Corrupted, MetadataError, StoreError
+from kvstore.errors import ClusterTooNew, Corrupted, MetadataError, StoreError, WrittenByNewer
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
+from kvstore.namespaces import Book
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.handover import Turns
 from kvstore.partition.partition import Partition
@@ -66,8 +67,9 @@ class Hosting:
         keep_s: float,
         age_retired: AgeRetired,
         known_versions: versions.Versions = versions.FIXED,
+        book: Book | None = None,
     ) -> None:
-        self._versions = known_versions
+        self._versions, self._book = known_versions, book
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
         self._open_engine, self._retire_engine, self._find_engines = open_engine, retire_engine, find_engines
@@ -83,6 +85,8 @@ class Hosting:
         """Replicas whose copies are damaged, and are to be made anew now."""
         self._made_anew: dict[PartitionId, int] = {}
         """How often, since this process began."""
+        self._standing: dict[PartitionId, StoreError] = {}
+        """Replicas whose copies a newer release has written, and why they do not begin."""
         self._turns = Turns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
@@ -110,7 +114,13 @@ class Hosting:
         await stopping.close()
 
     def statistics(self) -> dict[PartitionId, dict[str, Any]]:
-        return {partition: replica.statistics() for partition, replica in sorted(self._hosted.items())}
+        standing = {partition: _standing(error) for partition, error in self._standing.items()}
+        return dict(sorted({**standing, **{each: self._hosted[each].statistics() for each in self._hosted}}.items()))
+
+    @property
+    def log_version(self) -> int:
+        """The highest cluster version by which a log is written that has a replica here, as far as that has read."""
+        return max((each.state.log_version for each in self._hosted.values()), default=versions.FIRST)
 
     @property
     def leads(self) -> list[PartitionId]:
@@ -141,8 +151,9 @@ class Hosting:
             if await self._stop(partition, keep_pins=True):
                 self._leaving[partition] = replica
         await self._retire_left()
+        self._standing = {each: why for each, why in self._standing.items() if each in assigned}
         for partition in assigned:
-            if partition not in self._hosted:
+            if partition not in self._hosted and partition not in self._standing:
                 async with self._taking_back:
                     if partition in self._leaving:
                         self._leaving.pop(partition).let_go()
@@ -240,8 +251,25 @@ class Hosting:
             log.warning("partition=%s waits for room on the disk to start here: %s", partition, error)
             asyncio.get_running_loop().call_later(ROOM_S, self._changed.set)
 
+    # docs/protocol.md V4
     async def _begin(self, partition: PartitionId) -> None:
-        replica = Partition(
+        """Begin the replica; one whose copy a newer release has written stands still, and the others serve."""
+        engine = self._open_engine(partition)
+        try:
+            replica = self._made(partition, engine)
+        except (ClusterTooNew, WrittenByNewer) as error:
+            engine.close()
+            log.error("partition=%s its replica here stands still: %s", partition, error)
+            self._standing[partition] = error
+            return
+        replica.on_outvoted(partial(self._make_anew, partition))
+        self._hosted[partition] = replica
+        self._dispatcher.host(partition, replica)
+        await replica.start()
+        log.info("partition=%s starts here", partition)
+
+    def _made(self, partition: PartitionId, engine: Engine) -> Partition:
+        return Partition(
             self._env,
             self._config,
             partition,
@@ -249,19 +277,15 @@ class Hosting:
             self._store,
             self._logs,
             self._peers,
-            self._open_engine(partition),
+            engine,
             lambda: self._replicas_of(partition),
             self._membership.note_leader,
             self._turns,
             self._rings,
             partial(self._dispatcher.turn_away, partition),
             self._versions,
+            self._book,
         )
-        replica.on_outvoted(partial(self._make_anew, partition))
-        self._hosted[partition] = replica
-        self._dispatcher.host(partition, replica)
-        await replica.start()
-        log.info("partition=%s starts here", partition)
 
     async def _stop(self, partition: PartitionId, *, keep_pins: bool = False) -> bool:
         """Whether it has ended in good order, and nothing holds its state any more."""
@@ -293,3 +317,17 @@ class Hosting:
     def _replicas_of(self, partition: PartitionId) -> tuple[ServerId, ...]:
         member = self._membership.topology.ring.partitions.get(partition)
         return member.replicas if member is not None else ()
+
+
+def _standing(why: StoreError) -> dict[str, Any]:
+    """The numbers of a replica that has not begun, as far as others ask for them."""
+    nothing = dict.fromkeys(("seq", "durable_seq", "epoch", "keys", "moves_stuck", "pins_held"), 0)
+    return {
+        "role": "stopped",
+        "leader": None,
+        **nothing,
+        "failure": str(why),
+        "is_in_doubt": False,
+        "leading": None,
+        "log": None,
+    }

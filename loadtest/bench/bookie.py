@@ -31,7 +31,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.frames import FrameReader
 from kvstore.types import BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from loadtest.generator.options import path_word
+from kvstore_loadtest.generator.options import path_word
 
 BOOKIE = BookieId("bench-0")
 KEY = master_key(b"")

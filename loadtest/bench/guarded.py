@@ -43,9 +43,9 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.env.tls import Tls
 from kvstore.meta.access import AccessStore
 from kvstore.meta.connect import connect as connect_to_metadata
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.budget import Counted, Load, Streams, run_load, scheduled
-from loadtest.generator.options import path_word
 
 OFFSETS = range(48_000, 52_000, 100)
 ALL, TENANT, PASSWORD = "everything", "tenant", b"of this benchmark"

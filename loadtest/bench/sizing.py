@@ -27,10 +27,10 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.zookeeper import four_letters
 from kvstore.errors import Unavailable
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line
 from loadtest.bytes_per_key import Puts, metrics_of, put_all
-from loadtest.generator.options import path_word
 
 OFFSETS = range(21_300, 22_000, 100)
 QUIET_S, SETTLE_MAX_S, REST_S = 12.0, 120.0, 15.0

@@ -25,9 +25,9 @@ from kvstore.config import Setting
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
 from kvstore.types import Quorum
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line
-from loadtest.generator.options import path_word
 
 OFFSETS = range(44_000, 48_000, 100)
 LONE_SETS = 200

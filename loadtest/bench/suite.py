@@ -35,11 +35,11 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
 from kvstore.ring.hashing import token_of
+from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import etcd_load, peers
 from loadtest.bench.redis_lines import Figure, Line, run_line
 from loadtest.bench.unary import calls_per_second
 from loadtest.floor_member import PROCESSES
-from loadtest.generator.options import path_word
 
 OFFSETS = range(24_000, 30_000, 100)
 SPREAD_S = 30.0

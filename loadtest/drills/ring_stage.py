@@ -66,7 +66,11 @@ class RingStage:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvstore", *words, *place), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        out, errors = await process.communicate()
+        try:
+            out, errors = await process.communicate()
+        except BaseException:
+            process.kill()
+            raise
         if process.returncode:
             self.say(f"{' '.join(words)}: {errors.decode()[-500:]}")
         return process.returncode or 0, json.loads(out or b"null")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,64 @@ def test_two_doors_do_not_share_an_address() -> None:
     assert [each.name for each in clashes(config)] == ["grpc"]
     assert clashes(toml.from_table({**GOOD, "grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}, NodeConfig)) == []
     assert clashes(toml.from_table({**GOOD, "roles": ["bookie"], "grpc": "127.0.0.1:8401"}, NodeConfig)) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "do_meet"),
+    [
+        ("0.0.0.0", "127.0.0.1", True),
+        ("10.0.0.1", "0.0.0.0", True),
+        ("localhost", "127.0.0.1", True),
+        ("[::1]", "localhost", True),
+        ("0.0.0.0", "localhost", True),
+        ("[::]", "[::1]", True),
+        ("0.0.0.0", "node-1.example", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("[::]", "10.0.0.1", True),  # gRPC's takes IPv4 too
+        ("10.0.0.1", "[::]", False),  # and Redis' does not
+        ("0.0.0.0", "[::1]", False),
+    ],
+)
+def test_an_address_is_shared_under_two_names_too(one: str, other: str, do_meet: bool) -> None:
+    doors = {"insecure": True, "advertise": "node-1.example", "grpc": f"{one}:7401", "resp": f"{other}:7401"}
+    found = clashes(toml.from_table({**GOOD, **doors}, NodeConfig))
+    assert [each.name for each in found] == (["grpc"] if do_meet else [])
+    assert all(f"resp takes with {other}:7401" in each.text for each in found)
+    assert clashes(toml.from_table({**GOOD, **doors, "grpc": f"{one}:7402"}, NodeConfig)) == []
+
+
+def test_what_traces_need_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = f'[tracing]\nendpoint = "https://collector:4317"\nca = "{tmp_path}/ca.pem"\n'
+    file = node_file(tmp_path, traces)
+    assert ":7: fault: tracing.ca: " in (said := checked(file).stdout)
+    assert "ca.pem cannot be read: No such file" in said
+    (tmp_path / "made").mkdir()
+    made = Files.issue(tmp_path / "made").bookie
+    assert made.ca is not None
+    (tmp_path / "ca.pem").write_text("no certificate")
+    assert ":7: fault: tracing.ca: want a certificate in PEM" in checked(file).stdout
+    (tmp_path / "ca.pem").write_bytes(Path(made.ca).read_bytes())
+    assert checked(file).exit_code == 0
+    for name in ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter",):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert ":6: fault: tracing.endpoint: want the extra `tracing` to be installed" in checked(file).stdout
+    assert checked(file, "--only-file").exit_code == 0
+    assert checked(node_file(tmp_path)).exit_code == 0, "who wants no traces needs nothing for them"
+
+
+def test_a_setting_that_is_read_no_more_is_a_warning_so_that_nodes_start_with_old_files(tmp_path: Path) -> None:
+    file = node_file(tmp_path, "unsafe = true\n")
+    answer = checked(file)
+    assert (answer.exit_code, checked(file, "--strict").exit_code) == (0, 1)
+    assert f"{file}:5: warning: unsafe: has no effect" in answer.stdout
+    assert toml.read(file, NodeConfig) == toml.read(node_file(tmp_path), NodeConfig)
+
+
+@pytest.mark.parametrize("name", ["retired_keep_s", "repair_after_s", "partition.lead_back_s"])
+def test_never_is_a_number(tmp_path: Path, name: str) -> None:
+    answer = checked(node_file(tmp_path), "--set", f"{name}=inf")
+    assert f"fault: {name}: want at least 0, got inf, which is no number; where 0 is not never, 1e9 is" in answer.stdout
+    assert checked(node_file(tmp_path), "--set", f"{name}=1e9").exit_code == 0
 
 
 def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:

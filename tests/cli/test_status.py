@@ -53,6 +53,15 @@ access control: on; last snapshot: 2 d 3 h old
 as n1 finds it"""
 
 
+def test_the_clusters_version_is_told_where_it_is_known() -> None:
+    report = ClusterReport(server="n1", cluster_version=2)
+    assert "cluster version: 2, which kvstore 0.2.0 can" in status_text(report).splitlines()
+    assert status_document(report)["cluster_version"] == 2
+    older = ClusterReport(server="n1")
+    assert "cluster version" not in status_text(older)
+    assert status_document(older)["cluster_version"] is None
+
+
 def whole(report: ClusterReport) -> ClusterReport:
     """The report with what nodes say for people, and its findings."""
     for number, node in enumerate(report.nodes, 1):

@@ -12,6 +12,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
+from kvstore import versions
 from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record, RequestId, Sink
 from kvstore.ring.builder import new_ring
@@ -28,6 +29,8 @@ class Endpoint:
     resp: str = ""
     http: str = ""
     zone: str = ""
+    draining: bool = False
+    can: int = versions.LATEST
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +135,6 @@ def test_a_node_is_told_what_the_cluster_file_says() -> None:
     config = node_config(made, made.nodes[2], DATA)
     assert (config.id, config.zookeeper, config.resp) == ("n3", "zk:2181/x", "127.0.0.1:6403")
     assert (config.log_dir, config.secret_file) == (Path("/data/logs"), Path("/data/cluster.secret"))
-    assert node_config(replace(made, unsafe=True), made.nodes[0], DATA).unsafe
 
 
 def test_external_bookies_are_found_by_their_metadata_store_and_take_no_ports() -> None:

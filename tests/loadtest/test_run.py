@@ -56,7 +56,7 @@ while True:
 
 def test_after_a_second_interrupt_nothing_loads_a_cluster_that_goes_away(tmp_path: Path) -> None:
     (tmp_path / "locust.py").write_text(DEAF)
-    program = "from pathlib import Path; from loadtest.run import run_locust; run_locust(Path('data'), [])"
+    program = "from kvstore_loadtest.run import run_locust; run_locust([])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

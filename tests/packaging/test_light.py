@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import requires
 
 from packaging.requirements import Requirement
@@ -13,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
-from tests.source import ROOT
+from tests.source import ROOT, sources
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BASE = [Requirement(line) for line in PROJECT["dependencies"]]
@@ -68,9 +70,10 @@ def with_theirs(wanted: list[Requirement]) -> set[str]:
     return found
 
 
-def alone(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where nothing but the clients' dependencies can be imported."""
-    allowed = ",".join(sorted({*with_theirs(BASE), "kvstore-log"}))
+def alone(code: str, *words: str, extras: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run Python where nothing but the clients' dependencies can be imported, and those of some extras."""
+    theirs = [Requirement(line) for each in extras for line in PROJECT["optional-dependencies"][each]]
+    allowed = ",".join(sorted({*with_theirs(BASE + theirs), "kvstore-log"}))
     command = [sys.executable, "-c", f"HEAVY = {HEAVY}\n{ALONE}\n{code}", allowed, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
@@ -79,6 +82,39 @@ def test_both_clients_work_with_nothing_else_installed() -> None:
     with serving_in_a_thread(ModelCluster()) as servers:
         done = alone(USE, servers.patient_url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+LOADS = """
+import importlib, pkgutil
+import locust
+import kvstore_loadtest
+for each in pkgutil.walk_packages(kvstore_loadtest.__path__, "kvstore_loadtest."):
+    if each.name != "kvstore_loadtest.__main__":
+        importlib.import_module(each.name)
+print("done", *sorted({"tests", "loadtest", "rocksdict", "kazoo"} & {name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_load_tests_want_no_more_than_their_extra_and_nothing_of_the_tests() -> None:
+    done = alone(LOADS, extras=("loadtest",))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+
+
+def test_nothing_in_the_wheel_imports_what_is_not_in_it() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "kvstore_loadtest" in wheel["packages"]
+    left_out = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - set(wheel["packages"])
+    assert {"tests", "loadtest"} <= left_out
+    found = [
+        f"{file.path}:{each.line}"
+        for file in sources(*wheel["packages"])
+        for each in file.imports
+        if each.top in left_out
+    ]
+    assert found == []
+    script = PROJECT["scripts"]["kvstore-loadtest"]
+    module, _, name = script.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_what_is_hidden_there_cannot_be_imported() -> None:

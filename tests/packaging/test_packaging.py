@@ -185,6 +185,30 @@ def test_no_container_may_more_than_it_must() -> None:
             }
 
 
+def test_a_job_that_is_over_goes_away_so_that_the_file_can_be_applied_again() -> None:
+    assert kind("Job", "kvstore-init")["spec"]["ttlSecondsAfterFinished"] > 0
+
+
+def test_the_image_can_trace() -> None:
+    """An endpoint alone switches traces on; without what they need the node would not start."""
+    pinned = (ROOT / "requirements-node.lock").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in project["optional-dependencies"]["tracing"]:
+        assert re.search(rf"^{re.split('[>=<]', line)[0]}==", pinned, re.MULTILINE), line
+    assert "-r requirements-node.lock" in DOCKERFILE
+
+
+def test_the_unit_lets_the_node_write_where_its_file_has_its_logs() -> None:
+    """The system is read-only to it, but for what the unit names."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    (shown,) = set(re.findall(r'^log_dir = "(.*?)"', text, re.MULTILINE))
+    assert directives("ProtectSystem") == ["strict"]
+    assert [f"/var/log/{name}" for name in directives("LogsDirectory")] == [shown]
+    assert [f"/var/lib/{name}" for name in directives("StateDirectory")] == re.findall(
+        r'^data_dir = "(.*?)"', text, re.MULTILINE
+    )[:1]
+
+
 def test_selectors_find_the_nodes_and_not_the_job() -> None:
     labels: Mapping[str, str] = kind("StatefulSet")["spec"]["template"]["metadata"]["labels"]
     others = kind("Job", "kvstore-init")["spec"]["template"]["metadata"]["labels"]

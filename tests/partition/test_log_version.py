@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from kvstore import versions
@@ -17,20 +18,27 @@ from kvstore.errors import ClusterTooNew, Corrupted, StoreError, WrittenByNewer
 from kvstore.partition import versioning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.following import Following
+from kvstore.partition.election.publishing import Publishing
+from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.role_machine import Role
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Kind, control
-from kvstore.partition.state.move_records import LogVersion
+from kvstore.partition.state.move_records import Founded, Freeze, ImportEnd, LogVersion
+from kvstore.partition.state.ownership import Ownership
+from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span, Tokens
 from kvstore.partition.state.transfer import Export, Import
 from kvstore.partition.versioning import Versioning
 from kvstore.proto import entry_pb2
-from kvstore.types import ServerId
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from tests.partition.effects import P1, Writer, state_over
 from tests.waiting import wait_until
+
+CONFIG, PIN = PartitionConfig(), Position(LedgerId(1), EntryId(2))
 
 
 def raised(version: int, release: str = "") -> Writer:
@@ -214,6 +222,105 @@ async def test_a_leader_logs_the_version_once_the_cluster_has_risen_and_not_befo
     await wait_until(has_looked, what="it looks")
     assert lead.logged == [], "some server could not read it"
     known.cluster = 2
+
+    async def is_logged() -> bool:
+        return lead.logged == [LogVersion(2, "0.2.0")]
+
+    await wait_until(is_logged, what="the record is logged")
+    lead.logged.clear()
+    state.log_version = versions.FIRST  # as of a state from before
+    await wait_until(is_logged, what="it is logged again")
+
+
+# docs/protocol.md V5
+def test_fields_behind_those_that_are_known_of_a_record_are_passed_over_at_any_depth() -> None:
+    version = msgspec.msgpack.encode([2, "0.2.0", {"more": 1}])
+    assert move_records.decode(Kind.LOG_VERSION, version) == LogVersion(2, "0.2.0")
+    freeze = Freeze(7, PartitionId("p2"), Span(1, 9))
+    longer = msgspec.msgpack.encode([7, "p2", [1, 9, "more"], "more"])
+    assert move_records.decode(Kind.FREEZE, longer) == freeze
+    founded = msgspec.msgpack.encode([[[0, 4, "more"], [9, 12]], "more"])
+    assert move_records.decode(Kind.EPOCH_START, founded) == Founded((Span(0, 4), Span(9, 12)))
+    for bad in (msgspec.msgpack.encode(["2", "0.2.0", 1]), msgspec.msgpack.encode([]), version[:-1], b""):
+        with pytest.raises(Corrupted) as raised:
+            move_records.decode(Kind.LOG_VERSION, bad)
+        assert not isinstance(raised.value, WrittenByNewer)
+
+
+# docs/protocol.md V5
+def test_more_fields_in_the_row_of_what_is_owned_are_passed_over_and_another_format_is_a_newer_releases() -> None:
+    owned = Ownership(Tokens((Span(3, 7),)), True)
+    row = owned.encode()
+    fields = msgspec.msgpack.decode(row[1:])
+    move = [1, 1, "p1", [8, 9, "more"], [1, 2], b"d", [1, 2], [1, [1, 2], 3, 4, "more"], False, b"", "more"]
+    found = Ownership.decode(row[:1] + msgspec.msgpack.encode([fields[0], [move], *fields[2:], "more"]))
+    assert (found.owned.spans, found.is_founded) == (owned.owned.spans, True)
+    assert (found.imports[0].span, found.imports[0].end) == (Span(8, 9), ImportEnd(1, PIN, 3, 4))
+    with pytest.raises(WrittenByNewer, match="format 2"):
+        Ownership.decode(b"\x02" + row[1:])
+    with pytest.raises(Corrupted, match="cannot be read"):
+        Ownership.decode(row[:1] + msgspec.msgpack.encode([1]))
+
+
+def test_chunks_and_rows_of_another_format_are_a_newer_releases_and_no_damage() -> None:
+    own = State(P1, MemoryEngine(), PartitionConfig())
+    own.apply(Writer(1).put(old="1"))
+    before = own.fingerprint()
+    chunk = entry_pb2.Chunk.FromString(next(chunks(Export(own))))
+    chunk.format = 2
+    with pytest.raises(WrittenByNewer, match="format 2"):
+        Import(own, frozenset({ServerId("n1")})).add(chunk.SerializeToString())
+    assert (own.fingerprint(), own.is_whole) == (before, True)
+    with pytest.raises(WrittenByNewer, match="format 9"):
+        decode_row(bytes((9,)) + bytes(8))
+
+
+def test_replicas_whose_logs_versions_differ_have_other_fingerprints() -> None:
+    one, other = (
+        applied(raised(2), state_over(MemoryEngine())),
+        applied(raised(3), State(P1, MemoryEngine(), CONFIG, 3)),
+    )
+    assert (one.seq, one.key_count) == (other.seq, other.key_count)
+    assert one.fingerprint() != other.fingerprint()
+
+
+# docs/protocol.md V4
+async def test_a_replica_that_has_failed_says_so_where_others_look_how_far_it_is() -> None:
+    said: list[Published] = []
+    claims = SimpleNamespace(publish=None)
+
+    async def publish(mine: Published, *, always: bool = False) -> None:
+        said.append(mine)
+
+    claims.publish = publish
+    failed = False
+
+    async def rest(_: float) -> None:
+        nonlocal failed
+        if failed:
+            raise asyncio.CancelledError
+        failed = True
+
+    trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
+    publishing = Publishing(
+        *cast(Any, (SimpleNamespace(rest=rest), claims, state_over(MemoryEngine()), trials, ServerId("n1"), "x")),
+        is_stopped=lambda: failed,
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await publishing.run()
+    assert [each.is_stopped for each in said] == [False, True]
+    assert [Published.decode(each.encode()) for each in said] == said
+    assert b"stopped" not in said[0].encode(), "for servers of the first release"
+
+
+async def test_a_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a move wait for that."""
+    monkeypatch.setattr(versioning, "LOOK_S", 1e6)
+    lead, leads = Lead(state_over(MemoryEngine())), False
+    follows = Versioning(env, P1, lead.state, lambda: cast(Any, lead if leads else None), versions.Fixed(2, 2))
+    follows.start()
+    leads = True
+    follows.wake()
 
     async def is_logged() -> bool:
         return lead.logged == [LogVersion(2, "0.2.0")]

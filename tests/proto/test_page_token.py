@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.client.core.scanning import Bounds
 from kvstore.errors import InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.proto.page_token import TOKEN_CHARS_MAX, PageToken, decode
@@ -83,3 +84,38 @@ def test_a_version_of_the_future_is_refused_by_number() -> None:
 def test_sealed_nonsense_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
         decode(sealed(data))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "token"),
+    [
+        (Bounds(b"a", b"b"), PageToken(b"a5", b"b")),
+        (Bounds(b"a", b"b"), PageToken(b"a", b"a5", True)),
+        (Bounds(b"a", b""), PageToken(b"zz", b"")),
+        (Bounds(b"", b"b"), PageToken(b"", b"a", True)),
+        (Bounds(b"", b""), PageToken(b"a5", b"b")),  # nothing is said beside it
+        (Bounds(b"", b""), PageToken(b"a", b"a5", True)),
+    ],
+)
+def test_a_token_of_the_range_beside_it_says_what_is_left(bounds: Bounds, token: PageToken) -> None:
+    assert bounds.rest(token.encode()) == token
+
+
+@pytest.mark.parametrize(
+    ("bounds", "token"),
+    [
+        (Bounds(b"a", b"b"), PageToken(b"b5", b"c")),
+        (Bounds(b"a", b"z"), PageToken(b"b5", b"c")),  # of a part: the walk would be over at c
+        (Bounds(b"a", b""), PageToken(b"b5", b"c")),
+        (Bounds(b"a", b"z"), PageToken(b"b", b"c", True)),  # and here at b
+        (Bounds(b"", b"z"), PageToken(b"b", b"c", True)),
+        (Bounds(b"b", b"c"), PageToken(b"a5", b"c")),
+        (Bounds(b"b", b"c"), PageToken(b"b", b"d", True)),
+        (Bounds(b"b", b"c"), PageToken(b"b", b"", True)),
+        (Bounds(b"b", b"c"), PageToken(b"b5", b"")),
+    ],
+)
+def test_a_token_of_another_range_ends_no_walk(bounds: Bounds, token: PageToken) -> None:
+    """docs/protocol.md P37."""
+    with pytest.raises(InvalidRequest, match="want a page token of keys from"):
+        bounds.rest(token.encode())

@@ -25,6 +25,8 @@ def an_error(kind: type[errors.StoreError]) -> errors.StoreError:
         errors.NotLeader: errors.NotLeader("p1", "n2", "127.0.0.1:7402"),
         errors.Moved: errors.Moved("p9", 17),
         errors.ConditionFailed: errors.ConditionFailed(42),
+        errors.QuotaExceeded: errors.QuotaExceeded("shop", "keys", 40, 41, 2),
+        errors.RateExceeded: errors.RateExceeded("shop", 100, 33, 12),
         errors.PositionTrimmed: errors.PositionTrimmed("p1", 41, 99),
     }
     return samples.get(kind) or kind(f"what {kind.__name__} says: key ü, 7 of 9")

@@ -30,6 +30,7 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.topology import Member
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import LINK_FIRST
 from tests.server.backends import Collector, LedPartition
 from tests.server.redis.door import Raw
 from tests.waiting import wait_until
@@ -79,9 +80,9 @@ class Server:
         await self.store.close()
         await self.env.nursery.close()
 
-    async def introduce(self, raw: Raw, to: str) -> None:
+    async def introduce(self, raw: Raw, to: str, version: int = LINK_FIRST) -> None:
         """Prove on a fresh connection to another of them that it is from this one."""
-        caller = Caller(self.credentials, ServerId(to))
+        caller = Caller(self.credentials, ServerId(to), version)
         raw.writer.write(caller.hello())
         proof, _ = caller.take(await raw.read_line())
         raw.writer.write(proof)

@@ -150,7 +150,6 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
         data_dir=tmp_path / 'with "quotes" and \\',
         roles=(Role.SERVER,),
         log_dir=tmp_path,
-        unsafe=True,
         limits=Limits(waiting_max=7),
         partition=PartitionConfig(lease_ms=0, flush_s=1.5),
     )

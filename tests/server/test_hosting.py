@@ -5,8 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state import rows
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.rows import Meta
+from kvstore.partition.state.state import State
+from kvstore.server.control.node_report import replica_report
 from kvstore.server.hosting import Hosting
-from kvstore.types import PartitionId
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
@@ -27,3 +33,33 @@ async def test_a_copy_that_is_found_damaged_while_another_is_set_aside_is_set_as
     hosting._stop = stop
     await hosting._set_spoilt_aside()
     assert (aside, hosting._spoilt) == ([P2, P1], set())
+
+
+# docs/protocol.md V4
+async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_and_the_others_serve() -> None:
+    hosting: Any = object.__new__(Hosting)
+    engines = {each: MemoryEngine() for each in (P1, P2)}
+    batch = engines[P1].batch()
+    batch.put(rows.VERSION_KEY, rows.encode_version(9))
+    batch.put(rows.META_KEY, Meta(Position(LedgerId(1), EntryId(1)), Seq(7), 1, 1, 0, 0, False).encode())
+    engines[P1].write(batch)
+    hosting._hosted, hosting._standing, hosting._open_engine = {}, {}, engines.__getitem__
+    hosting._make_anew, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
+
+    def made(partition: PartitionId, engine: MemoryEngine) -> Any:
+        state = State(partition, engine, PartitionConfig())
+
+        async def start() -> None:
+            """Serve."""
+
+        return SimpleNamespace(state=state, start=start, on_outvoted=lambda _: None, statistics=dict)
+
+    hosting._made = made
+    await hosting._begin(P1)
+    await hosting._begin(P2)
+    assert list(hosting._hosted) == [P2]
+    assert list(hosting.statistics()) == [P1, P2]
+    report = replica_report(P1, hosting.statistics()[P1], None)
+    assert (report.role, report.leader) == ("stopped", "")
+    assert "its log is written by cluster version 9, this server can do 2" in report.failure
+    assert not engines[P1]._open, "its files are let go"

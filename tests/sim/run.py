@@ -27,7 +27,7 @@ from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import small_journals
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
 from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_older, perhaps_split
-from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade
+from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade, written_back
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
 from tests.sim.world.env import SimWorld
@@ -137,6 +137,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     await all_serve(cluster, RECOVERY_S_MAX)
     if older:
         await all_risen(cluster, RECOVERY_S_MAX)
+        await written_back(cluster, RECOVERY_S_MAX)
     outcome.recovery_s = loop.time() - struck_to
     served = loop.time()
     await asyncio.sleep(CALM_S)

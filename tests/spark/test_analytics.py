@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from examples import analytics
-from examples.analytics import chart, page
+from examples.analytics import chart, page, text_of
 
 FOUND = {
     "sizes": [{"prefix": "a/b", "bytes": 10, "keys": 2}, {"prefix": "<i>", "bytes": 5, "keys": 1}],
@@ -32,6 +32,23 @@ def test_growth_is_shown_between_two_snapshots_only() -> None:
     grown = {"from": "s1", "to": "s2", "prefixes": [{"prefix": "a", "keys": 1, "bytes": 2}]}
     assert "Growth" not in page(FOUND)
     assert "Growth in bytes, s1 to s2" in page({**FOUND, "growth": grown})
+
+
+def test_a_long_name_is_cut_in_its_middle_and_whole_in_its_tooltip() -> None:
+    name = "a" * 60 + "z"
+    shown = chart("Sizes", [(name, 1.0)])
+    assert f'<td title="{name}">{"a" * 23}…{"a" * 22}z<td>1' in shown
+    assert "table-layout:fixed" in page(FOUND), "so that a name takes no more than its column"
+
+
+def test_bytes_are_shown_so_that_no_two_look_alike() -> None:
+    names = [b"caf\xc3\xa9/1", b"\xff\x00\n", b"\\xff\x00\n", b"\xc2\x80", b"\xef\xbf\xbd", b"\xe2\x80\xae", b""]
+    shown = [text_of(each) for each in names]
+    assert shown[:3] == ["café/1", "\\xff\\x00\\x0a", "\\\\xff\\x00\\x0a"]
+    assert shown[3] == "\\xc2\\x80", "no control character of the page"
+    assert shown[5] == "\\xe2\\x80\\xae", "nor one that turns its text round"
+    assert len(set(shown)) == len(names)
+    assert all(each.isprintable() for each in shown)
 
 
 def test_nothing_is_no_error() -> None:

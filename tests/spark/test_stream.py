@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from examples.analytics import hottest, sizes, value_sizes
+from examples.analytics import PREFIX_BYTES_MAX, hottest, sizes, value_sizes
 from kvstore.client import Client
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.pins import list_pins, unpin
@@ -167,6 +167,14 @@ def test_the_example_counts_what_is_there(spark: SparkSession, cluster: Cluster,
         {"prefix": "tree/a", "changes": 5, "deletes": 1},
         {"prefix": "tree/b", "changes": 4, "deletes": 0},
     ]
+    for key in (b"bin/\xff/1", b"bin/\xfe/1", b"bin/" + bytes(1000)):
+        client.put(key, b"v")
+    rows = spark.read.format("kvstore").options(**{**where, "prefix": "bin/"}, columns="key,value").load()
+    assert {row["prefix"]: row["keys"] for row in sizes(rows, 2)} == {
+        "bin/\\xff": 1,
+        "bin/\\xfe": 1,
+        "bin/" + "\\x00" * (PREFIX_BYTES_MAX - 4): 1,
+    }, "bytes stay apart, and what has no parts is cut"
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,17 @@ class NoHistory(Exception):
 
 def check_out(directory: Path) -> Path:
     """Write the release's package below `directory`, which is to be first on a node's PYTHONPATH. Raises NoHistory."""
-    packed = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", "--format=tar", COMMIT, "kvstore"], capture_output=True, check=False
-    )
-    if packed.returncode:
-        raise NoHistory(
-            f"want commit {COMMIT} (release {RELEASE}) in the history of {ROOT}, got {packed.stderr!r}: "
-            "clone with all of the history (`git fetch --unshallow`)"
+    command = ["git", "-C", str(ROOT), "archive", "--format=tar", COMMIT, "kvstore"]
+    try:
+        packed = subprocess.run(command, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = (
+            error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else error
         )
+        raise NoHistory(
+            f"want commit {COMMIT} (release {RELEASE}) in the history of {ROOT}, got: {why}; "
+            "clone with all of the history (`git fetch --unshallow`)"
+        ) from error
     directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(["tar", "-x", "-C", str(directory)], input=packed.stdout, check=True)
     return directory

@@ -1,9 +1,10 @@
 """Real processes: a cluster of the last release is upgraded node by node, back and on, under load that a checker of
-linearizability judges, with a move and a pinned read while its nodes differ (docs/protocol.md, Versions)."""
+linearizability judges, with a move and a snapshot while its nodes differ (docs/protocol.md, Versions)."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,14 +19,17 @@ from kvstore.client.pinned.pins import pin_store, unpin
 from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.layout import NodePlace
 from kvstore.server.app import VERSION
+from kvstore.spark.snapshots import verify
+from kvstore.spark.snapshots.store import SnapshotStore
 from loadtest.drills.ring_load import RingLoad
 from loadtest.drills.ring_stage import PROBLEMS, RingStage
 from loadtest.drills.stage import Report
 from tests.cluster.harness import Cluster
+from tests.spark.snapshots.taken import rows_of
 from tests.upgrade import base
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.spark]
 
 KEYS, VALUE_BYTES = 1_000, 100
 REST_S = 0.1
@@ -96,6 +100,16 @@ def read_all(url: str) -> dict[bytes, bytes]:
         unpin(url, store.id)
 
 
+async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
+    """The statics as a snapshot has them that the operators' command takes."""
+    code, _ = await stage.command("snapshot", "create", "--to", str(directory), "--nice", "0", "--master", "local[1]")
+    assert code == 0
+    store = SnapshotStore(directory)
+    manifest = store.newest()
+    assert list(verify.problems_of(store, [manifest])) == []
+    return {row["key"]: row["value"] for row in rows_of(store, manifest) if row["key"].startswith(b"static")}
+
+
 # docs/protocol.md V1, V3, V4
 async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp_path: Path) -> None:
     releases = Releases(tmp_path)
@@ -111,9 +125,11 @@ async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp
             await stage.change("add", "--count", "1")
             await stage.moved(load)
             await releases.restart("n2")
-            assert await asyncio.to_thread(read_all, cluster.url) == stage.statics
-            await releases.restart("n2", old=True)
-            await releases.restart("n2")
+            async with asyncio.TaskGroup() as meanwhile:
+                taken = meanwhile.create_task(snapshot(stage, tmp_path / "snapshots"))
+                await releases.restart("n2", old=True)
+                await releases.restart("n2")
+            assert taken.result() == stage.statics
             assert releases.log_versions() == {None, versions.FIRST}, "n3 could not read what a later version writes"
             assert (await version(stage, "--hold"))["waits_for"].startswith("n3 cannot do it yet")
             await releases.restart("n3")
@@ -129,6 +145,21 @@ async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp
             assert await asyncio.to_thread(read_all, cluster.url) == stage.statics
     finally:
         await asyncio.to_thread(cluster.end)
+
+
+def test_without_the_releases_commit_it_is_said_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export of the tree, and a clone without its history: an upgrade that was not made must not pass."""
+    subprocess.run(["git", "init", "-q", str(tmp_path / "clone")], check=True)
+    for root in (tmp_path, tmp_path / "clone"):
+        monkeypatch.setattr(base, "ROOT", root)
+        with pytest.raises(base.NoHistory, match=rf"want commit {base.COMMIT} \(release 0.1.0\).* --unshallow"):
+            base.check_out(tmp_path / "release")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(base.NoHistory, match=r"want commit .*: 'git'; clone"):
+        base.check_out(tmp_path / "release")
+    assert not (tmp_path / "release").exists()
 
 
 def test_the_release_is_another_tree_than_this_one(tmp_path: Path) -> None:

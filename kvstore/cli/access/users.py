@@ -170,7 +170,7 @@ def list_roles(
     """List all roles with their rights; the built-in role admin is not among them."""
     roles = read_access(data_dir, zookeeper, server).roles
     rows: list[dict[str, str | None]] = [
-        {"role": role.name, "right": grant.right, "prefix": _shown(grant.prefix)}
+        {"role": role.name, "right": grant.right, "prefix": shown_prefix(grant.prefix)}
         for role in roles
         for grant in role.grants
     ]
@@ -188,7 +188,7 @@ def grant_right(
     json: Json = False,
 ) -> None:
     """Give a role a right on all keys that begin with a prefix."""
-    asked = {"role": role, "right": right, "prefix": _prefix(prefix)}
+    asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
     change_access(data_dir, zookeeper, server, grant_right=asked)
     print(as_json({"role": role, "right": right, "prefix": prefix}) if json else f"role {role} may {right} {prefix!r}")
 
@@ -203,7 +203,7 @@ def revoke_right(
     json: Json = False,
 ) -> None:
     """Take a right from a role, as it was granted: on exactly this prefix."""
-    asked = {"role": role, "right": right, "prefix": _prefix(prefix)}
+    asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
     change_access(data_dir, zookeeper, server, revoke_right=asked)
     said = f"role {role} may no longer {right} {prefix!r}"
     print(as_json({"role": role, "right": right, "prefix": prefix}) if json else said)
@@ -310,12 +310,14 @@ def _hashed(password: bytes) -> str:
         raise InvalidRequest(str(error)) from None
 
 
-def _prefix(text: str) -> bytes:
+def prefix_of(text: str) -> bytes:
+    """Raises InvalidRequest."""
     try:
         return text.encode().decode("unicode_escape").encode("latin-1") if "\\" in text else text.encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise InvalidRequest(f"want a prefix with bytes as \\xNN, got {text[:80]!r}: {error}") from None
 
 
-def _shown(prefix: bytes) -> str:
+def shown_prefix(prefix: bytes) -> str:
+    """Write a prefix as a command takes it."""
     return prefix.decode("utf-8", "backslashreplace")

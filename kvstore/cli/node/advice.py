@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 
 from kvstore.config import Fault
@@ -11,6 +12,8 @@ from kvstore.meta.login import Acl
 from kvstore.server.config import NodeConfig, Role, is_loopback
 from kvstore.types import DigestType
 
+BOTH = "both wildcards"
+"""In place of gRPC's [::], which takes IPv4 too; other listeners take IPv6 alone there."""
 RESTART_S = 30
 """What a restart may take: who is away for less should not count as lost."""
 
@@ -22,13 +25,47 @@ def advice(config: NodeConfig) -> list[Fault]:
 
 def clashes(config: NodeConfig) -> list[Fault]:
     """The listeners that want the address of another: the node would not start."""
-    taken: dict[str, str] = {}
+    taken: list[tuple[str, str]] = []
     found = []
     for name, address in config.listeners().items():
-        other = taken.setdefault(address, name)
-        if other != name and not address.endswith(":0"):
-            found.append(Fault(name, f"want an address of its own, got {address}, which is that of {other}"))
+        bound = address.replace("[::]", BOTH) if name == "grpc" else address
+        other = next((other for other, theirs in taken if _meet(bound, theirs)), None)
+        if other is not None:
+            theirs = dict(taken)[other]
+            what = f"is that of {other}" if theirs == address else f"{other} takes with {theirs}"
+            found.append(Fault(name, f"want an address of its own, got {address}, which {what}"))
+        taken.append((name, address))
     return found
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether two listeners cannot both have these addresses: one port, on a host that both mean. A wildcard means
+    every host of its family, and localhost both loopbacks."""
+    (host, _, port), (theirs, _, their_port) = one.rpartition(":"), other.rpartition(":")
+    if port != their_port or not port.strip("0"):
+        return False
+    mine, their = _hosts(host), _hosts(theirs)
+    return bool(mine & their) or _takes(mine, their) or _takes(their, mine)
+
+
+def _takes(hosts: set[str], others: set[str]) -> bool:
+    """Whether some of `hosts` is the wildcard of a family that `others` have an address of. What is only a name counts
+    as IPv4, which names of machines mostly have too."""
+    return ("0.0.0.0" in hosts and any(":" not in each for each in others)) or (
+        "::" in hosts and any(":" in each for each in others)
+    )
+
+
+def _hosts(host: str) -> set[str]:
+    """The addresses that a host's name stands for, as far as it can be told without asking anybody."""
+    if host == "localhost":
+        return {"127.0.0.1", "::1"}
+    if host == BOTH:
+        return {"0.0.0.0", "::"}
+    try:
+        return {str(ipaddress.ip_address(host.strip("[]")))}
+    except ValueError:
+        return {host.lower()}
 
 
 def _of_doors(config: NodeConfig) -> Iterator[Fault]:

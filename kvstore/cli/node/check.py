@@ -101,7 +101,8 @@ def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) ->
     config, faults = toml.look_at(table, NodeConfig)
     warnings: list[Fault] = []
     if config is not None:
-        faults, warnings = clashes(config), advice(config)
+        retired = [Fault(name, text) for name, text in NodeConfig.RETIRED.items() if name in table]
+        faults, warnings = clashes(config), [*retired, *advice(config)]
         if not only_file:
             faults += faults_around(config)
             warnings += warnings_around(config)
@@ -117,12 +118,26 @@ def faults_around(config: NodeConfig) -> list[Fault]:
         *_tried("metadata.password_file", config.metadata_login),
         *_tried("metadata", lambda: config.metadata_tls and config.metadata_tls.client_context()),
     ]
+    found += _traces_faults(config)
     if config.tls.serves:
         found += _tried("tls", lambda: _certificates_fit(config.tls))
     places = {"data_dir": config.data_dir, "log_dir": config.log_dir}
     places |= {f"storage.{name}": Path(each) for name, each in _outside(config)}
     found += [Fault(name, fault) for name, place in places.items() if place and (fault := _place_fault(place))]
     return found
+
+
+def _traces_faults(config: NodeConfig) -> Iterator[Fault]:
+    """Find why the node's traces do not open: the error names the setting."""
+    if not config.tracing.endpoint:
+        return
+    from kvstore.server.tracing.open import check_traces
+
+    try:
+        check_traces(config.tracing)
+    except ConfigError as error:
+        name, _, text = str(error).partition(": ")
+        yield Fault(name, text)
 
 
 def warnings_around(config: NodeConfig) -> Iterator[Fault]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import MessageToDict
 
 from kvstore.cli.output import as_table
+from kvstore.versions import release_for
 
 if TYPE_CHECKING:
     from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, DiskReport, NodeView, PartitionView
@@ -46,6 +47,7 @@ def status_document(report: ClusterReport, processes: Processes = ()) -> dict[st
         "bookies": [bookie_document(each) for each in report.bookies],
         "ring": _plain(report.ring),
         "metadata": _plain(report.metadata),
+        "cluster_version": report.cluster_version or None,
         "access_on": report.access_on,
         "repair": _plain(report.repair) if report.HasField("repair") else None,
         "snapshot": _plain(report.snapshot) if report.HasField("snapshot") else None,
@@ -195,6 +197,10 @@ def _rest(report: ClusterReport) -> list[str]:
         lines.append(f"auto-recovery: {'on' if repair.enabled else 'off'}, {backlog}")
     snapshot = f"{shown_time(report.snapshot.age_s)} old" if report.HasField("snapshot") else "none is known"
     lines.append(f"access control: {'on' if report.access_on else 'off'}; last snapshot: {snapshot}")
+    if report.cluster_version:
+        lines.append(
+            f"cluster version: {report.cluster_version}, which kvstore {release_for(report.cluster_version)} can"
+        )
     lines += [_tls(report)] if any(each.report.HasField("tls") for each in report.nodes) else []
     return [*lines, f"as {report.server} finds it"]
 

@@ -15,7 +15,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import decode
-from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
+from kvstore.client.core.retries import Nobody, failed_for_good, pause_s, pauses, too_late
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Item
 from kvstore.env.certificates import CallingContext
@@ -189,7 +189,7 @@ class AsyncEngine:
                 raise too_late(operation, last if error is LATE else error, timeout_s)
             last = error
             self._learn_from(error)
-            await self._wait_change(0.0 if is_hint(error) else min(next(waits), left))
+            await self._wait_change(min(pause_s(error, waits), left))
             operation.attempts += 1
             self._counts["retries"] += 1
             self.routing.redirect(operation)

@@ -14,7 +14,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import decode
-from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
+from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pause_s, pauses, too_late
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
@@ -173,7 +173,7 @@ class BlockingEngine:
             if left <= 0 or self.is_closed:
                 raise too_late(operation, error, timeout_s)
             if not is_hint(error):
-                self._pause(min(next(waits), left))
+                self._pause(min(pause_s(error, waits), left))
                 self._read_topology()
             operation.attempts += 1
             with self._lock:

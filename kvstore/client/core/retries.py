@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from kvstore.backoff import delays
 from kvstore.client.core.operation import Operation
-from kvstore.errors import NotLeader, OutcomeUnknown, Refused, RequestExpired, Retryable, StoreError, Unavailable
+from kvstore.errors import (
+    NotLeader,
+    OutcomeUnknown,
+    RateExceeded,
+    Refused,
+    RequestExpired,
+    Retryable,
+    StoreError,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from random import Random
@@ -66,6 +75,14 @@ def pauses(random: Random) -> Iterator[float]:
     """Seconds before each further attempt of one operation, if nothing is learnt meanwhile."""
     yield 0.0
     yield from delays(random, first_s=0.02, cap_s=0.25)
+
+
+def pause_s(error: StoreError, waits: Iterator[float]) -> float:
+    """How long to wait before the next attempt. Whoever refused for a while has said for how long."""
+    if is_hint(error):
+        return 0.0
+    wait_s = next(waits)
+    return max(wait_s, error.retry_after_ms / 1000) if isinstance(error, RateExceeded) else wait_s
 
 
 def is_hint(error: StoreError) -> bool:

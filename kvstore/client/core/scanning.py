@@ -41,10 +41,14 @@ class Bounds(NamedTuple):
         return Bounds(*scan_bounds(start, end, prefix))
 
     def rest(self, token: str) -> PageToken:
-        """Return the part of these bounds that a page token leaves. Raises InvalidRequest if it is no token, or one of
-        others."""
+        """Return the part of these bounds that a page token leaves; of bounds that say nothing, what the token says.
+        Raises InvalidRequest if it is no token, or one of others: the end that a walk does not move is the same in all
+        of its tokens. One of a part would end there, as if there were no more."""
         rest = page_token.decode(token)
-        if rest.start < self.start or (self.end and not (rest.end and rest.end <= self.end)):
+        if self == (b"", b""):
+            return rest
+        is_of_these = rest.start == self.start if rest.reverse else rest.end == self.end
+        if not is_of_these or rest.start < self.start or (self.end and not (rest.end and rest.end <= self.end)):
             raise InvalidRequest(
                 f"want a page token of keys from {self.start[:40]!r} to {self.end[:40]!r}, "
                 f"got one of those from {rest.start[:40]!r} to {rest.end[:40]!r}"

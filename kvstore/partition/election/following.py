@@ -49,6 +49,10 @@ class Following:
     def is_running(self) -> bool:
         return self._task is not None
 
+    def has_failed(self) -> bool:
+        """Whether the replica applies nothing any more."""
+        return self.failure is not None
+
     def start(self) -> None:
         """Follow the log, unless the replica has failed or stopped."""
         if self._task is None and self.failure is None and self._machine.role is not Role.STOPPED:

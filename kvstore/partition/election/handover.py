@@ -7,8 +7,9 @@
       │ ◄──────────────────── yes
 
 Until RELEASE is sent nothing has happened, and the leader goes on if anything fails. After it the leader goes on in a
-new epoch unless its successor answers. Safety does not hang on any of this: whoever opens the log fences it
-(docs/protocol.md, Election).
+new epoch unless its successor answers. `take` comes behind the seal: a successor that found the last ledger open would
+fence, recover and close it, so the write of its end would not be saved, and bookies be asked besides. Safety does not
+hang on any of this: whoever opens the log fences it (docs/protocol.md, Election).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from kvstore.env.beat import Beat
 from kvstore.errors import MetadataError
@@ -20,7 +21,18 @@ PUBLISH_S = 1.0
 class Publishing:
     """Of one replica."""
 
-    def __init__(self, beat: Beat, claims: Claims, state: State, trials: Trials, server: ServerId, nonce: str) -> None:
+    def __init__(
+        self,
+        beat: Beat,
+        claims: Claims,
+        state: State,
+        trials: Trials,
+        server: ServerId,
+        nonce: str,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_stopped`: whether the replica has failed, and applies nothing any more."""
+        self._is_stopped = is_stopped
         self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
         self._server, self._nonce = server, nonce
         self._said: tuple[int, ...] = ()
@@ -30,7 +42,7 @@ class Publishing:
         """Publish whatever has changed, now and then."""
         while True:
             state = self._state
-            present = state.seq, state.durable_seq, state.epoch
+            present = state.seq, state.durable_seq, state.epoch, self._is_stopped()
             try:
                 if present != self._said or self._trials.trial.since:
                     await self._claims.publish(self._progress())
@@ -48,4 +60,4 @@ class Publishing:
     def _progress(self) -> Published:
         trial, state = self._trials.trial, self._state
         doubt = (trial.since, *list(state.checks.items())[-1]) if trial.is_barred and state.checks else None
-        return Published(state.seq, state.durable_seq, state.epoch, self._nonce, doubt)
+        return Published(state.seq, state.durable_seq, state.epoch, self._nonce, doubt, self._is_stopped())

@@ -51,10 +51,21 @@ class Published:
     nonce: str
     doubt: tuple[Seq, Seq, int] | None = None
     """That it is barred because replicas differ: since which sequence, and its checksum at its last check."""
+    is_stopped: bool = False
+    """It applies nothing any more: it counts as away, and for no newcomer that has caught up (docs/protocol.md V4)."""
 
     def encode(self) -> bytes:
-        said = {"seq": self.seq, "durable_seq": self.durable_seq, "epoch": self.epoch, "nonce": self.nonce}
-        return orjson.dumps(said if self.doubt is None else {**said, "doubt": self.doubt})
+        said: dict[str, object] = {
+            "seq": self.seq,
+            "durable_seq": self.durable_seq,
+            "epoch": self.epoch,
+            "nonce": self.nonce,
+        }
+        if self.doubt is not None:
+            said["doubt"] = self.doubt
+        if self.is_stopped:
+            said["stopped"] = True
+        return orjson.dumps(said)
 
     @staticmethod
     def decode(data: bytes) -> Published:
@@ -63,7 +74,9 @@ class Published:
             doc = orjson.loads(data)
             since, seq, crc = doc.get("doubt") or (0, 0, 0)
             doubt = (Seq(since), Seq(seq), crc) if since else None
-            return Published(Seq(doc["seq"]), Seq(doc["durable_seq"]), doc["epoch"], doc["nonce"], doubt)
+            return Published(
+                Seq(doc["seq"]), Seq(doc["durable_seq"]), doc["epoch"], doc["nonce"], doubt, bool(doc.get("stopped"))
+            )
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise UndecodableNode(f"replica znode: {error!r}") from error
 

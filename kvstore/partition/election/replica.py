@@ -97,7 +97,7 @@ class Replica:
             reread=self._reread,
             is_stopped=lambda: self.role is Role.STOPPED,
         )
-        self._publishing = Publishing(env.beat, claims, state, trials, server, self._nonce)
+        self._publishing = Publishing(env.beat, claims, state, trials, server, self._nonce, self.following.has_failed)
         self._fitness = DateFitness(
             env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
         )

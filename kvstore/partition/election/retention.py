@@ -38,16 +38,24 @@ class Retention:
         self._durable: dict[ServerId, Seq] = {}
         """Of those that are up."""
 
-    def look(self, replicas: Sequence[ServerId], durable: Mapping[ServerId, Seq], elapsed_s: float) -> None:
+    def look(
+        self,
+        replicas: Sequence[ServerId],
+        durable: Mapping[ServerId, Seq],
+        elapsed_s: float,
+        stopped: Mapping[ServerId, Seq] | None = None,
+    ) -> None:
         """Note what the replicas that are up have published. Those that are not have been away for `elapsed_s` more:
-        the time since the last look, as far as this leader was awake to see it."""
+        the time since the last look, as far as this leader was awake to see it. Away are those too that are up and
+        apply nothing any more, `stopped`: else they would hold the log for ever."""
+        stopped = stopped or {}
         away: dict[ServerId, Away] = {}
         for server in replicas:
             if server in durable:
                 continue
             before = self.away.get(server)
             if before is None:
-                before = Away(self._durable.get(server, NEVER_SEEN), 0.0)
+                before = Away(self._durable.get(server, stopped.get(server, NEVER_SEEN)), 0.0)
             away[server] = Away(before.durable_seq, before.away_s + elapsed_s)
         # Lower than before if a replica was wiped: the new claim is the true one.
         self.away, self._durable = away, dict(durable)

@@ -111,9 +111,10 @@ class Exports:
 def best_sources(
     me: ServerId, leader: ServerId | None, published: Mapping[ServerId, Published], replicas: tuple[ServerId, ...]
 ) -> list[ServerId]:
-    """Whom to ask: those that are furthest first, the leader last, because it has other things to do."""
+    """Whom to ask: those that are furthest first, the leader behind them, because it has other things to do. Last those
+    that have stopped: the log may not reach back to them any more, and the next state would be theirs again."""
     up = [server for server in replicas if server != me and server in published and published[server].seq > 0]
-    return sorted(up, key=lambda server: (server == leader, -published[server].seq, server))
+    return sorted(up, key=lambda each: (published[each].is_stopped, each == leader, -published[each].seq, each))
 
 
 async def install(peers: Peers, partition: PartitionId, source: ServerId, state: State) -> None:

@@ -186,12 +186,14 @@ class Upkeep:
         # A process that stood still, or could not look, has not seen that a replica was away all the time.
         elapsed_s = min(now - self._looked_at, LOOKS_MISSED_MAX * self._config.trim_s)
         self._looked_at = now
-        self._retention.look(replicas, {server: said.durable_seq for server, said in published.items()}, elapsed_s)
+        durable = {server: said.durable_seq for server, said in published.items() if not said.is_stopped}
+        stopped = {server: said.durable_seq for server, said in published.items() if said.is_stopped}
+        self._retention.look(replicas, durable, elapsed_s, stopped)
         try:
             await self._absences.save(self._retention.away)
         except VersionConflict:
             self._retention = await self._absences.load()  # another leader's count holds
-            self._retention.look(replicas, {server: said.durable_seq for server, said in published.items()}, 0.0)
+            self._retention.look(replicas, durable, 0.0, stopped)
         return self._retention
 
 

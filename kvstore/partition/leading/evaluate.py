@@ -13,11 +13,13 @@ import msgspec
 
 from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.namespaces import Meter
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.plain_puts import LOOKED_UP_MAX, put_all, put_together
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.leading.serving_ranges import ServingRanges
+from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state.commands import Code, Op, RequestId, Result
 from kvstore.partition.state.draft import Draft
@@ -80,12 +82,16 @@ class Evaluator:
         self._away: list[tuple[Item, Moved]] = []
         self._state, self._epoch, self._config = state, epoch, config
         self._overlay = Overlay()
+        self.usage = Usage(state, epoch, self._overlay)
         self._next_seq = state.seq + 1
         self._time_ms = state.record_time_ms
         self._stored: dict[bytes, bytes | None] = {}
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._unchecked = 0
+        self._prefixes: tuple[bytes, ...] = ()
+        """Of namespaces: writes of their keys are metered, so they are decided on one by one."""
+        self._meter: Meter | None = None
 
     # docs/protocol.md P4
     @property
@@ -127,6 +133,8 @@ class Evaluator:
         if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
             return lone
         draft = self.draft = Draft(self._next_seq, time_ms)
+        self._prefixes = self.usage.book.prefixes.all
+        draft.meter = self._meter = self.usage.meter() if self._prefixes else None
         replies: list[Reply] = []
         rest: list[Item] = []
         self._frozen, self._away = [], []
@@ -172,6 +180,8 @@ class Evaluator:
         rows = self._state.engine.multi_get(data_keys)
         self._stored = dict(zip(keys, rows, strict=True))
         touched = self._overlay.touched_of(keys) if self._overlay.layers else set[bytes]()
+        if self._prefixes:
+            touched.update([key for key in keys if key.startswith(self._prefixes)])
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
         writable = (
@@ -222,6 +232,8 @@ class Evaluator:
         self._time_ms = draft.time_ms
         self._next_seq += len(draft.keys)
         self._overlay.layers.append(draft.layer)
+        if self._meter is not None:
+            self.usage.admit(self._meter)
         return NextEntry(made, payload, draft.data_keys)
 
     def _check(self, entry: Entry, *, now: bool) -> None:
@@ -335,7 +347,8 @@ class Evaluator:
             if not self._is_kept(item, row_keys):
                 return UNTOUCHED
             before = self.draft.last_seq
-            result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_batch else None
+            is_plain = is_batch and not (self._prefixes and any(each[1].startswith(self._prefixes) for each in op[2]))
+            result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_plain else None
             if result is None:
                 result = MUTATIONS[op[0]](self, op)
             if request is not None:

@@ -78,6 +78,7 @@ class Leader:
         self._waiting = Waiting(config)
         self._queue = self._waiting.queue
         self._evaluator = Evaluator(state, log.epoch, config, self.serving_ranges)
+        self.usage = self._evaluator.usage
         self._sweeper = Sweeper(
             state, self.serving_ranges, config, env.clock, env.beat, lambda: self.serving, self._reap
         )

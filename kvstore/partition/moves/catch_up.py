@@ -9,9 +9,11 @@ from kvstore.errors import Corrupted
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import pages
 from kvstore.partition.state import entry as entries
+from kvstore.partition.state import move_records
 from kvstore.partition.state.digest import RangeDigest
 from kvstore.partition.state.engine import wait_caught_up
-from kvstore.partition.state.move_records import ImportRows
+from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.move_records import ImportRows, LogVersion
 from kvstore.partition.state.ownership import Import
 from kvstore.partition.state.state import State
 from kvstore.types import Position
@@ -22,6 +24,7 @@ FOLLOW_MS = 100
 CLOSE_ENTRIES, CLOSE_BYTES = 16, 256 << 10
 """The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end. What
 is left then is one more entry of its own."""
+LOG_VERSION = bytes((Kind.LOG_VERSION,))
 TURN_BYTES = 32 << 10
 """Of the source's log, looked through before the event loop gets another turn: some milliseconds."""
 
@@ -86,7 +89,7 @@ class Following:
         size = turn = 0
         changes = pages.Changes(found.span)
         for logged in read:
-            _take(changes, logged, found)
+            self._take(changes, logged, found)
             size += len(logged.payload)
             if size - turn >= TURN_BYTES:
                 turn = size
@@ -107,10 +110,13 @@ class Following:
         self.rows += len(changes.keys)
         self.bytes += changes.size
 
-
-def _take(changes: pages.Changes, logged: LogEntry, found: Import) -> None:
-    entry = entries.decode(logged.payload)
-    if entry.partition != found.source:
-        raise Corrupted(f"entry {logged.position} of {entry.partition} in the log of {found.source}")
-    if not entry.is_control:
-        changes.add(entry)
+    def _take(self, changes: pages.Changes, logged: LogEntry, found: Import) -> None:
+        entry = entries.decode(logged.payload)
+        if entry.partition != found.source:
+            raise Corrupted(f"entry {logged.position} of {entry.partition} in the log of {found.source}")
+        if not entry.is_control:
+            changes.add(entry)
+        elif entry.kinds == LOG_VERSION:
+            said = move_records.decode(Kind.LOG_VERSION, entry.control)
+            assert isinstance(said, LogVersion)
+            pages.admit(self._state, said.version)

@@ -217,6 +217,7 @@ class ImportDriver:
         cursor = min(found.cursor, pages.RETRIES) if self._paged_to == BEGINNING else found.cursor
         position = max(found.pin, self._paged_to)
         page = pages.decode(await self._call(move, source.PAGE, position=position, cursor=cursor))
+        pages.admit(self._m.state, page.version)
         self._paged_to = page.position
         self._lead()
         rows = ImportRows(self.move, page.keys, page.rows, page.cursor, found.tail)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvstore import versions
+from kvstore.errors import Unavailable
 from kvstore.partition.state import rows
 from kvstore.partition.state.entry import CREATE, DELETE, OVERWRITE, Entry, Requests, requests_message, requests_of
 from kvstore.partition.state.move_effects import bounds
@@ -21,6 +23,7 @@ from kvstore.partition.state.rows import data_key, encode_record
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import Span
 from kvstore.proto import entry_pb2
+from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import Position
 
 PAGE_BYTES = 256 << 10
@@ -43,17 +46,31 @@ class Page(NamedTuple):
     cursor: bytes
     """Where the next page begins; empty after the last."""
     position: Position
+    version: int = versions.FIRST
+    """The cluster version by which the source's log is written there, and so its rows."""
 
 
 def encode(page: Page) -> bytes:
-    return msgspec.msgpack.encode(page)
+    """The bytes of a page. Version 1 does not know that there are others: it is not told."""
+    return msgspec.msgpack.encode(page if page.version > versions.FIRST else page[:-1])
 
 
-_decoder = msgspec.msgpack.Decoder(Page)
+_decoder = ArrayDecoder(Page)
 
 
 def decode(data: bytes) -> Page:
     return _decoder.decode(data)
+
+
+# docs/protocol.md V4
+def admit(state: State, version: int) -> None:
+    """Raise Unavailable if a source's rows are written by a higher version than the target's log says that it has: it
+    follows the cluster in a moment, and they come then."""
+    if version > state.log_version:
+        raise Unavailable(
+            f"partition {state.partition}: its log is written by cluster version {state.log_version}, rows of version "
+            f"{version} wait until it is by that"
+        )
 
 
 def requests_in(page: Page) -> Requests | None:
@@ -65,7 +82,7 @@ def page_of(state: State, span: Span, cursor: bytes) -> Page:
     assert state.position is not None
     if cursor < RETRIES:
         keys, found, following = _records(state, span, cursor)
-        return Page(keys, found, b"", following, state.position)
+        return Page(keys, found, b"", following, state.position, state.log_version)
     picked = Picked(span)
     due = list(islice(state.engine.iterate(cursor, rows.ALL_RETRY[1]), RETRY_ROWS_MAX + 1))
     following = b""
@@ -79,7 +96,7 @@ def page_of(state: State, span: Span, cursor: bytes) -> Page:
         picked.add(requests, int.from_bytes(row_key[1:], "big"), with_all_clients=True)
     requests_here = picked.requests
     message = requests_message(requests_here).SerializeToString() if requests_here is not None else b""
-    return Page([], [], message, following, state.position)
+    return Page([], [], message, following, state.position, state.log_version)
 
 
 def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:

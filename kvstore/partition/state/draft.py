@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct, field
 
@@ -24,6 +24,24 @@ class Mark(NamedTuple):
     expires: int
     replaced: int
     size: int
+    metered: int
+
+
+class Metering(Protocol):
+    """A count of the keys of namespaces: kvstore.namespaces.Meter."""
+
+    def put(self, key: bytes, value_bytes: int, old_bytes: int | None) -> None:
+        """Raises QuotaExceeded."""
+        ...
+
+    def delete(self, key: bytes, old_bytes: int) -> None: ...
+    def expiry_ms(self, key: bytes, now_ms: int) -> int: ...
+    def begin(self, *, is_together: bool) -> int: ...
+    def end(self, mark: int) -> None:
+        """Raises QuotaExceeded."""
+        ...
+
+    def undo(self, mark: int) -> None: ...
 
 
 class Draft(Struct, eq=False):
@@ -41,6 +59,8 @@ class Draft(Struct, eq=False):
     expires_ms: list[int] = []
     replaced_ms: list[int] = []
     layer: Layer = field(default_factory=Layer)
+    meter: Metering | None = None
+    """There where the leader knows of namespaces."""
     _requests: Requests | None = None
     _clients: dict[bytes, int] = {}
     _undo: list[tuple[bytes, Row | Untouched | None]] | None = None
@@ -53,7 +73,10 @@ class Draft(Struct, eq=False):
     # ── mutations ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, key: bytes, value: bytes, old: Row | None, expires_ms: int) -> int:
-        """Write the key, whose record was `old`. Returns the sequence, which is the new version."""
+        """Write the key, whose record was `old`. Returns the sequence, which is the new version. Raises
+        QuotaExceeded."""
+        if self.meter is not None:
+            self.meter.put(key, len(value), None if old is None else len(old[0]))
         seq = self.first_seq + len(self.keys)
         created = seq if old is None else old[2]
         kind = CREATE if old is None else OVERWRITE
@@ -70,7 +93,7 @@ class Draft(Struct, eq=False):
 
     def put_all(self, keys: list[bytes], row_keys: list[bytes], values: list[bytes], created: list[int]) -> list[int]:
         """Write keys that nothing has touched; `created`: the sequence that created each, 0 for one that is absent.
-        Returns the new versions. Not to be undone."""
+        Returns the new versions. Not to be undone, and not metered."""
         first = self.last_seq + 1
         versions = list(range(first, first + len(keys)))
         self.kinds += bytes([OVERWRITE if each else CREATE for each in created])
@@ -88,6 +111,8 @@ class Draft(Struct, eq=False):
 
     def delete(self, key: bytes, old: Row) -> int:
         """Delete the key, whose record was `old`. Returns the sequence."""
+        if self.meter is not None:
+            self.meter.delete(key, len(old[0]))
         self._add(DELETE, key, old)
         self._set(key, None)
         return self.last_seq
@@ -153,15 +178,19 @@ class Draft(Struct, eq=False):
 
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self) -> Mark:
-        """From here on `undo` can take back what is added. Batches do not nest."""
+    def begin(self, *, is_together: bool = True) -> Mark:
+        """From here on `undo` can take back what is added. Batches do not nest. `is_together`: quotas are asked about
+        all of it, by `keep`, and not about each write."""
         assert self._undo is None, "a batch within a batch"
         self._undo = []
         expires, replaced = len(self.expires_ms), len(self.replaced_ms)
-        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size)
+        metered = 0 if self.meter is None else self.meter.begin(is_together=is_together)
+        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size, metered)
 
-    def keep(self) -> None:
-        """The batch stands."""
+    def keep(self, mark: Mark) -> None:
+        """The batch since `mark` stands. Raises QuotaExceeded, and it is still to be undone."""
+        if self.meter is not None:
+            self.meter.end(mark.metered)
         self._undo = None
 
     def undo(self, mark: Mark) -> None:
@@ -177,6 +206,8 @@ class Draft(Struct, eq=False):
         del self.values[mark.values :], self.ages[mark.ages :]
         del self.expires_ms[mark.expires :], self.replaced_ms[mark.replaced :]
         self.size = mark.size
+        if self.meter is not None:
+            self.meter.undo(mark.metered)
 
     # ── the entry ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,8 +1,8 @@
 """The contents of the control records about token ranges: values ↔ the `control` bytes of an entry. Decides only.
 
 docs/formats.md (Records of moves) has every field, docs/protocol.md (Moving a range) what each is for. The bytes are
-MessagePack: an array of the fields in the order in which they stand here. DO NOT CHANGE the order; new fields come last
-and have a default.
+MessagePack: an array of the fields in the order in which they stand here. DO NOT CHANGE the order; new fields come
+last, have a default, and change nothing for readers that pass them over (docs/protocol.md V5).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kvstore.errors import Corrupted
 from kvstore.partition.state.entry import Kind
 from kvstore.partition.state.marks import Mark
 from kvstore.partition.state.tokens import Span
+from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import PartitionId, Position
 
 
@@ -133,7 +134,7 @@ KIND_OF: dict[type, Kind] = {
     Mark: Kind.MARK,
     LogVersion: Kind.LOG_VERSION,
 }
-_decoders: dict[int, Any] = {int(kind): msgspec.msgpack.Decoder(record) for record, kind in KIND_OF.items()}
+_decoders: dict[int, ArrayDecoder[Any]] = {int(kind): ArrayDecoder(record) for record, kind in KIND_OF.items()}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -142,7 +143,7 @@ def encode(record: MoveRecord) -> bytes:
 
 
 def decode(kind: int, control: bytes) -> MoveRecord:
-    """Raises Corrupted."""
+    """The record in `control`; fields behind those that are known are passed over. Raises Corrupted."""
     try:
         return _decoders[kind].decode(control)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, KeyError) as error:

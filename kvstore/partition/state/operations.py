@@ -91,6 +91,12 @@ def _expiry_at(draft: Draft, expires_ms: int, flags: int) -> int:
     return at_ms
 
 
+# docs/protocol.md N4
+def _default_expiry(draft: Draft, key: bytes) -> int:
+    """When a record expires whose write says nothing about it."""
+    return 0 if draft.meter is None else draft.meter.expiry_ms(key, draft.time_ms)
+
+
 def _put(d: Deciding, op: Op) -> Result:
     _, key, value, expires_ms, flags, version, _ = op
     flags = int(flags)
@@ -102,9 +108,11 @@ def _put(d: Deciding, op: Op) -> Result:
             return (False, found, _record(row))
         raise ConditionFailed(found)
     if flags & _KEEP_TTL:
-        expires_ms = 0 if row is None else row[4]
+        expires_ms = _default_expiry(d.draft, key) if row is None else row[4]
     elif expires_ms:
         expires_ms = _expiry_at(d.draft, expires_ms, flags)
+    elif d.draft.meter is not None:
+        expires_ms = _default_expiry(d.draft, key)
     if 0 < expires_ms <= d.draft.time_ms or expires_ms < 0:
         # Past its expiry as it is written: what is left is that the former record is gone.
         seq = d.draft.note(key) if row is None else d.draft.delete(key, row)
@@ -141,7 +149,7 @@ def _increment(d: Deciding, op: Op) -> Result:
     number = (0 if row is None else _integer(row[0])) + delta
     if not INTEGER_MIN <= number <= INTEGER_MAX:
         raise InvalidRequest("increment or decrement would overflow")
-    return (number, d.draft.put(key, b"%d" % number, row, 0 if row is None else row[4]))
+    return (number, d.draft.put(key, b"%d" % number, row, _default_expiry(d.draft, key) if row is None else row[4]))
 
 
 def _append(d: Deciding, op: Op) -> Result:
@@ -149,7 +157,7 @@ def _append(d: Deciding, op: Op) -> Result:
     row = d.live(key)
     value = suffix if row is None else row[0] + suffix
     check_sizes(key, value)
-    return (len(value), d.draft.put(key, value, row, 0 if row is None else row[4]))
+    return (len(value), d.draft.put(key, value, row, _default_expiry(d.draft, key) if row is None else row[4]))
 
 
 def _may_set_expiry(flags: int, old_ms: int, new_ms: int) -> bool:
@@ -202,7 +210,7 @@ def _batch(d: Deciding, op: Op) -> Result:
     _check_batch(ops)
     results: list[Result | StoreError] = []
     answer_bytes = 0
-    mark = d.draft.begin()
+    mark = d.draft.begin(is_together=not flags & _INDEPENDENT)
     for each in ops:
         try:
             results.append(_RULES[each[0]](d, each))
@@ -222,7 +230,13 @@ def _batch(d: Deciding, op: Op) -> Result:
                 f"want a batch that logs at most {BATCH_EFFECT_BYTES_MAX} bytes and answers {BATCH_RESULT_BYTES_MAX}, "
                 f"got {logged_bytes} and {answer_bytes} or more"
             )
-    d.draft.keep()
+    try:
+        d.draft.keep(mark)
+    except StoreError:
+        d.draft.undo(mark)
+        for each in ops:
+            d.live(each[1])
+        raise
     return results
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar, assert_never
 
 import msgspec
 
-from kvstore.errors import ConfigError, Corrupted
+from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state.marks import Mark
 from kvstore.partition.state.move_records import (
     Drop,
@@ -31,6 +31,7 @@ from kvstore.partition.state.move_records import (
 )
 from kvstore.partition.state.rows import token_bound
 from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import PartitionId, Position
 
 FORMAT = 1
@@ -235,10 +236,14 @@ class Ownership:
 
     @staticmethod
     def decode(row: bytes) -> Ownership:
-        """Raises ConfigError for a format that this program does not know."""
+        """Raises WrittenByNewer for a format that this program does not know, Corrupted for what is no such row. Fields
+        that it does not know are passed over, and lost with the next change."""
         if row[0] != FORMAT:
-            raise ConfigError(f"the row of what is owned has format {row[0]}, this program reads format {FORMAT}")
-        owned, imports, frozen, released, newest = _decoder.decode(row[1:])
+            raise WrittenByNewer(f"the row of what is owned has format {row[0]}, this program reads format {FORMAT}")
+        try:
+            owned, imports, frozen, released, newest = _decoder.decode(row[1:])
+        except msgspec.DecodeError as error:
+            raise Corrupted(f"the row of what is owned, {row[:32].hex()}, cannot be read: {error}") from error
         return Ownership(Tokens(owned), True, imports, frozen, released, newest)
 
 
@@ -250,7 +255,7 @@ class _Row(NamedTuple):
     newest: int = 0
 
 
-_decoder = msgspec.msgpack.Decoder(_Row)
+_decoder = ArrayDecoder(_Row)
 
 
 def _without(parts: tuple[_Part, ...], move: int) -> tuple[_Part, ...]:

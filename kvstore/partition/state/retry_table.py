@@ -19,7 +19,7 @@ from typing import Any
 import mmh3
 from google.protobuf.message import DecodeError
 
-from kvstore.errors import Corrupted, InvalidRequest, Overloaded, RequestExpired
+from kvstore.errors import Corrupted, InvalidRequest, Overloaded, RequestExpired, WrittenByNewer
 from kvstore.partition.state.commands import RequestId
 from kvstore.partition.state.entry import Requests, requests_message, requests_of
 from kvstore.proto import entry_pb2
@@ -322,10 +322,11 @@ def _holds(link: _Chain | None, hash_of_key: int) -> bool:
 
 
 def decode_row(row: bytes) -> tuple[int, Requests]:
-    """Record time and request ids of `RetryTable.row`. Raises Corrupted."""
+    """Record time and request ids of `RetryTable.row`. Raises Corrupted; WrittenByNewer for a format that this program
+    does not know."""
     row_format, time_ms = _row_head.unpack_from(row)
     if row_format != ROW_FORMAT:
-        raise Corrupted(f"row of request ids has format {row_format}, this program reads format {ROW_FORMAT}")
+        raise WrittenByNewer(f"row of request ids has format {row_format}, this program reads format {ROW_FORMAT}")
     try:
         return time_ms, requests_of(entry_pb2.Requests.FromString(row[_row_head.size :]))
     except DecodeError as error:

@@ -23,7 +23,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from kvstore import versions
-from kvstore.errors import ConfigError
+from kvstore.errors import WrittenByNewer
 from kvstore.partition.state.commands import Record
 from kvstore.ring.hashing import token_of, tokens_of
 from kvstore.types import EntryId, LedgerId, Position, Seq, ServerId
@@ -50,11 +50,11 @@ def encode_origins(servers: frozenset[ServerId]) -> bytes:
 
 
 def origins_of(row: bytes | None) -> frozenset[ServerId]:
-    """Empty: it is no copy. Raises ConfigError for a format that this program does not know."""
+    """Empty: it is no copy. Raises WrittenByNewer for a format that this program does not know."""
     if row is None:
         return frozenset()
     if row[0] != FORMAT:
-        raise ConfigError(f"the row of a copy's origins has format {row[0]}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"the row of a copy's origins has format {row[0]}, this program reads format {FORMAT}")
     return frozenset(ServerId(each.decode()) for each in row[1:].split(b"\0"))
 
 
@@ -75,11 +75,11 @@ def encode_heard(heard: Heard) -> bytes:
 
 
 def heard_of(row: bytes | None) -> Heard:
-    """Raises ConfigError for a format that this program does not know."""
+    """Raises WrittenByNewer for a format that this program does not know."""
     if row is None:
         return NOTHING_HEARD
     if row[0] != FORMAT:
-        raise ConfigError(f"the row of what was heard has format {row[0]}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"the row of what was heard has format {row[0]}, this program reads format {FORMAT}")
     _, since, is_barred = _heard.unpack(row)
     return Heard(Seq(since), bool(is_barred))
 
@@ -93,11 +93,11 @@ def encode_version(version: int) -> bytes:
 
 
 def version_of(row: bytes | None) -> int:
-    """Raises ConfigError for a format that this program does not know."""
+    """Raises WrittenByNewer for a format that this program does not know."""
     if row is None:
         return versions.FIRST
     if row[0] != FORMAT:
-        raise ConfigError(f"the row of the log's version has format {row[0]}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"the row of the log's version has format {row[0]}, this program reads format {FORMAT}")
     return int(_version.unpack(row)[1])
 
 
@@ -225,9 +225,9 @@ def encode_meta(
 
 
 def meta_of(row: bytes) -> Meta:
-    """Raises ConfigError for a format that this program does not know."""
+    """Raises WrittenByNewer for a format that this program does not know."""
     if row[0] != FORMAT:
-        raise ConfigError(f"the engine's rows have format {row[0]}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"the engine's rows have format {row[0]}, this program reads format {FORMAT}")
     _, ledger, entry, seq, epoch, record_time_ms, key_count, crc, released = _meta.unpack(row)
     return Meta(
         Position(LedgerId(ledger), EntryId(entry)), Seq(seq), epoch, record_time_ms, key_count, crc, bool(released)

@@ -65,8 +65,8 @@ class State:
     def __init__(
         self, partition: PartitionId, engine: Engine, config: PartitionConfig, can: int = versions.LATEST
     ) -> None:
-        """`can`: the highest cluster version that this server can do. Raises ConfigError if the engine's rows have an
-        unknown format, ClusterTooNew if its log was written by a higher version."""
+        """`can`: the highest cluster version that this server can do. Raises WrittenByNewer if the engine's rows have
+        an unknown format, ClusterTooNew if its log was written by a higher version."""
         self.can = can
         self.log_version = versions.FIRST
         """The cluster version by which the log is written, as far as it is applied."""
@@ -367,7 +367,8 @@ class State:
         """CRC32C over all rows but the meta row and request ids, to compare replicas at one position. Reads
         everything: for tests and checks."""
         crc = 0
-        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, (rows.TERRITORY_KEY, b"u")):
+        its_own = ((rows.TERRITORY_KEY, b"u"), (rows.VERSION_KEY, b"w"))
+        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, *its_own):
             for key, value in self.engine.iterate(begin, end):
                 crc = crc32c(value, crc32c(key, crc))
         return crc

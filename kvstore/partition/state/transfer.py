@@ -13,7 +13,7 @@ from itertools import chain
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine import Cursor
 from kvstore.partition.state.ownership import Ownership
@@ -106,8 +106,8 @@ class Import:
 
     def add(self, chunk: bytes) -> bool:
         """Take in the next chunk. True if it was the last: the state then stands at the exporter's position, not yet
-        durably. Raises Corrupted for a chunk that does not continue those before it, and ClusterTooNew; the state is
-        then empty, or as it was before the first."""
+        durably. Raises Corrupted for a chunk that does not continue those before it, WrittenByNewer and ClusterTooNew;
+        the state is then empty, or as it was before the first."""
         message = _parse(chunk)
         if not self._is_begun:
             self._begin(message)
@@ -158,8 +158,8 @@ def _parse(chunk: bytes) -> entry_pb2.Chunk:
         message = entry_pb2.Chunk.FromString(chunk)
     except DecodeError as error:
         raise Corrupted(f"a chunk of a state cannot be read: {error}") from error
-    if message.format != FORMAT or len(message.keys) != len(message.values):
-        raise Corrupted(
-            f"a chunk of a state has format {message.format}, {len(message.keys)} keys and {len(message.values)} values"
-        )
+    if message.format != FORMAT:
+        raise WrittenByNewer(f"a chunk of a state has format {message.format}, this program reads format {FORMAT}")
+    if len(message.keys) != len(message.values):
+        raise Corrupted(f"a chunk of a state has {len(message.keys)} keys and {len(message.values)} values")
     return message

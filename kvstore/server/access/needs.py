@@ -76,7 +76,7 @@ RPC_NEEDS: dict[str, Check] = {
             for name in (
                 *("Status", "Ring", "ChangeRing", "RingStatus", "Loads", "ChangeReplicas", "Partitions", "Ledgers"),
                 *("Ledger", "Bookies", "Drain", "Access", "ChangeAccess", "NodeStatus", "ClusterStatus"),
-                *("LogLevel", "SlowLog", "Profile"),
+                *("LogLevel", "SlowLog", "Profile", "Namespaces", "ChangeNamespaces"),
             )
         ),
         admin,
@@ -102,7 +102,7 @@ HTTP_NEEDS: dict[str, Check] = {
     **dict.fromkeys(
         (
             *(f"/v1/{name}/{{key}}" for name in ("keys", "increment", "append", "expire")),
-            *(f"/v1/{name}" for name in ("keys", "batch", "cluster", "openapi.json")),
+            *(f"/v1/{name}" for name in ("keys", "count", "batch", "cluster", "openapi.json")),
         ),
         login,
     ),

@@ -41,7 +41,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The newcomer has gone before it had caught up."""
+    """The newcomer has gone before it had caught up, or cannot do what the cluster does."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -68,9 +68,11 @@ def decide(
     alive: Mapping[ServerId, str],
     gone: Set[ServerId],
     caught_up: Set[tuple[PartitionId, ServerId]],
+    unfit: Set[ServerId] = frozenset(),
 ) -> list[Change]:
     """Decide on the changes that are due now. `alive` maps each server that is up to its zone; `gone` are those that
-    have been away for too long; `caught_up` the newcomers that have what their leader has."""
+    have been away for too long; `caught_up` the newcomers that have what their leader has; `unfit` are up, and cannot
+    do what the cluster does: they get no replicas, and keep those that they have."""
     changes: list[Change] = []
     held = replicas_held(ring)
     coming = Counter(newcomer for member in ring.partitions.values() for newcomer, _ in member.replacing)
@@ -81,7 +83,7 @@ def decide(
         for newcomer, _ in member.replacing:
             if (partition, newcomer) in caught_up:
                 changes.append(Finish(partition, newcomer))
-            elif newcomer in gone or newcomer in ring.draining:
+            elif newcomer in gone or newcomer in unfit or newcomer in ring.draining:
                 changes.append(GiveUp(partition, newcomer))
         # One at a time: each of them may become the leader.
         leaving = next(_leaving(member, gone | set(ring.draining)), None) if not member.replacing else None

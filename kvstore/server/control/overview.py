@@ -41,6 +41,7 @@ class Survey:
     spaces: Mapping[BookieId, tuple[int, int] | str] = field(default_factory=dict)
     """Of bookies that were asked themselves: total and free bytes, or why there is no answer."""
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
+    cluster_version: int = 0
     date_ms: int = 0
 
 
@@ -54,6 +55,7 @@ def report_of_cluster(survey: Survey) -> ClusterReport:
         access_on=own.access_on,
         ensemble_size=survey.quorum.ensemble,
         ack_quorum=survey.quorum.ack,
+        cluster_version=survey.cluster_version,
     )
     if own.HasField("snapshot"):
         report.snapshot.MergeFrom(own.snapshot)

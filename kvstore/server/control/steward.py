@@ -19,7 +19,7 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.ring import PartitionState, Ring, Rings, steps
 from kvstore.server.control.assign import decide, replicas_held
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
-from kvstore.server.control.rising import next_version
+from kvstore.server.control.rising import may_rise, next_version, what_holds_it
 from kvstore.server.routing.cluster_reader import ClusterReader
 from kvstore.server.routing.cluster_version import ClusterVersionStore
 from kvstore.server.routing.membership import Membership
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 LOOK_AT_KEPT_S = 30.0
 """How often it looks whether kept logs are old enough to go."""
+LATELY_S = 60.0
+"""A server that was there so lately counts for a rise by what it said: perhaps it restarts."""
 CLOSE_BEHIND = 1_000
 """Mutations that a newcomer may be behind its leader when it takes the other's place: applied in milliseconds."""
 
@@ -50,8 +52,14 @@ class Steward:
         *,
         repair_after_s: float,
         keep_ms: int = 0,
+        logs_at: Callable[[], int] = lambda: versions.FIRST,
     ) -> None:
-        """`keep_ms`: how long the log of a partition that has left the ring can be read."""
+        """`keep_ms`: how long the log of a partition that has left the ring can be read. `logs_at`: the highest version
+        by which a log is written, as far as replicas here know."""
+        self._logs_at = logs_at
+        self._rise_waits_for = ""
+        self._lately: dict[ServerId, tuple[Member, float]] = {}
+        """Servers that are there or were lately, and when this process has seen them last."""
         self._keep_ms, self._looked_at_kept = keep_ms, 0.0
         self._kept_since: dict[PartitionId, float] = {}
         """Logs of partitions that have left, and since when this process has known of them."""
@@ -97,14 +105,20 @@ class Steward:
     async def _act(self, failed: list[str]) -> None:
         servers = self._membership.topology.servers
         self._note_missing(servers)
+        self._note_lately(servers)
+        await self._try(self._keep_risen(), failed)
         if self._server != min(servers, default=""):
             return
-        alive = {id: member.zone for id, member in servers.items() if member.resp and not member.draining}
         await self._try(self._rise(servers), failed)
+        # docs/protocol.md V2
+        unfit = frozenset(id for id, member in servers.items() if member.can < self._versions.cluster)
+        fit = {id: member for id, member in servers.items() if id not in unfit}
+        alive = {id: member.zone for id, member in fit.items() if member.resp and not member.draining}
         ring = self._rings.ring
         gone = frozenset(self._gone())
-        caught_up = frozenset([pair for pair in self._newcomers() if await self._has_caught_up(*pair)])
-        for change in decide(ring, alive, gone, caught_up):
+        newcomers = [(partition, server) for partition, server in self._newcomers() if server not in unfit]
+        caught_up = frozenset([pair for pair in newcomers if await self._has_caught_up(*pair)])
+        for change in decide(ring, alive, gone, caught_up, unfit):
             log.info("ring version=%d: %s", ring.version, change)
             await self._try(self._change(change.step), failed)
         for partition in sorted(ring.partitions):
@@ -121,18 +135,44 @@ class Steward:
     # docs/protocol.md V1
     async def _rise(self, servers: Mapping[ServerId, Member]) -> None:
         """Raise the cluster's version if every server can do more; by what the metadata store says now of each."""
-        if next_version(self._versions.found, servers, replicas_held(self._rings.ring)) is None:
+        wanted = replicas_held(self._rings.ring)
+        unreadable = self._membership.undecodable_servers
+        # Of those with replicas nothing is believed that is not there now.
+        lately = {server: member for server, (member, _) in self._lately.items() if server not in wanted}
+        known = {**lately, **servers}
+        self._say_what_holds_it(what_holds_it(self._versions.found, known, wanted, versions.LATEST, unreadable))
+        if not may_rise(self._versions.found, known, wanted):
             return
-        self._reader.undecodable.clear()
         await self._store.sync(paths.SERVERS)
         members = await self._reader.servers(None)
         wanted = replicas_held(await self._reader.ring())
-        version = next_version(await self._version_store.read(), members, wanted)
-        if version is not None and not self._reader.undecodable:
+        version = next_version(await self._version_store.read(), {**lately, **members}, wanted)
+        if version is not None and not self._reader.undecodable_servers:
             found = await self._version_store.rise(version, versions.release_for(version))
             self.changes += 1
             log.info("cluster version=%d: all of %s can do it", found.version, ", ".join(sorted(members)))
             self._versions.look()
+
+    def _say_what_holds_it(self, reasons: str) -> None:
+        """Say it once."""
+        if reasons and reasons != self._rise_waits_for:
+            log.info("cluster version=%d, and no higher: %s", self._versions.cluster, reasons)
+        self._rise_waits_for = reasons
+
+    # docs/protocol.md V1
+    async def _keep_risen(self) -> None:
+        """Write back what the cluster has been at, as servers and logs know it, if the metadata store says less: it
+        has an older copy then. Any server may be the only one that knows."""
+        known = max(self._versions.cluster, self._logs_at())
+        if self._versions.stored >= known:
+            return
+        self._versions.look()
+        if (await self._version_store.read()).version >= known:
+            return  # a log has told of a rise before the watch did
+        found = await self._version_store.write_back(known, versions.release_for(known))
+        self.changes += 1
+        log.warning("cluster version=%d is written back: the metadata store had a lower one", found.version)
+        self._versions.look()
 
     async def _drop_kept(self) -> None:
         """Those that are old by the metadata store's date, and by what this process has seen: no date alone removes a
@@ -149,6 +189,11 @@ class Steward:
         now = self._env.clock.now()
         self._missing = {server: self._missing.get(server, now) for server in sorted(wanted) if server not in servers}
 
+    def _note_lately(self, servers: Mapping[ServerId, Member]) -> None:
+        now = self._env.clock.now()
+        self._lately = {server: each for server, each in self._lately.items() if now - each[1] < LATELY_S}
+        self._lately |= {server: (member, now) for server, member in servers.items()}
+
     def _gone(self) -> list[ServerId]:
         if not self._repair_after_s:
             return []
@@ -164,7 +209,11 @@ class Steward:
         said, others = published.pop(newcomer, None), list(published.values())
         if said is None or not others:
             return False
-        return said.seq + CLOSE_BEHIND >= max(each.seq for each in others) and (said.seq > 0 or said.epoch > 0)
+        return (
+            not said.is_stopped
+            and said.seq + CLOSE_BEHIND >= max(each.seq for each in others)
+            and (said.seq > 0 or said.epoch > 0)
+        )
 
     async def _remove(self, partition: PartitionId) -> None:
         now_ms = self._env.clock.passed_ms()

@@ -28,6 +28,7 @@ from kvstore.server.control.progress import Progress
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.routing.membership import Membership
 from kvstore.types import BookieId, PartitionId, ServerId
+from kvstore.versions import Versions
 from kvstore.wal.bookies import Bookies
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class Surveyed(Reported, Protocol):
     def access(self) -> Access: ...
     @property
     def dating(self) -> Dating: ...
+    @property
+    def versions(self) -> Versions: ...
     @property
     def load_sampler(self) -> LoadSampler: ...
     @property
@@ -148,6 +151,7 @@ class Surveyor:
                 spaces=told,
                 quorum=node.config.log.quorum,
                 date_ms=self._env.clock.date_ms(),
+                cluster_version=node.versions.cluster,
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec import UNSET, Struct
 from kvstore.errors import (
     InvalidRequest,
     NotAuthenticated,
+    RateExceeded,
     Refused,
     RequestExpired,
     Retryable,
@@ -32,7 +34,9 @@ COMMON = {
     "Content-Security-Policy": "default-src 'none'; sandbox",
 }
 ASK = 'Basic realm="kvstore", charset="UTF-8"'
-_NUMBERS = frozenset(("version", "ring_version", "asked", "oldest"))
+_NUMBERS = frozenset(
+    ("version", "ring_version", "asked", "oldest", "used", "limit", "wanted", "ops_per_s", "share", "retry_after_ms")
+)
 
 
 class Told(NamedTuple):
@@ -60,7 +64,7 @@ def told(body: Struct, status: int = 200, headers: Mapping[str, str] | None = No
 def failed(error: StoreError, partition: str = "") -> Told:
     """An error, by the table that all doors share (kvstore/rpc/status.py)."""
     body = failure_of(error, partition)
-    headers = {"Retry-After": str(RETRY_S)} if body.retry_after is not UNSET else {}
+    headers = {"Retry-After": str(body.retry_after)} if body.retry_after is not UNSET else {}
     if isinstance(error, WithStatus):
         headers |= {name.replace("_", "-"): value for name, value in error.headers.items()}
     if isinstance(error, NotAuthenticated):
@@ -74,7 +78,7 @@ def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
     fields: dict[str, Any] = {"partition": partition} if partition else {}
     fields |= {name: int(value) if name in _NUMBERS else value for name, value in metadata.items() if value}
     if isinstance(error, Retryable):
-        fields["retry_after"] = RETRY_S
+        fields["retry_after"] = ceil(error.retry_after_ms / 1000) if isinstance(error, RateExceeded) else RETRY_S
     code = error.status if isinstance(error, WithStatus) else http_status(error)
     # Of an expired request nobody knows whether an earlier attempt has done it.
     is_refused = isinstance(error, Refused) and not isinstance(error, RequestExpired)

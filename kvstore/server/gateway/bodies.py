@@ -137,6 +137,17 @@ class Failure(Struct, omit_defaults=True):
     asked: int | UnsetType = UNSET
     oldest: int | UnsetType = UNSET
     """Of a watch that cannot go on: where it wanted to, and where the log begins."""
+    namespace: Text = UNSET
+    quota: Text = UNSET
+    used: int | UnsetType = UNSET
+    limit: int | UnsetType = UNSET
+    wanted: int | UnsetType = UNSET
+    """Of a quota: of which namespace, of what (keys or bytes), how many are used and allowed, and how many more it
+    takes."""
+    ops_per_s: int | UnsetType = UNSET
+    share: int | UnsetType = UNSET
+    retry_after_ms: int | UnsetType = UNSET
+    """Of a rate: what the namespace has, what of it is this server's now, and from when on there is more."""
 
 
 class Written(Struct, omit_defaults=True):
@@ -214,6 +225,21 @@ class Page(Struct, omit_defaults=True):
     """The `cursor` by which the scan goes on; without it there is no more."""
 
 
+class DeletedRange(Struct, omit_defaults=True):
+    """The outcome of a part of a range's deletion."""
+
+    deleted: int
+    """How many keys were there."""
+    next: Text = UNSET
+    """The `cursor` by which it goes on; without it the range is through."""
+
+
+class Counted(Struct):
+    """How many keys there are."""
+
+    count: int
+
+
 class Change(Struct, omit_defaults=True):
     """The data of an event `change`: one put or delete, as it was logged."""
 
@@ -258,7 +284,7 @@ class ClusterState(Struct):
 
 OUT: tuple[type[Struct], ...] = (
     *(Item, Failure, Written, Deleted, Incremented, Appended, Expiring, Checked, Found, Failed),
-    *(BatchAnswer, Page, Change, ClusterState),
+    *(BatchAnswer, Page, DeletedRange, Counted, Change, ClusterState),
 )
 IN: tuple[type[Struct], ...] = (ValueBody, BatchBody)
 

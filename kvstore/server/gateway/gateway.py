@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPException
+from msgspec import UNSET
 
+from kvstore.access import Right
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
 from kvstore.errors import (
@@ -32,6 +34,7 @@ from kvstore.errors import (
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.traits import READS
+from kvstore.proto.page_token import PageToken
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.access.identities import Identity
 from kvstore.server.access.needs import HTTP_NEEDS, admin
@@ -40,6 +43,7 @@ from kvstore.server.feed.feeds import Feeds
 from kvstore.server.gateway import answers, bodies, requests, routes
 from kvstore.server.gateway.answers import Told, WithStatus
 from kvstore.server.gateway.openapi import document
+from kvstore.server.gateway.ranges import count_range, delete_range
 from kvstore.server.gateway.requests import RING, Asked
 from kvstore.server.gateway.room import Load, Room
 from kvstore.server.gateway.routes import Answer, Body, Route
@@ -80,6 +84,7 @@ class Call:
     """A request whose caller is known."""
 
     request: web.BaseRequest
+    identity: Identity
     asked: Asked
     token: Mapping[str, int]
     """What the client has seen, by partition; under RING the version of its ring."""
@@ -119,6 +124,8 @@ class Gateway:
             **dict.fromkeys(("put", "delete", "increment", "append", "expire"), self._write),
             "batch": self._batch,
             "scan": self._scan,
+            "count": self._count,
+            "delete_range": self._delete_range,
             "cluster": self._cluster,
             "openapi": self._openapi,
         }
@@ -204,11 +211,12 @@ class Gateway:
         return identity
 
     async def _told(self, request: web.BaseRequest, route: Route, key: str, query: str, load: Load) -> Told:
+        _check_coding(request)
         identity = await self._admitted(request, route)
         asked = requests.read(route, key, query, request.headers)
         token = requests.token_of(asked.given.get(routes.TOKEN.key, ""), routes.TOKEN.name)
         backend = self._doorman.guarded(identity, request, self._backend)
-        call = Call(request=request, asked=asked, token=token, backend=backend, load=load)
+        call = Call(request=request, identity=identity, asked=asked, token=token, backend=backend, load=load)
         if not asked.key:
             return await self._do[route.name](call)
         try:
@@ -253,8 +261,9 @@ class Gateway:
 
     async def _write(self, call: Call) -> Told:
         asked = call.asked
+        requests.write_op(asked, b"")  # what is wrong with it is told before a body comes
         value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
-        op = requests.write_op(asked, value)
+        op = requests.write_op(asked, value)  # its condition is the leader's to decide, now that all has come
         result = await self._in_time(call, op, call.backend)
         outcome = answers.outcome_of(op, result, as_base64=call.as_base64)
         headers = self._seal(call.token, asked.key)
@@ -298,11 +307,40 @@ class Gateway:
                     size += message.ByteSize()
                     call.load.take(message.ByteSize())
                     if size >= MESSAGE_BYTES or len(found) >= page.limit:
-                        next_ = requests.cursor_text(found[-1][0] + b"\0")
+                        next_ = PageToken(found[-1][0] + b"\0", page.end).encode()
                         break
         except TimeoutError:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
         return answers.page_told(found, next_, as_base64=call.as_base64, keys_only=page.keys_only)
+
+    async def _count(self, call: Call) -> Told:
+        await self._no_body(call)
+        bounds, level = requests.bounds_of(call.asked), routes.LEVELS.index(call.asked.get(routes.LEVEL))
+        ask = partial(ask_session, call.backend)
+        try:
+            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place():
+                count = await count_range(call.backend, ask, bounds, level, call.token)
+        except TimeoutError:
+            raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
+        return answers.told(bodies.Counted(count))
+
+    async def _delete_range(self, call: Call) -> Told:
+        await self._no_body(call)
+        wanted, timeout_s = requests.deletion_of(call.asked), call.timeout_ms / 1000
+        try:  # of an empty range, too
+            call.identity.check(Right.WRITE, *wanted.bounds, "delete_range")
+        except StoreError as error:
+            self._doorman.refused(call.identity, call.request, _call_of(call.asked.route), error)
+            raise
+        until = self._env.clock.now() + timeout_s / 2
+        try:
+            async with asyncio.timeout(timeout_s), self._scans.place() as place:
+                deleted, next_ = await delete_range(
+                    call.backend, self._env.clock, wanted, place, until=until, take=call.load.take
+                )
+        except TimeoutError:
+            raise OutcomeUnknown(f"no answer within {call.timeout_ms} ms: keys may be deleted, and not all") from None
+        return answers.told(bodies.DeletedRange(deleted, UNSET if next_ is None else next_))
 
     async def _cluster(self, call: Call) -> Told:
         await self._no_body(call)
@@ -378,6 +416,14 @@ def _refuse_size(most: int, found: int) -> NoReturn:
     raise WithStatus(413, f"want a body of at most {most} bytes, got {found} or more")
 
 
+def _check_coding(request: web.BaseRequest) -> None:
+    """Raises InvalidRequest for a transfer coding that nobody here takes away: what is left would be stored as if it
+    were the value (RFC 9112, 6.1)."""
+    codings = [each.strip() for line in request.headers.getall("Transfer-Encoding", []) for each in line.split(",")]
+    if [each.lower() for each in codings if each] not in ([], ["chunked"]):
+        raise WithStatus(501, f"want no Transfer-Encoding but chunked, got {', '.join(codings)[:60]!r}")
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -411,13 +457,13 @@ def _is_wanted(asked: Asked, version: int) -> bool:
     """Whether a read's record is to be told; `version` 0: it is absent. Raises ConditionFailed, InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
     if match_ is not None:
-        is_met = version > 0 if match_.strip() == "*" else version in requests.versions_of(match_, "If-Match")
+        is_met = version > 0 if match_.strip() == "*" else version in requests.strong_versions_of(match_)
         if not is_met:
             raise ConditionFailed(version)
     none_match = asked.given.get(routes.IF_NONE_MATCH.key)
     if none_match is None or not version:
         return True
-    return none_match.strip() != "*" and version not in requests.versions_of(none_match, "If-None-Match")
+    return none_match.strip() != "*" and version not in requests.weak_versions_of(none_match)
 
 
 async def _send(request: web.BaseRequest, told: Told) -> web.Response:

@@ -26,13 +26,15 @@ _STATUSES = {
     412: "The condition is not met; `version` is what was found.",
     413: "The body is too large.",
     415: "The body is of another kind than is taken here.",
-    429: "A bound is reached. Not done; try again.",
+    429: "A bound is reached, or a namespace's rate (RATE_EXCEEDED). Not done; try again after Retry-After.",
+    501: "The body has a Transfer-Encoding beside chunked.",
     503: "Nobody who may answer was reached in time. Not done; try again.",
     504: "It may or may not be done. Retry with the same Kvstore-Request, or read.",
+    507: "The namespace's quota of keys or bytes does not hold it (QUOTA_EXCEEDED). Not done; delete something first.",
 }
 _ALWAYS = (400, 401, 403, 429, 503)
-_OF_WRITES = (409, 504)
-_OF_BODIES = (408, 413, 415)
+_OF_WRITES = (409, 504, 507)
+_OF_BODIES = (408, 413, 415, 501)
 _HEADERS = {
     "Kvstore-Token": ("What the client has seen with this answer: to be sent with the next request.", "string"),
     "Kvstore-Time-Ms": ("The partition's time, for `seen` of Kvstore-Request.", "integer"),

@@ -6,20 +6,21 @@ bytes: a path is taken as it came, percent-decoded once, and never normalised.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
+from multidict import MultiMapping
 
-from kvstore.client.core.scanning import scan_bounds
+from kvstore.client.core.scanning import Bounds
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import CLIENT_BYTES, KEY_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Op, RequestId
 from kvstore.proto import kv_pb2
+from kvstore.proto.page_token import PageToken
 from kvstore.server.gateway import bodies, routes
+from kvstore.server.gateway.ranges import Deletion
 from kvstore.server.gateway.routes import Kind, Parameter, Route
 from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_batch_count, check_operation_sizes, op_or_error
 
@@ -31,7 +32,13 @@ RING = ""
 """The name under which a token has the version of the ring."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _NAME = re.compile(r"[a-z0-9-]{0,63}")
-_TAG = re.compile(r'"([0-9]{1,19})"')
+_TAG = re.compile(r'(W/)?"([!#-~\x80-\U0010ffff]*)"')
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
+LISTS = ("If-Match", "If-None-Match")
+"""Headers that may come in several lines, which are one list (RFC 9110, 5.3). Of any other a second line would be left
+out, or the first."""
+NEVER = NUMBER_MAX
+"""A version that no key has: a condition on it fails, and is answered with the version that there is."""
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _FLAGS = {"true": True, "false": False}
@@ -66,7 +73,7 @@ def unquoted(text: str) -> bytes:
     return _ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), data)
 
 
-def read(route: Route, encoded_key: str, query: str, headers: Mapping[str, str]) -> Asked:
+def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str]) -> Asked:
     """Read what came before the body. Raises InvalidRequest."""
     key = unquoted(encoded_key)
     if routes.KEY in route.template:
@@ -82,9 +89,11 @@ def read(route: Route, encoded_key: str, query: str, headers: Mapping[str, str])
             raise InvalidRequest(f"want {parameter.name} once")
         given[parameter.key] = _value(parameter, unquoted(value))
     for parameter in route.parameters:
-        found = headers.get(parameter.name) if parameter.is_header else None
-        if found is not None:
-            given[parameter.key] = _value(parameter, found.encode("utf-8", "surrogateescape"))
+        lines = headers.getall(parameter.name, []) if parameter.is_header else []
+        if len(lines) > 1 and parameter.name not in LISTS:
+            raise InvalidRequest(f"want {parameter.name} once, got {len(lines)} of them")
+        if lines:
+            given[parameter.key] = _value(parameter, ", ".join(lines).encode("utf-8", "surrogateescape"))
     known_headers = {each.name for each in route.parameters if each.is_header}
     for name in MEANT if route.is_write else ():
         if name not in known_headers and name in headers:
@@ -183,20 +192,40 @@ def conditions_of(asked: Asked) -> tuple[int, int]:
         return 0, 0
     if match_.strip() == "*":
         return int(Flag.IF_PRESENT), 0
-    (version, *others) = versions_of(match_, "If-Match")
+    version, *others = strong_versions_of(match_) or [NEVER]
     if others:
         raise InvalidRequest(f"want one version in If-Match of a write, got {match_[:SHOWN]!r}")
     return int(Flag.IF_VERSION), version
 
 
-def versions_of(text: str, name: str) -> list[int]:
-    """The versions of a list of entity tags. Raises InvalidRequest."""
-    found = []
-    for tag in text.split(","):
-        match_ = _TAG.fullmatch(tag.strip())
-        if match_ is None:
-            raise InvalidRequest(f'want {name} to be * or versions as `ETag` has them ("17"), got {text[:SHOWN]!r}')
-        found.append(_integer(match_[1], name, 1, NUMBER_MAX))
+def strong_versions_of(if_match: str) -> list[int]:
+    """The versions that an If-Match names: its comparison is the strong one, by which a weak tag is no version's. Nor
+    is one that this server has not made: its condition is not met, which is no fault of form (RFC 9110, 13.1.1).
+    Raises InvalidRequest."""
+    return [version for is_weak, version in _tags_of(if_match, "If-Match") if version and not is_weak]
+
+
+def weak_versions_of(if_none_match: str) -> list[int]:
+    """The versions that an If-None-Match names: its comparison is the weak one, by which W/"17" is "17" (RFC 9110,
+    13.1.2). Raises InvalidRequest."""
+    return [version for _, version in _tags_of(if_none_match, "If-None-Match") if version]
+
+
+def _tags_of(text: str, name: str) -> list[tuple[bool, int]]:
+    """(whether it is weak, its version) of each entity tag of a list; 0: no key's."""
+    found, at = list[tuple[bool, int]](), 0
+    while at < len(text):
+        if text[at] in ", \t":  # a list may have empty elements
+            at += 1
+            continue
+        tag = _TAG.match(text, at)
+        if tag is None or text[tag.end() : tag.end() + 1] not in ("", ",", " ", "\t"):
+            break
+        is_version = _VERSION.fullmatch(tag[2]) and int(tag[2]) <= NUMBER_MAX
+        found.append((tag[1] is not None, int(tag[2]) if is_version else 0))
+        at = tag.end()
+    if at < len(text) or not found:
+        raise InvalidRequest(f'want {name} to be * or entity tags as `ETag` has them ("17"), got {text[:SHOWN]!r}')
     return found
 
 
@@ -315,12 +344,9 @@ def _delta(delta: Any) -> int:
 
 def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
     """A page of a scan. Raises InvalidRequest."""
-    start, end = _bounds(asked)
-    cursor = asked.given.get("cursor")
-    if cursor is not None:
-        start = max(start, cursor_of(cursor))
-    check_operation_sizes(Code.SCAN, start, b"")
-    check_operation_sizes(Code.SCAN, end, b"")
+    start, end = bounds_of(asked)
+    if cursor := asked.given.get("cursor", ""):
+        start, end, _ = _forwards(Bounds(start, end).rest(cursor))
     return kv_pb2.ScanRequest(
         start=start,
         end=end,
@@ -331,27 +357,35 @@ def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
     )
 
 
-def _bounds(asked: Asked) -> tuple[bytes, bytes]:
+def bounds_of(asked: Asked) -> Bounds:
+    """The range that a request names. Raises InvalidRequest."""
     start, end, prefix = (asked.given.get(each.key, b"") for each in (routes.START, routes.END, routes.PREFIX_OF))
-    return scan_bounds(start, end, prefix)
+    found = Bounds.of(start, end, prefix)
+    for each in found:
+        check_operation_sizes(Code.SCAN, each, b"")
+    return found
 
 
-def cursor_text(start: bytes) -> str:
-    """The place where a scan goes on, as its answer tells it."""
-    return base64.urlsafe_b64encode(start).decode().rstrip("=")
+def deletion_of(asked: Asked) -> Deletion:
+    """A part of a range's deletion. Raises InvalidRequest, also where no range is named: that would be every key."""
+    bounds, cursor = bounds_of(asked), asked.given.get("cursor", "")
+    if bounds == Bounds(b"", b""):
+        raise InvalidRequest("want a prefix, a start or an end of what is deleted: without them it is every key")
+    if cursor:
+        _forwards(bounds.rest(cursor))
+    return Deletion(bounds, cursor, asked.given.get("limit", routes.DELETED))
 
 
-def cursor_of(text: str) -> bytes:
-    """The same, read. Raises InvalidRequest."""
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest(f"want the cursor that a page told, got {text[:SHOWN]!r}") from None
+def _forwards(rest: PageToken) -> PageToken:
+    """Raises InvalidRequest for the token of a walk downwards, which another door has given."""
+    if rest.reverse:
+        raise InvalidRequest("want a cursor from the first key to the last, got one of a walk downwards")
+    return rest
 
 
 def watch_of(asked: Asked) -> kv_pb2.WatchRequest:
     """A watch. Raises InvalidRequest."""
-    start, end = _bounds(asked)
+    start, end = bounds_of(asked)
     key = asked.given.get("key")
     if key is not None:
         if start or end:

@@ -15,6 +15,7 @@ from kvstore.server.grpc.decode import NUMBER_MAX
 PREFIX = "/v1/"
 KEY = "{key}"
 PAGE_KEYS, PAGE_KEYS_MAX = 100, 1_000
+DELETED, DELETED_MAX = 1_000, 10_000
 HEARTBEAT_MS, HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS = 5_000, 50, 60_000
 LEVELS = tuple(each.name.lower() for each in Level)
 
@@ -131,6 +132,7 @@ REQUEST = _header(
 )
 KEYS_ONLY = _flag("keys_only", "The values are left out.")
 PREFIX_OF = _bytes("prefix", "Keys that begin so; not together with bounds.")
+CURSOR = Parameter(name="cursor", kind=Kind.TEXT, text="`next` of the answer before, for the same range.")
 START, END = _bytes("start", "The first key."), _bytes("end", "The first key that is not meant any more; empty: none.")
 _READ = (LEVEL, TIMEOUT, ENCODING, TOKEN)
 _WRITE = (TIMEOUT, TOKEN, REQUEST)
@@ -184,10 +186,30 @@ ROUTES: tuple[Route, ...] = (
         summary="Keys in order over all partitions, a page at a time. Not one point in time.",
         parameters=(
             *(*_READ, PREFIX_OF, START, END, KEYS_ONLY),
-            Parameter(name="cursor", kind=Kind.TEXT, text="`next` of the page before."),
+            CURSOR,
             _number("limit", "The most keys of a page; fewer come if they are large.", 1, PAGE_KEYS_MAX, PAGE_KEYS),
         ),
         gives=bodies.Page,
+    ),
+    Route(
+        method="DELETE",
+        template="/v1/keys",
+        name="delete_range",
+        summary="Delete a range's keys, each by itself: again with `next` as `cursor`, until there is none.",
+        parameters=(
+            *(TIMEOUT, PREFIX_OF, START, END, CURSOR),
+            _number("limit", "The most keys that one request deletes.", 1, DELETED_MAX, DELETED),
+        ),
+        gives=bodies.DeletedRange,
+        is_write=True,
+    ),
+    Route(
+        method="GET",
+        template="/v1/count",
+        name="count",
+        summary="How many keys a range has; of everything without one. Not one point in time.",
+        parameters=(LEVEL, TIMEOUT, TOKEN, PREFIX_OF, START, END),
+        gives=bodies.Counted,
     ),
     Route(
         method="POST",

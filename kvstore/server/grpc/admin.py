@@ -21,10 +21,12 @@ from kvstore.rpc.status import abort
 from kvstore.server.access.identities import Access
 from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc.access_admin import AccessAdmin
+from kvstore.server.grpc.namespace_admin import Known, NamespaceAdmin
 from kvstore.server.grpc.node_admin import NodeAdmin, NodeParts
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
 from kvstore.types import BookieId, LedgerId, PartitionId
+from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -73,6 +75,10 @@ class AdminSource(RingSource, NodeParts, Protocol):
     @property
     def surveyor(self) -> Surveys: ...
     @property
+    def namespaces(self) -> Known: ...
+    @property
+    def versions(self) -> Versions: ...
+    @property
     def ledger_survey(self) -> LedgerSurvey: ...
 
 
@@ -83,6 +89,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._source = source
         self._ring = RingAdmin(env, source, backend)
         self._access = AccessAdmin(source.store, source.access, env.clock.date_ms)
+        self._namespaces = NamespaceAdmin(source.store, source.namespaces, source.versions)
         self._node = NodeAdmin(source)
         self._clock = env.clock
         self._began = env.clock.now()
@@ -169,13 +176,21 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await self._read(self._bookies, context)
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        return await _answer(self._drain(request.timeout_s or DRAIN_TIMEOUT_S), context)
+        return await _answer(_drain(self._source, request.timeout_s or DRAIN_TIMEOUT_S), context)
 
     async def Access(self, request: admin_pb2.AccessRequest, context: Context) -> admin_pb2.AccessResponse:
         return await self._read(self._access.read, context)
 
     async def ChangeAccess(self, request: admin_pb2.ChangeAccessRequest, context: Context) -> admin_pb2.AccessResponse:
         return await _answer(self._access.change(request), context)
+
+    async def Namespaces(self, request: admin_pb2.NamespacesRequest, context: Context) -> admin_pb2.NamespacesResponse:
+        return await self._read(self._namespaces.read, context)
+
+    async def ChangeNamespaces(
+        self, request: admin_pb2.ChangeNamespacesRequest, context: Context
+    ) -> admin_pb2.NamespacesResponse:
+        return await _answer(self._namespaces.change(request), context)
 
     async def LogLevel(self, request: admin_pb2.LogLevelRequest, context: Context) -> admin_pb2.LogLevelResponse:
         return await _answer(self._node.log_level(request), context)
@@ -244,12 +259,13 @@ class Admin(admin_pb2_grpc.AdminServicer):
             )
         return response
 
-    async def _drain(self, timeout_s: float) -> admin_pb2.DrainResponse:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return admin_pb2.DrainResponse(handed_over=await self._source.drain())
-        except TimeoutError:
-            raise Unavailable(f"not everything was handed over within {timeout_s:g} s") from None
+
+async def _drain(source: AdminSource, timeout_s: float) -> admin_pb2.DrainResponse:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return admin_pb2.DrainResponse(handed_over=await source.drain())
+    except TimeoutError:
+        raise Unavailable(f"not everything was handed over within {timeout_s:g} s") from None
 
 
 async def _answer(work: Awaitable[T], context: Context) -> T:

@@ -23,6 +23,7 @@ from kvstore.server.control.assign import homeless
 from kvstore.server.control.load import Load, suggest
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId, ServerId
+from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import FEED_PIN, Pins
 
@@ -46,6 +47,8 @@ class RingSource(Protocol):
     def topology(self) -> Topology: ...
     @property
     def rings(self) -> Rings: ...
+    @property
+    def versions(self) -> Versions: ...
     async def loads(self) -> dict[PartitionId, Load]:
         """Return every partition's load, as far as its leader answers."""
         ...
@@ -190,8 +193,9 @@ class RingAdmin:
 
     def _servers(self) -> dict[ServerId, str]:
         """Those that may hold replicas, and the zone of each."""
-        servers: Any = self._source.topology.servers
-        return {ServerId(id): each.zone for id, each in servers.items() if not getattr(each, "draining", False)}
+        servers: Mapping[ServerId, Any] = self._source.topology.servers
+        at = self._source.versions.cluster  # docs/protocol.md V2
+        return {ServerId(id): each.zone for id, each in servers.items() if not each.draining and each.can >= at}
 
     async def _propose(self, before: Ring, after: Ring) -> admin_pb2.ChangeRingResponse:
         keys, sizes = await self._sizes_for(proposal.changed_moves(before, after), before)

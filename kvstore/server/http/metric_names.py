@@ -7,6 +7,7 @@ without a line here is published under the name that it has.
 
 from __future__ import annotations
 
+from kvstore.server.http.metric_names_of_namespaces import NAMESPACES
 from kvstore.server.http.metric_names_of_traces import TRACES
 
 NAMES: dict[str, tuple[str, str]] = {
@@ -31,10 +32,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "Connections that are accepted and in their TLS handshake; no door counts them yet.",
     ),
     "process_tls_expires_s": ("process_tls_expires_seconds", "When the certificate expires, in seconds since 1970."),
-    "process_tls_reads_total": (
-        "process_tls_reads_total",
-        "Times that certificate files were taken over.",
-    ),
+    "process_tls_reads_total": ("process_tls_reads_total", "Times that certificate files were taken over."),
     "process_tls_failing": (
         "process_tls_failing",
         "1 while changed certificate files cannot be used: those read before hold.",
@@ -288,6 +286,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "Slow operations that are not in the slow log, but counted: too many in one second.",
     ),
     **TRACES,
+    **NAMESPACES,
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",
@@ -324,10 +323,9 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "server_peer_operations_total": ("server_peer_operations_total", "Operations that other servers sent on to here."),
     "server_redirected": ("server_redirected", "Operations that look for the new owner of their key now."),
-    "server_redirected_total": (
-        "server_redirected_total",
-        "Operations that came to a server that did not own their key.",
-    ),
+    "server_redirected_total": ("server_redirected_total", "Operations that came where their key was not owned."),
+    "server_cluster_version": ("server_cluster_version", "Version of the cluster, as this server knows it."),
+    "server_servers_undecodable": ("server_servers_undecodable", "Nodes below /servers that cannot be decoded."),
     "server_steward_changes_total": ("server_steward_changes_total", "Replicas and moves that this node has directed."),
     "server_partitions_without_leader": (
         "server_partitions_without_leader",

@@ -58,8 +58,8 @@ class Owner(Protocol):
         """Where the server is registered, or was last."""
         ...
 
-    def open(self, server: ServerId, stream: Stream, answer: bytes) -> StreamHandler:
-        """Begin the link of a server that has proven itself. Raises Refused."""
+    def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> StreamHandler:
+        """Begin the link, of this version, of a server that has proven itself. Raises Refused."""
         ...
 
     def note_refused(self, stream: Stream, refused: Refused) -> None: ...
@@ -91,7 +91,7 @@ class PeerDoor:
             answer = self._called.take(data)
             if answer:
                 self._timer.cancel()
-                link = self._owner.open(self._called.caller, self._stream, answer)
+                link = self._owner.open(self._called.caller, self._stream, answer, self._called.version)
                 self._leave()
                 self._stream.set_protocol(link)
         except Refused as refused:

@@ -155,6 +155,7 @@ class Called:
         if not 1 <= len(caller) <= 128 or caller == called:
             raise Refused(f"peer: want another server, got {_shown(caller)}")
         self.caller = ServerId(caller.decode("utf-8", "replace"))
+        self.version = version
         self._own = own
         self._meeting = _Meeting(version, caller, called, cluster, nonce, own.nonce())
         self._received = b""

@@ -40,6 +40,9 @@ OUTPUT_HIGH_BYTES = 4 << 20
 CLOSE_S = 1.0
 """How long a stop waits for the other servers to let go."""
 CLOSE_LOOKS = 50
+OUTDONE_S = 16.0
+"""How long a link of a lower version may go on once the cluster has risen. Its caller knows within ten seconds, and
+ends it by itself when what is under way has ended (link.py); who has not by then cannot."""
 RESULT_BYTES = 4 << 20
 """A frame of results leaves when its values are this large together."""
 
@@ -104,18 +107,32 @@ class PeerServer:
             self.note_refused(stream, refused)
             raise CommandError(f"ERR {refused.answer}") from None
 
-    def open(self, server: ServerId, stream: Stream, answer: bytes) -> PeerSession:
+    def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> PeerSession:
         """Begin the link of a server that has proven itself. It has one at a time: one that it had before is over, even
         if nobody has told this server so, as when the network was away. Raises Refused."""
+        if version < (least := versions.link_version(self.versions.cluster)):
+            raise Refused(f"peer version: want at least {least}, got {version}: the cluster has risen")
         former = self._sessions.pop(server, None)
         if former is not None:
             former.close()
         if len(self._sessions) >= LINKS_MAX:
             raise Refused(f"max number of links reached: {LINKS_MAX}")
-        session = self._sessions[server] = PeerSession(self, server, stream)
+        session = self._sessions[server] = PeerSession(self, server, stream, version)
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         stream.write(answer)
         return session
+
+    # docs/protocol.md V2
+    def end_outdone(self) -> None:
+        """The cluster has risen: end the links of lower versions, in a moment."""
+        asyncio.get_running_loop().call_later(OUTDONE_S, self._end_outdone)
+
+    def _end_outdone(self) -> None:
+        least = versions.link_version(self.versions.cluster)
+        for server, session in sorted(self._sessions.items()):
+            if session.version < least:
+                log.warning("server=%s has a link of version %d, want %d: ending it", server, session.version, least)
+                session.close()
 
     def note_refused(self, stream: Stream, refused: Refused) -> None:
         address = stream.get_extra_info("peername")
@@ -169,8 +186,10 @@ class PeerServer:
 class PeerSession(PeerSink):
     """One other server's connection: a StreamHandler, and the Sink of its operations."""
 
-    def __init__(self, owner: PeerServer, server: ServerId, stream: Stream) -> None:
-        self.server = server
+    def __init__(
+        self, owner: PeerServer, server: ServerId, stream: Stream, version: int = versions.LINK_LATEST
+    ) -> None:
+        self.server, self.version = server, version
         self._owner, self._stream = owner, stream
         self._frames = Frames()
         self._pace = Pace()

@@ -17,6 +17,8 @@ from kvstore.errors import (
     OutcomeUnknown,
     Overloaded,
     PermissionDenied,
+    QuotaExceeded,
+    RateExceeded,
     Retryable,
     StoreError,
     Unavailable,
@@ -92,6 +94,10 @@ def failure(reason: StoreError) -> bytes:
             return b"-NOREPLICAS Not enough good replicas to write.\r\n"
         case OutcomeUnknown():
             return error(f"UNKNOWN the write may or may not have been done: {reason}")
+        case QuotaExceeded():
+            return error(f"QUOTA {reason}")
+        case RateExceeded():  # TRYAGAIN is what clients of Redis try again by themselves
+            return error(f"TRYAGAIN {reason}")
         case Overloaded():
             return error(f"TRYAGAIN overloaded: {reason}")
         case Unavailable():

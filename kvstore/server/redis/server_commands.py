@@ -261,16 +261,19 @@ def _readonly(level: Level) -> Callable[[Performer, Words], bytes]:
     return make
 
 
-def _asking(pipeline: Performer) -> keys.Ask:
+def _asking(pipeline: Performer, *, as_user: bool = False) -> keys.Ask:
     """Asks on behalf of a client for as long as that is there: a walk is long, and what it holds is no more counted
-    when the client is gone."""
+    when the client is gone. `as_user`: each time by what its user may do then, so that a right that is taken away ends
+    the walk."""
 
-    async def ask(op: Op, partition: PartitionId) -> Any:
+    async def asking(op: Op, partition: PartitionId) -> Any:
         if pipeline.replies.is_lost:
             raise Unavailable("the client is gone")
+        if as_user:
+            return await ask(pipeline.replies.backend, op, partition)
         return await pipeline.server.ask(op, partition)
 
-    return ask
+    return asking
 
 
 def _dbsize(pipeline: Performer, words: Words) -> None:
@@ -345,7 +348,7 @@ def _flush(pipeline: Performer, words: Words) -> None:
         raise CommandError("ERR syntax error")
 
     async def work() -> bytes:
-        await keys.delete_all(_asking(pipeline), lambda: pipeline.server.ring)
+        await keys.delete_all(_asking(pipeline, as_user=True), lambda: pipeline.server.ring)
         return replies.OK
 
     pipeline.run_alone(work())

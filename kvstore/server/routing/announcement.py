@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvstore.env.ports import Nursery
@@ -21,10 +22,17 @@ class Announcement:
 
     def __init__(self, store: MetadataStore, member: Member) -> None:
         self.member = member
-        self._kept = KeptEphemeral(store, paths.server(ServerId(member.id)), is_our_former=self._is_our_former)
+        self.on_placed: Callable[[], None] = lambda: None
+        """Called each time that the znode has come to say what it should: it is registered from then on."""
+        self._kept = KeptEphemeral(
+            store,
+            paths.server(ServerId(member.id)),
+            is_our_former=self._is_our_former,
+            on_placed=lambda: self.on_placed(),
+        )
 
     async def publish(self, nursery: Nursery) -> None:
-        """Let the cluster know that this server is up."""
+        """Let the cluster know of this server, now or as soon as that can be (`on_placed`)."""
         self._kept.start(nursery)
         try:
             await self._kept.publish(self.member.encode())
@@ -32,6 +40,15 @@ class Announcement:
             log.warning("another process announces itself as server=%s; waiting until it is gone", self.member.id)
         except MetadataError as error:
             log.warning("server=%s is not announced yet: %s", self.member.id, error)
+
+    # docs/protocol.md V1
+    async def tell_is_up(self) -> None:
+        """Let the cluster know that this server has started."""
+        self.member = replace(self.member, starting=False)
+        try:
+            await self._kept.publish(self.member.encode())
+        except MetadataError as error:
+            log.info("that server=%s is up is not announced yet: %s", self.member.id, error)
 
     async def drain(self) -> None:
         """Let the cluster know that this server takes no replicas any more."""

@@ -58,11 +58,13 @@ class ClusterReader:
             names = await self._store.children(paths.SERVERS)
         except NoSuchNode:
             return found
+        self.undecodable -= {paths.server(each) for each in self.undecodable_servers if each not in names}
         for name in names:
             server = ServerId(name)
             try:
                 data, _ = await self._store.get(paths.server(server))
                 found[server] = Member.decode(data)
+                self.undecodable.discard(paths.server(server))
             except NoSuchNode:
                 continue
             except UndecodableNode as error:
@@ -70,6 +72,12 @@ class ClusterReader:
                 if known is not None and server in known.servers:
                     found[server] = known.servers[server]
         return found
+
+    @property
+    def undecodable_servers(self) -> list[ServerId]:
+        """The servers whose znodes could not be decoded when they were last read."""
+        below = paths.server(ServerId(""))
+        return sorted(ServerId(each.removeprefix(below)) for each in self.undecodable if each.startswith(below))
 
     def pass_over(self, path: str, error: UndecodableNode) -> None:
         """Go on with what was known of a node, and say so once."""

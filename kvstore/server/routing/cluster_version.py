@@ -47,6 +47,16 @@ class ClusterVersionStore:
 
         return (await update(self._read, self._write, risen))[0]
 
+    # docs/protocol.md V1
+    async def write_back(self, version: int, release: str) -> ClusterVersion:
+        """Write a version that the cluster has been at before, held or not: the metadata store has an older copy.
+        Raises VersionConflict."""
+
+        def risen(found: ClusterVersion) -> ClusterVersion:
+            return found if found.version >= version else ClusterVersion(version, release, found.is_held)
+
+        return (await update(self._read, self._write, risen))[0]
+
     async def hold(self, is_held: bool) -> ClusterVersion:
         """Keep it where it is, or let it rise again. Raises VersionConflict."""
         return (await update(self._read, self._write, lambda found: replace(found, is_held=is_held)))[0]

@@ -11,8 +11,9 @@ from typing import assert_never
 
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.leading.answers import Soon
-from kvstore.partition.state.commands import NOT_NOW, NotNow, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import LEVEL_AT
 from kvstore.ring.hashing import token_of
 from kvstore.server.config import Limits
@@ -30,6 +31,7 @@ LOOK_SOON_S, FEW = 0.005, 64
 """And how often while operations wait only for keys that are on their way, and few: to send these out costs little."""
 WAITING_BYTES_MAX = 64 << 20
 """Keys and values of what waits."""
+_BATCH = int(Code.BATCH)
 
 
 class Dispatcher:
@@ -49,6 +51,8 @@ class Dispatcher:
         self._forget = membership.on_topology(self._on_topology)
         self._progress: dict[PartitionId, tuple[int, int]] = {}
         self._now = env.clock.now
+        self.rates: Rates | None = None
+        """There while a namespace has a rate."""
 
     def use_links(self, links: Links) -> None:
         """The links need the dispatcher, and it needs them: they are given once, before the first operation."""
@@ -81,6 +85,8 @@ class Dispatcher:
         `sink.complete(token, …)` follows, once, never from inside this call. An operation that names a later ring than
         the one known here is delayed until that has been read again.
         """
+        if self.rates is not None and (refusal := self.rates.refusal_or_none(_keys_of(op))) is not None:
+            return self._fail_later(sink, token, refusal)
         known = self._router
         if self._held_keys or ring_version > known.ring_version or (partition is not None and ring_version):
             return self._submit_with_care(op, sink, token, ring_version, partition)
@@ -100,6 +106,10 @@ class Dispatcher:
 
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
         """The same for puts of one sink: those of one partition go there together, in this order."""
+        if self.rates is not None and any(op[1].startswith(self.rates.prefixes.all) for op in ops):
+            for op, token in zip(ops, tokens, strict=True):
+                self.submit(op, sink, token)
+            return
         known = self._router
         owners = known.topology.ring.partitions_of([op[1] for op in ops])
         targets = set(owners)
@@ -123,7 +133,7 @@ class Dispatcher:
     def read_now(self, key: bytes) -> bytes | NotNow | None:
         """Return the row of a linearizable GET whose answer is here and takes no more than a look; else NOT_NOW. It
         overtakes no operation that was submitted and is answered: those are in the state that it reads."""
-        if self._held_keys:
+        if self._held_keys or (self.rates is not None and key.startswith(self.rates.prefixes.all)):
             return NOT_NOW
         known, token = self._router, token_of(key)
         target = known.owner_of(token)
@@ -263,3 +273,10 @@ class Dispatcher:
                 self._membership.hint_ring(version)
             case _:
                 assert_never(command)
+
+
+def _keys_of(op: Op) -> list[bytes]:
+    """The keys by which an operation counts for its namespaces: of a range, where it begins."""
+    if op[0] == _BATCH:
+        return [each[1] for each in op[2]]
+    return [op[1]] if op[1].__class__ is bytes else []

@@ -73,8 +73,14 @@ class Membership:
         return self._topology.ring
 
     async def announce(self) -> None:
-        """Let the cluster know that this server is up. It stays announced over lost sessions."""
+        """Let the cluster know of this server, as soon as that can be: at once, unless the metadata store is away or
+        another process has its place. It stays announced over lost sessions."""
         await self.announcement.publish(self._nursery)
+
+    @property
+    def undecodable_servers(self) -> list[ServerId]:
+        """The servers of which it cannot be read what they say of themselves."""
+        return self._reader.undecodable_servers
 
     async def close(self) -> None:
         for watch in self._watches.values():

@@ -33,6 +33,8 @@ class Member:
     """Of the software."""
     can: int = versions.FIRST
     """The highest cluster version that it can do; servers of the first release do not say it (docs/protocol.md V1)."""
+    starting: bool = False
+    """It is not up yet: what it can do does not count for a rise."""
     nonce: str = ""
     """Of the process: tells a restarted one from the one before."""
     draining: bool = False

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from kvstore import versions
 from kvstore.env import Env
 from kvstore.env.events import wait_within
 from kvstore.errors import ClusterTooNew, MetadataError, UndecodableNode
 from kvstore.meta.store import MetadataStore, Watch
+from kvstore.server.listeners import Listeners
 from kvstore.server.routing.cluster_version import ClusterVersion, ClusterVersionStore
 from kvstore.types import ServerId
 
@@ -27,6 +29,9 @@ class VersionFollower:
     def __init__(self, env: Env, store: MetadataStore, server: ServerId, can: int = versions.LATEST) -> None:
         self.can = can
         self.found = ClusterVersion()
+        self.stored = versions.FIRST
+        """The version that the metadata store had when it was last read: lower than that if it is an older copy."""
+        self._listeners = Listeners()
         self._store, self._server = ClusterVersionStore(store), server
         self._nursery = env.nursery.child("cluster version")
         self._changed = asyncio.Event()
@@ -36,6 +41,10 @@ class VersionFollower:
     def cluster(self) -> int:
         """The version that the cluster is at: at least, since what is known here may be a moment old."""
         return self.found.version
+
+    def on_rise(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` each time that a higher version has been read; returns what ends that."""
+        return self._listeners.add(changed)
 
     async def open(self) -> None:
         """Read it before the server opens anything. Raises ClusterTooNew, MetadataUnavailable, MetadataUnknown,
@@ -74,7 +83,9 @@ class VersionFollower:
                 f"server {self._server} can do cluster version {self.can} (kvstore {versions.RELEASES[self.can]}), and "
                 f"the cluster is at {found.version}: install kvstore {wanted} or later here"
             )
-        if found.version > self.found.version:
-            log.info("cluster version=%d raised by kvstore %s", found.version, found.release)
-        if found.version >= self.found.version:
+        self.stored, before = found.version, self.found.version
+        if found.version >= before:
             self.found = found
+        if found.version > before:
+            log.info("cluster version=%d raised by kvstore %s", found.version, found.release)
+            self._listeners.tell()

@@ -26,20 +26,32 @@ def open_traces(settings: TracingConfig, node: str, version: str, env: Env) -> N
     certificate cannot be read."""
     if not settings.endpoint:
         return None
-    try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    exporter_class = _exporter_class()
+    from kvstore.server.tracing.spans import NodeTraces
 
-        from kvstore.server.tracing.spans import NodeTraces
-    except ImportError as error:
-        want = "want the extra `tracing` to be installed (kvstore-log[tracing])"
-        raise ConfigError(f"tracing.endpoint: {want}, got {error}") from error
     credentials = None
     if settings.endpoint.startswith("https:"):
         credentials = grpc.ssl_channel_credentials(_certificate(settings))
-    exporter = OTLPSpanExporter(
+    exporter = exporter_class(
         endpoint=settings.endpoint, insecure=credentials is None, credentials=credentials, timeout=EXPORT_S
     )
     return NodeTraces(node, env.clock, env.random, exporter, settings.sample_ratio, version)
+
+
+def check_traces(settings: TracingConfig) -> None:
+    """Try what `open_traces` needs, and open nothing. Raises ConfigError as that does."""
+    if settings.endpoint:
+        _exporter_class()
+        _certificate(settings)
+
+
+def _exporter_class() -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        want = "want the extra `tracing` to be installed (kvstore-log[tracing])"
+        raise ConfigError(f"tracing.endpoint: {want}, got {error}") from error
+    return OTLPSpanExporter
 
 
 def traced_backend(traces: Traces, backend: Backend, door: str) -> Backend:
@@ -92,6 +104,9 @@ def _certificate(settings: TracingConfig) -> bytes | None:
     if settings.ca is None:
         return None
     try:
-        return settings.ca.read_bytes()
+        found = settings.ca.read_bytes()
     except OSError as error:
         raise ConfigError(f"tracing.ca: {settings.ca} cannot be read: {error.strerror or error}") from error
+    if b"-----BEGIN CERTIFICATE-----" not in found:
+        raise ConfigError(f"tracing.ca: want a certificate in PEM, got none in {settings.ca}")
+    return found

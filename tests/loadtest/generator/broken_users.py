@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.generator.doors import Stopwatch
-from loadtest.generator.users import PacedUser, Session
-from loadtest.locustfile import *  # noqa: F403
+from kvstore_loadtest.generator.doors import Stopwatch
+from kvstore_loadtest.generator.users import PacedUser, Session
+from kvstore_loadtest.locustfile import *  # noqa: F403
 
 
 class BrokenDoor:

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvstore_loadtest.run import LOCUSTFILE
 from loadtest.bench.peers import free_ports
 from tests.conftest import ROOT
 
-LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 _MASTER = str(free_ports(1)[0])
 COMMAND = (
     *(sys.executable, "-m", "locust", "--headless", "--only-summary"),

@@ -16,14 +16,14 @@ import gevent
 from locust.env import Environment
 
 from kvstore.client import Client, Level
-from loadtest.generator.doors import Stopwatch
-from loadtest.generator.expectations import Expectations
-from loadtest.generator.grpc_user import GrpcUser
-from loadtest.generator.resp_user import RespUser
-from loadtest.generator.users import PacedUser, Session, record
-from loadtest.generator.values import WrongValue
-from loadtest.generator.workloads import Draws, Keyspace, workloads_of
-from loadtest.report.recorder import Recorder
+from kvstore_loadtest.generator.doors import Stopwatch
+from kvstore_loadtest.generator.expectations import Expectations
+from kvstore_loadtest.generator.grpc_user import GrpcUser
+from kvstore_loadtest.generator.resp_user import RespUser
+from kvstore_loadtest.generator.users import PacedUser, Session, record
+from kvstore_loadtest.generator.values import WrongValue
+from kvstore_loadtest.generator.workloads import Draws, Keyspace, workloads_of
+from kvstore_loadtest.report.recorder import Recorder
 
 ANSWER_S, RUN_S, PER_S = 0.5, 1.2, 10.0
 SILENT_S = 0.3

@@ -8,24 +8,22 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import gevent
 import pytest
 
-from loadtest.generator import chaos as performing
-from loadtest.generator.chaos import Chaos, chaos_of
-from loadtest.generator.chaos_plan import KILL, SNAPSHOT, START, Fault
-from loadtest.generator.options import Options
+from kvstore.devcluster.local import LocalCluster
+from kvstore_loadtest.generator import chaos as performing
+from kvstore_loadtest.generator.chaos import Chaos, chaos_of
+from kvstore_loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault
+from kvstore_loadtest.generator.options import Options
 from tests.waiting import PATIENCE_S
-
-if TYPE_CHECKING:
-    from kvstore.devcluster.local import LocalCluster
 
 
 def test_a_plan_that_breaks_is_a_failed_event(tmp_path: Path) -> None:
     """There is no cluster here to be killed."""
-    chaos = Chaos(tmp_path, tmp_path, [Fault(0.0, KILL, "n1"), Fault(0.0, START, "n1")])
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [Fault(0.0, KILL, "n1"), Fault(0.0, START, "n1")])
     chaos.start(time.time())
     gevent.joinall(chaos._running, timeout=PATIENCE_S)
     chaos.finish()
@@ -34,7 +32,7 @@ def test_a_plan_that_breaks_is_a_failed_event(tmp_path: Path) -> None:
 
 
 def test_nothing_happens_after_a_run_that_ended_before_its_plan(tmp_path: Path) -> None:
-    chaos = Chaos(tmp_path, tmp_path, [Fault(3_600.0, KILL, "n1")])
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [Fault(3_600.0, KILL, "n1")])
     chaos.start(time.time())
     gevent.sleep(0)  # it begins to wait
     chaos.finish()
@@ -56,7 +54,7 @@ class Cluster:
 @pytest.mark.parametrize(("kills", "is_failed"), [(1, [True]), (2, [False, False])])
 def test_without_any_kill_the_skipped_ones_fail_the_run(kills: int, is_failed: list[bool], tmp_path: Path) -> None:
     victim = subprocess.Popen(["sleep", "600"])
-    chaos = Chaos(tmp_path, tmp_path, [])
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [])
     chaos._cluster = cast("LocalCluster", Cluster(victim.pid))
     for _ in range(kills):
         chaos._kill(Fault(0.0, KILL, "n1"))
@@ -79,6 +77,39 @@ def test_chaos_refuses_to_measure_another_cluster_than_it_kills(tmp_path: Path) 
             chaos_of(replace(options, **other))
 
 
+def test_a_partition_that_was_added_is_gone_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none that was there before, and none that somebody added before the run's own."""
+    there = ["p1", "p2"]
+
+    def ring(*words: str) -> subprocess.CompletedProcess[str]:
+        if words[1] == "add":
+            there.append("p7")
+        elif words[1] == "remove":
+            there.remove(words[2])
+        made = json.dumps({"partitions": [{"id": each} for each in there]})
+        return subprocess.CompletedProcess(words, 0, made, "")
+
+    monkeypatch.setattr(performing, "_run", ring)
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [Fault(0.0, ADD_PARTITION)])
+    chaos.start(time.time())
+    gevent.joinall(chaos._running, timeout=PATIENCE_S)
+    assert there == ["p1", "p2", "p7"]
+    chaos.finish()
+    assert there == ["p1", "p2"]
+    assert [(event.what, event.is_failed) for event in chaos.events] == [
+        (ADD_PARTITION, False),
+        ("remove partition p7", False),
+    ]
+
+
+def test_no_partition_is_removed_where_none_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performing, "_run", lambda *words: pytest.fail(f"{words} were run"))
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [])
+    chaos.start(time.time())
+    chaos.finish()
+    assert chaos.events == []
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
@@ -90,7 +121,9 @@ def test_a_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch
         return subprocess.CompletedProcess(words, code, "", "")
 
     monkeypatch.setattr(performing, "_run", create)
-    chaos = Chaos(tmp_path / "cluster", tmp_path / "reports", [Fault(0.0, SNAPSHOT)])
+    chaos = Chaos(
+        LocalCluster(tmp_path / "cluster"), tmp_path / "cluster", tmp_path / "reports", [Fault(0.0, SNAPSHOT)]
+    )
     chaos.start(time.time())
     gevent.joinall(chaos._running, timeout=PATIENCE_S)
     chaos.finish()

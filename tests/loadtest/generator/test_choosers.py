@@ -8,7 +8,16 @@ from random import Random
 
 import pytest
 
-from loadtest.generator.choosers import Chooser, HotSet, Latest, Ranks, Uniform, Zipfian, chooser_of, scattering_stride
+from kvstore_loadtest.generator.choosers import (
+    Chooser,
+    HotSet,
+    Latest,
+    Ranks,
+    Uniform,
+    Zipfian,
+    chooser_of,
+    scattering_stride,
+)
 
 DRAWS = 40_000
 NAMES = ("uniform", "zipfian", "latest", "hotset", "zipfian:1.2", "hotset:0.2:0.5")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.generator import conductor as conducting
-from loadtest.generator.conductor import Conductor
-from loadtest.generator.options import Options
-from loadtest.report.baseline import baseline_of
-from loadtest.report.recorder import Recorder
-from loadtest.report.spoiled import EXIT
+from kvstore_loadtest.generator import conductor as conducting
+from kvstore_loadtest.generator.conductor import Conductor
+from kvstore_loadtest.generator.options import Options
+from kvstore_loadtest.report.baseline import baseline_of
+from kvstore_loadtest.report.recorder import Recorder
+from kvstore_loadtest.report.spoiled import EXIT
 
 BEGAN = 1_000.0
 
@@ -34,7 +34,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("loadtest.report.recorder.queued_or_none", lambda: None)  # the machine of this test may starve
+    monkeypatch.setattr(
+        "kvstore_loadtest.report.recorder.queued_or_none", lambda: None
+    )  # the machine of this test may starve
     monkeypatch.setattr(conducting, "time", found)
     return found
 
@@ -158,7 +160,7 @@ def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
     path = tmp_path / "baseline.json"
     path.write_text(json.dumps(stored))
     looks = iter(range(1_000))
-    monkeypatch.setattr("loadtest.report.recorder.queued_or_none", lambda: next(looks) * 0.5)
+    monkeypatch.setattr("kvstore_loadtest.report.recorder.queued_or_none", lambda: next(looks) * 0.5)
     code, made = whole_run(tmp_path, clock, baseline=path, p99_ms="1")
     assert code == EXIT == 3
     verdict = made["verdict"]
@@ -205,8 +207,10 @@ def test_the_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypat
         done.append(f"pulse in {folder.name}")
         return {}
 
-    monkeypatch.setattr("loadtest.bench.pulse.measure", measure)
-    monkeypatch.setattr("loadtest.generator.resp_wire.load_records", lambda node, records: done.append("records"))
+    monkeypatch.setattr("kvstore_loadtest.pulse.measure", measure)
+    monkeypatch.setattr(
+        "kvstore_loadtest.generator.resp_wire.load_records", lambda node, records: done.append("records")
+    )
     options = Options(report=tmp_path / "reports" / "r.html", resp="localhost:1", keys=5)
     Conductor(options, Recorder()).load_records(1)
     assert done == ["pulse in reports", "records"]

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 STARTS = 80
 SCRIPT = f"""
 import locust  # makes the standard library cooperative, as `locust -f` does
-import loadtest.locustfile
+import kvstore_loadtest.locustfile
 import gevent.event, grpc, os, subprocess, sys
 
 def call(channel, called):

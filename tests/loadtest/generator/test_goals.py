@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.generator.goals import COUNT_MIN, Goals, p99_goals, slow
+from kvstore_loadtest.generator.goals import COUNT_MIN, Goals, p99_goals, slow
 
 
 @pytest.mark.parametrize(

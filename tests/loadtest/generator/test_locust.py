@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
 
 import psutil
 import pytest
 
 from kvstore.client import Client
-from loadtest.generator.workloads import Keyspace
+from kvstore_loadtest.generator.workloads import Keyspace
+from kvstore_loadtest.run import LOCUSTFILE
+from loadtest.bench.peers import free_ports
 from tests.cluster.harness import Cluster, running_cluster
 from tests.conftest import ROOT
-from tests.loadtest.generator.headless import COMMAND, LOCUSTFILE, run_locust
+from tests.loadtest.generator.headless import COMMAND, run_locust
+from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
 KEYS = 200
+OWN = ROOT / "tests" / "loadtest" / "generator" / "own_users.py"
 BROKEN = ROOT / "tests" / "loadtest" / "generator" / "broken_users.py"
 
 
@@ -79,6 +86,72 @@ def test_a_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, proc
     assert "broken_users.py" in reason
 
 
+def test_a_workload_of_ones_own_has_its_operations_in_the_report(cluster: Cluster, tmp_path: Path) -> None:
+    options = ("--seconds", "6", "--prefix", "own/", "Shop")
+    code, made, _, said = run(cluster, tmp_path, *options, file=OWN)
+    assert code in (0, 3), said  # 3: this machine was late
+    figures = {(line["door"], line["operation"]): line for line in made["operations"]}
+    assert figures.keys() == {("Shop", "look"), ("Shop", "buy")}
+    assert figures["Shop", "look"]["count"] > figures["Shop", "buy"]["count"] > 0
+    assert made["total"]["errors"] == made["total"]["wrong"] == 0
+    with Client(cluster.url) as client:
+        left = [int(item.value) for _, item in client.scan(prefix=b"own/item/")]
+        assert (len(left), list(client.keys(prefix=b"own/r/"))) == (50, []), "its own keys, and no records"
+    assert sum(left) <= 50 * 1_000_000 - figures["Shop", "buy"]["count"]
+
+
+def test_a_workload_that_names_what_it_has_not_is_told_before_it_starts(cluster: Cluster) -> None:
+    command = [*COMMAND, "-f", str(OWN), "--data-dir", str(cluster.local.data_dir), "Careless"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 2
+    assert "loadtest: Careless.operations names what is no method of it: steal" in answer.stderr
+
+
+def test_each_run_of_the_pages_is_prepared_judged_and_reported_by_itself(cluster: Cluster, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
+    words = ("--keys", str(KEYS), "--rate", "50", "--warmup", "1", "--prefix", "pages/", "--errors-max", "1")
+    command = [
+        sys.executable,
+        "-m",
+        "locust",
+        "-f",
+        str(LOCUSTFILE),
+        "--web-host",
+        "127.0.0.1",
+        "--web-port",
+        str(port),
+    ]
+    pages = f"http://127.0.0.1:{port}"
+
+    def is_there() -> bool:
+        try:
+            return bool(urlopen(f"{pages}/", timeout=10).status == 200)
+        except OSError:
+            return False
+
+    def has_run(seconds: str, report: Path) -> dict[str, Any]:
+        started = json.load(urlopen(f"{pages}/swarm", urlencode({"seconds": seconds}).encode(), timeout=60))
+        assert started["success"], started
+        wait_until_blocking(report.exists, what=f"the report {report.name}")
+        wait_until_blocking(lambda: '"verdict"' in report.read_text(), what="all of it")
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
+
+    with subprocess.Popen([*command, *words, *options], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until_blocking(is_there, what="Locust's pages")
+            first = has_run("6", tmp_path / "report.json")
+            second = has_run("4", tmp_path / "report-2.json")
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert [made["options"]["seconds"] for made in (first, second)] == [6, 4]
+    assert all(made["total"]["done"] > 20 for made in (first, second)), "both have measured"
+    assert all(made["total"]["wrong"] == 0 for made in (first, second))
+    assert not any("was ended after" in reason for made in (first, second) for reason in made["verdict"]["reasons"])
+    assert len(second["timeline"]) <= 12, "nothing of the first run is in it"
+
+
 def test_a_run_that_is_interrupted_says_so(cluster: Cluster, tmp_path: Path) -> None:
     """As one does whose workers are gone."""
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
@@ -97,7 +170,7 @@ def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> 
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", "--processes", "2", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "All users spawned" in line)
+        said = next(line for line in process.stderr if "Sending spawn jobs" in line)
         psutil.Process(process.pid).children()[0].kill()
         said += process.stderr.read()
     assert process.returncode == 1, said

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.generator.values import decode, run_of
-from loadtest.report.spoiled import EXIT
+from kvstore_loadtest.generator.values import decode, run_of
+from kvstore_loadtest.report.spoiled import EXIT
+from kvstore_loadtest.run import LOCUSTFILE
 from tests.conftest import ROOT
-from tests.loadtest.generator.headless import COMMAND, LOCUSTFILE, run_locust
+from tests.loadtest.generator.headless import COMMAND, run_locust
 from tests.loadtest.generator.small_redis import SmallRedis, small_redis
 
 pytestmark = [pytest.mark.slow]

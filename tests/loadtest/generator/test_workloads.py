@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from loadtest.generator.workloads import (
+from kvstore_loadtest.generator.workloads import (
     INSERT,
     MODIFY,
     READ,

@@ -138,3 +138,14 @@ async def test_a_count_that_was_deleted_begins_again() -> None:
     retention.look(ALL, said(a=20, b=20), SAVE_S)
     await absences.save(retention.away)
     assert (await Absences(store, P).load()).away[C].away_s == SAVE_S
+
+
+# docs/protocol.md V4
+def test_a_replica_that_applies_nothing_any_more_counts_as_away_with_what_it_had() -> None:
+    """It says every second how far it is, and would hold the log for ever."""
+    for retention in (seen(a=9, b=5, c=7), Retention({})):
+        retention.look(ALL, said(a=20, b=30), 0, said(c=7))
+        retention.look(ALL, said(a=20, b=30), FORGET_S - 1, said(c=7))
+        assert retention.floor(ALL, 2) == 7
+        retention.look(ALL, said(a=20, b=30), 2, said(c=7))
+        assert retention.floor(ALL, 2) == 20

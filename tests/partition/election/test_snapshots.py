@@ -1,5 +1,6 @@
 """A replica takes another's whole state."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -41,6 +42,13 @@ class StillClock(Unjudged):
 def test_the_furthest_replica_is_asked_first_and_the_leader_last() -> None:
     known = {A: published(9), B: published(5), C: published(7)}
     assert best_sources(ServerId("me"), A, known, (A, B, C, ServerId("me"))) == [C, B, A]
+
+
+# docs/protocol.md V4
+def test_one_that_has_stopped_is_asked_last() -> None:
+    """The log may not reach back to its state: with the leader's, which is asked behind others, it does."""
+    known = {A: published(9), B: replace(published(20), is_stopped=True)}
+    assert best_sources(C, A, known, (A, B, C)) == [A, B]
 
 
 def test_a_replica_that_is_down_or_empty_is_not_asked() -> None:

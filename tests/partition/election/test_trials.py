@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from kvstore.env.real import real_env
-from kvstore.errors import ConfigError
+from kvstore.errors import WrittenByNewer
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.trials import Trials
 from kvstore.partition.state.checksum import Doubt
@@ -179,5 +179,5 @@ def test_what_was_heard_has_golden_bytes() -> None:
     assert (HEARD_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), "docs/formats.md, State store"
     assert heard_of(row) == (7, True)
     assert heard_of(None) == NOTHING_HEARD
-    with pytest.raises(ConfigError, match="format 2"):
+    with pytest.raises(WrittenByNewer, match="format 2"):
         heard_of(b"\x02" + row[1:])

@@ -67,7 +67,7 @@ class Idle:
 
     async def published(self) -> dict[ServerId, Any]:
         self.looks += 1
-        return {server: SimpleNamespace(durable_seq=seq) for server, seq in self.durable.items()}
+        return {server: SimpleNamespace(durable_seq=seq, is_stopped=False) for server, seq in self.durable.items()}
 
     async def load(self) -> Retention:
         return Retention({})

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
+from kvstore import versions
 from kvstore.errors import Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages
+from kvstore.partition.moves.catch_up import Following
 from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
 from kvstore.partition.moves.import_steps import Step
+from kvstore.partition.state import move_records
 from kvstore.partition.state.commands import RequestId, put
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.move_records import ImportRows
+from kvstore.partition.state.entry import Kind, control
+from kvstore.partition.state.move_records import ImportRows, LogVersion
 from kvstore.partition.state.ownership import Import, Ownership
 from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
@@ -24,6 +28,7 @@ from kvstore.ring import Pace
 from kvstore.ring.hashing import TOKENS
 from kvstore.ring.moves import Move, MoveId
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from kvstore.wal.ledger_list import BEGINNING
 from tests.partition.one_partition import TIME_MS, Partition
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
@@ -40,7 +45,7 @@ class Copying(ImportDriver):
         self.cursor = pages.BEGINNING
         self.now, self.pace = 100.0, Pace(bytes_per_s=0)
         rings = SimpleNamespace(ring=SimpleNamespace(pace=self.pace, moves={}))
-        state = SimpleNamespace(engine=MemoryEngine())
+        state = SimpleNamespace(engine=MemoryEngine(), log_version=versions.FIRST, partition=P2)
         means: Any = SimpleNamespace(
             env=SimpleNamespace(clock=SimpleNamespace(now=lambda: self.now)),
             leading=lambda: self,
@@ -147,3 +152,34 @@ def test_how_long_a_move_takes_goes_by_what_has_come_since_it_was_taken_up() -> 
     assert move.stand(0.5).eta_s == 20.0
     move._m.rings.ring.pace = Pace(paused=True)  # type: ignore[misc]
     assert move.stand(0.5).eta_s is None
+
+
+# docs/protocol.md V4
+def test_rows_of_a_later_version_wait_until_the_targets_log_says_that_it_has_it() -> None:
+    copying = Copying(later := page(7, b"")._replace(version=2))
+    with pytest.raises(Unavailable, match=r"written by cluster version 1, rows of version 2 wait"):
+        copying.copy()
+    assert (copying.logged, copying._paged_to) == ([], BEGINNING)
+    copying.given, copying._m.state.log_version = [later], 2
+    copying.copy()
+    assert len(copying.logged) == 1
+
+
+def test_what_the_sources_log_says_behind_its_version_waits_too() -> None:
+    state: Any = SimpleNamespace(log_version=1, partition=P2)
+    following = Following(state, None, None)  # type: ignore[arg-type]
+    record = control(P1, 1, 1, TIME_MS, Kind.LOG_VERSION, move_records.encode(LogVersion(2)))
+    logged: Any = SimpleNamespace(position=PIN, payload=record.encode())
+    found = Copying()._import()
+    with pytest.raises(Unavailable, match="rows of version 2 wait"):
+        following._take(pages.Changes(Span(0, 99)), logged, found)
+    state.log_version = 2
+    following._take(pages.Changes(Span(0, 99)), logged, found)
+
+
+def test_a_page_of_the_first_version_has_the_bytes_that_the_first_release_knows() -> None:
+    first = pages.encode(page(7, b"r"))
+    assert first.hex() == "959090c400c40172920107"
+    assert pages.decode(first) == page(7, b"r")
+    later = page(7, b"r")._replace(version=2)
+    assert pages.decode(pages.encode(later)) == later

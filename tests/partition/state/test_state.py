@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from kvstore.errors import ConfigError, Corrupted
+from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
 from kvstore.partition.state.checksum import Doubt
 from kvstore.partition.state.engine_memory import MemoryEngine
@@ -198,7 +198,7 @@ def test_rows_of_an_unknown_format_are_refused_by_number() -> None:
     batch = engine.batch()
     batch.put(rows.META_KEY, bytes((9,)) + meta[1:])
     engine.write(batch)
-    with pytest.raises(ConfigError, match="format 9"):
+    with pytest.raises(WrittenByNewer, match="format 9"):
         state_over(engine)
 
 

@@ -26,3 +26,10 @@ def test_levels_and_sequences_stand_where_the_constructors_put_them() -> None:
 
 def test_every_write_but_the_delete_of_a_range_has_its_rule() -> None:
     assert set(MUTATIONS) == traits.WRITES - {Code.DELETE_RANGE}
+
+
+# docs/protocol.md V3
+def test_no_write_of_a_later_release_is_without_a_rule_for_its_leader() -> None:
+    """A leader does what it knows. A read concerns no other server; a write of a later release is to be refused until
+    its state's `log_version` allows it (V4). There is none: whoever adds one adds that, and the case to this test."""
+    assert set(traits.SINCE) <= traits.READS

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.errors import ConfigError, Corrupted
+from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.rows import ORIGINS_KEY, origins_of
 from kvstore.partition.state.state import State
@@ -113,5 +113,5 @@ def test_a_copy_remembers_over_a_restart_whose_it_is_until_it_is_borne_out() -> 
     assert again.origins == {DONOR, "an-earlier-one"}
     again.be_borne_out()
     assert (again.origins, state_over(engine).origins) == (frozenset(), frozenset())
-    with pytest.raises(ConfigError):
+    with pytest.raises(WrittenByNewer):
         origins_of(b"\x02donor")

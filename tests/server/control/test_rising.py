@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from kvstore.server.control.rising import next_version, what_holds_it
+from kvstore.server.control.rising import may_rise, next_version, what_holds_it
 from kvstore.server.routing.cluster_version import ClusterVersion
 from kvstore.server.routing.topology import Member
 from kvstore.types import ServerId
@@ -41,3 +43,18 @@ def test_it_rises_to_what_all_can_do(
 ) -> None:
     assert next_version(now, members, ALL) == wanted
     assert what_holds_it(now, members, ALL, 2).startswith(waits_for)
+
+
+def test_a_server_that_is_starting_counts_as_old_until_it_is_up() -> None:
+    """It may not come to anything, and then somebody wants to go back."""
+    members = up(n1=2, n2=2, n3=2)
+    members[N3] = replace(members[N3], starting=True)
+    assert next_version(FIRST, members, ALL) is None
+    assert may_rise(FIRST, members, ALL), "it may be up by now: the metadata store is asked"
+    assert what_holds_it(FIRST, members, ALL, 2) == "n3 is starting"
+    assert Member.decode(members[N3].encode()).starting
+    assert not may_rise(FIRST, up(n1=2, n2=2, n3=1), ALL)
+
+
+def test_a_server_of_which_nothing_can_be_read_is_named() -> None:
+    assert what_holds_it(FIRST, up(n1=2, n2=2), ALL, 2, [N3]).startswith("what n3 can do is not known")

@@ -2,117 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvstore.env import Env
-from kvstore.env.clock import Unjudged
-from kvstore.env.real import real_env
-from kvstore.errors import NodeExists
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
-from kvstore.partition.election.ranking import Published
-from kvstore.ring import Pace, PartitionState, Ring, codec, new_ring, plan, steps
+from kvstore.ring import Pace, PartitionState, Ring, new_ring, plan, steps
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
-from kvstore.server.control.steward import CLOSE_BEHIND, Steward
-from kvstore.server.routing.cluster_version import ClusterVersionStore
-from kvstore.server.routing.topology import ClusterTopology, Member
-from kvstore.server.routing.version_follower import VersionFollower
-from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
+from kvstore.server.control.steward import CLOSE_BEHIND
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import Pins
 from tests.ring.rings import advance
+from tests.server.control.stewards import N1, N2, N3, N4, P1, P2, P3, World, looks
 from tests.waiting import wait_until
-
-P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
-N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
-
-
-class Clock(Unjudged):
-    at = 100.0
-
-    def now(self) -> float:
-        return self.at
-
-    def wall_ms(self) -> int:
-        return int(self.at * 1000)
-
-
-class World:
-    """A ring that only this test and the steward change, and servers that come and go."""
-
-    def __init__(self, env: Env) -> None:
-        self.clock = Clock()
-        self.env = replace(env, clock=self.clock)  # type: ignore[arg-type]
-        self.store = MemoryStore()
-        self.ring = new_ring([P1, P2], dict.fromkeys((N1, N2, N3), ""), 3)
-        self.up = {each: Member(id=each, resp=f"{each}:1") for each in (N1, N2, N3, N4)}
-
-    @property
-    def topology(self) -> ClusterTopology:
-        return ClusterTopology(self.ring, {}, self.up)
-
-    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
-        self.ring = step(self.ring)
-        await self.store_ring()
-        return self.ring
-
-    async def store_ring(self) -> None:
-        with suppress(NodeExists):
-            await self.store.create(paths.RING, b"")
-        await self.store.set(paths.RING, codec.encode(self.ring), -1)
-
-    def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
-        raise NotImplementedError
-
-    def steward(self, server: ServerId = N1, repair_after_s: float = 60.0) -> Steward:
-        membership: Any = self
-        known = VersionFollower(self.env, self.store, server)
-        made = Steward(self.env, server, self.store, membership, self, known, repair_after_s=repair_after_s)
-        made.start()
-        return made
-
-    async def publish(self, partition: PartitionId, server: ServerId, seq: int) -> None:
-        await ensure_path(self.store, paths.partition_replicas(partition))
-        said = Published(Seq(seq), Seq(seq), 1, "x").encode()
-        await self.store.create(paths.partition_replica(partition, server), said, ephemeral=True)
-
-
-@pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(module, "TICK_S", 0.005)
-    env = real_env(tmp_path)
-    yield World(env)
-    await env.nursery.close()
-
-
-async def looks(steward: Steward) -> None:
-    """Return when the steward has looked at least twice since now."""
-    count = 0
-    note = steward._note_missing
-
-    def counting(servers: Any) -> None:
-        nonlocal count
-        count += 1
-        note(servers)
-
-    steward._note_missing = counting  # type: ignore[method-assign]
-
-    async def twice() -> bool:
-        return count >= 2
-
-    await wait_until(twice, what="the steward looks")
 
 
 async def test_replicas_of_a_server_are_made_anew_only_after_it_has_been_away_for_long(world: World) -> None:
@@ -376,25 +285,3 @@ async def test_a_change_that_is_refused_keeps_no_other_from_being_made(
     monkeypatch.setattr(module, "decide", lambda *_: [SimpleNamespace(step=each) for each in wanted])
     await looks(world.steward())
     assert world.ring.pace.paused
-
-
-# docs/protocol.md V1
-async def test_the_clusters_version_rises_by_what_the_metadata_store_says_of_each_server(world: World) -> None:
-    """What the steward has heard of the servers may be old: one has gone back to the release before meanwhile."""
-    versions = ClusterVersionStore(world.store)
-    await world.store_ring()
-    await ensure_path(world.store, paths.SERVERS)
-    world.up = {each: replace(member, can=2) for each, member in world.up.items()}
-    for each, member in world.up.items():
-        said = replace(member, can=1 if each == N3 else 2)
-        await world.store.create(paths.server(each), said.encode())
-    steward = world.steward()
-    await looks(steward)
-    await looks(steward)
-    assert (await versions.read()).version == 1
-    await world.store.set(paths.server(N3), world.up[N3].encode(), -1)
-
-    async def has_risen() -> bool:
-        return (await versions.read()).version == 2
-
-    await wait_until(has_risen, what="the version rises")

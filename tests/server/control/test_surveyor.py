@@ -76,6 +76,7 @@ class World:
             ),
             access=Access(),
             dating=SimpleNamespace(told=lambda: Told(1, True)),
+            versions=SimpleNamespace(cluster=2),
             load_sampler=nothing,
             progress=nothing,
             histograms=dict,
@@ -161,6 +162,7 @@ async def test_a_server_of_a_version_without_surveys_counts_as_there(world: Worl
 
 async def test_many_who_ask_share_one_survey_which_is_soon_made_anew(world: World) -> None:
     found = await asyncio.gather(*(world.surveyor.take() for _ in range(20)))
+    assert found[0].cluster_version == 2, "as the node that answers knows it"
     assert sorted(world.asked) == [N2, N3]
     assert all(each is found[0] for each in found)
     world.clock.advance(surveyor.REST_S)

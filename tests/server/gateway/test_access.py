@@ -31,7 +31,13 @@ async def each_route(world: World, user: str, key: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for route in routes.ROUTES:
         target = route.template.replace("{key}", key)
-        more = {"expire": "?ttl_ms=1000", "scan": f"?prefix={key}", "watch": f"?key={key}"}.get(route.name, "")
+        more = {
+            "expire": "?ttl_ms=1000",
+            "scan": f"?prefix={key}",
+            "count": f"?prefix={key}",
+            "delete_range": f"?prefix={key}",
+            "watch": f"?key={key}",
+        }.get(route.name, "")
         if route.name == "batch":
             answer = await world.batch({"operation": "get", "key": key}, user=user)
         elif route.name == "watch":
@@ -52,7 +58,7 @@ async def head_of(world: World, target: str, user: str) -> Answer:
 
 ALL = {each.name for each in routes.ROUTES}
 OPEN_TO_USERS = {"cluster", "openapi"}
-READS = {"get", "meta", "scan", "batch"}
+READS = {"get", "meta", "scan", "count", "batch"}
 WRITES = {"put", "delete", "append", "expire"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import Overloaded
 from kvstore.partition.state.commands import Code, Flag
-from kvstore.server.gateway import gateway, requests, routes
+from kvstore.server.gateway import gateway, routes
 from kvstore.server.grpc import scan_slots
 from kvstore.types import PartitionId
 from tests.server.gateway.world import World
@@ -162,13 +162,6 @@ async def test_a_scan_gives_each_key_once_and_in_order_whatever_the_pages(world:
     assert [each["key"] for each in await scanned(world, "start=a03&end=a05&limit=1")] == ["a03", "a04"]
     assert [each["key_base64"] for each in await scanned(world, "prefix=%FF&encoding=base64")] == ["/w==", "/wA="]
     assert await scanned(world, "prefix=nothing") == []
-
-
-async def test_a_cursor_leads_nowhere_but_into_what_is_scanned(world: World) -> None:
-    await filled(world, "a", "b", "c")
-    before, behind = (requests.cursor_text(each) for each in (b"", b"zz"))
-    assert [each["key"] for each in await scanned(world, f"start=b&cursor={before}")] == ["b", "c"]
-    assert await scanned(world, f"start=a&end=b&cursor={behind}") == []
 
 
 async def test_a_scan_of_keys_alone_leaves_the_values_out(world: World) -> None:

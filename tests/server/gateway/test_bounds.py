@@ -77,6 +77,36 @@ async def test_a_body_is_taken_as_it_is_and_not_unpacked(world: World) -> None:
     assert world.backend.submitted == []
 
 
+@pytest.mark.parametrize("lines", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b"identity, chunked"])
+async def test_a_transfer_coding_that_nobody_takes_away_is_refused(world: World, lines: bytes) -> None:
+    """What is left would be stored as if it were the value."""
+    body = b"\r\n\r\n2\r\n\x1f\x8b\r\n0\r\n\r\n"
+    reader, writer = await connected(world, HEAD + b"Connection: close\r\nTransfer-Encoding: " + lines + body)
+    assert await status_of(reader) in (400, 501)
+    writer.close()
+    assert world.backend.submitted == []
+    reader, writer = await connected(world, HEAD + b"Transfer-Encoding: Chunked\r\n\r\n1\r\nv\r\n0\r\n\r\n")
+    assert await status_of(reader) == 200
+    writer.close()
+
+
+async def test_a_condition_is_decided_when_all_of_the_body_has_come(world: World) -> None:
+    """And what is wrong with it is told before."""
+    await world.ask("PUT", "/v1/keys/k", b"1")
+    head = HEAD + b'Content-Length: 4\r\nIf-Match: "1"\r\n\r\n'
+    reader, writer = await connected(world, head + b"ha")
+    await wait_until(lambda: holds(world, 2), what="half of it has come")
+    assert (await world.ask("PUT", "/v1/keys/k", b"2")).json == {"version": 2}
+    writer.write(b"lf")
+    assert await status_of(reader) == 412
+    writer.close()
+    assert (await world.ask("GET", "/v1/keys/k")).body == b"2"
+    head = HEAD + b"Content-Length: 4\r\nExpect: 100-continue\r\nIf-Match: 1\r\n\r\n"
+    reader, writer = await connected(world, head)
+    assert await status_of(reader) == 400, "and not that it may go on"
+    writer.close()
+
+
 async def test_half_a_body_stores_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is gone, or does not go on."""
     _, writer = await connected(world, HEAD + b"Content-Length: 10\r\n\r\nhalf")

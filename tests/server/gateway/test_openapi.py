@@ -120,7 +120,14 @@ def test_each_route_says_who_may() -> None:
     assert all(HTTP_NEEDS[each] is not nothing for each in routes.TEMPLATES)
 
 
-WANTED = {"increment": "", "append": "", "expire": "?ttl_ms=1", "watch": "", "batch": ""}
+WANTED = {
+    "increment": "",
+    "append": "",
+    "expire": "?ttl_ms=1",
+    "watch": "",
+    "batch": "",
+    "delete_range": "?prefix=other",
+}
 BATCH = b'{"operations": [{"operation": "get", "key": "k"}]}'
 
 

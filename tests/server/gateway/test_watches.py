@@ -218,8 +218,11 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_little(
     await wait_until(lambda: watched(world, 0), what="the watch is over")
     assert world.feeds.feeds.slow_total == 1
     assert world.feeds.feeds.changes_total < 32, "what it has not taken was not read for it"
+    async with asyncio.timeout(PATIENCE_S):
+        taken = await reader.read()  # it ends: the connection itself is given up
+    assert b"event: change" in taken
+    assert not taken.endswith(b"0\r\n\r\n"), "as if all had been sent"
     writer.transport.abort()
-    del reader
 
 
 async def test_more_watches_than_there_may_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from kvstore.server.control import proposal
 from kvstore.server.control.load import HotKey, Load
 from kvstore.server.grpc.ring_admin import RingAdmin
 from kvstore.types import LedgerId, PartitionId, Seq, ServerId
+from kvstore.versions import LATEST, Fixed
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pin, Pins
 from tests.client.model import Endpoint, View
@@ -47,6 +48,7 @@ class Node:
         up = {ServerId(f"n{i}"): Endpoint(f"n{i}:1", f"n{i}:2", f"n{i}:3", "") for i in range(1, servers + 1)}
         self.topology = View(ring, {}, up)
         self.rings = self
+        self.versions = Fixed()
         self.silent: set[str] = set()
         self.parts: dict[MoveId, float] = {}
 
@@ -264,6 +266,10 @@ async def test_a_replica_moves_to_a_server_that_is_up(admin: RingAdmin, node: No
     path = paths.partition_replica(P1, ServerId("n2"))
     await node.store.create(path, Published(Seq(60), Seq(60), 2, "x").encode(), ephemeral=True)
     request = admin_pb2.ChangeReplicasRequest(partition="p1", newcomer="n4", leaving="n1")
+    node.versions = Fixed(cluster=LATEST + 1)  # docs/protocol.md V2
+    with pytest.raises(InvalidRequest, match="got 'n4'"):
+        await admin.change_replicas(request)
+    node.versions = Fixed()
     [move] = (await admin.change_replicas(request)).replacing
     assert (move.partition, move.newcomer, move.leaving) == ("p1", "n4", "n1")
     assert (move.newcomer_sequence, move.leader_sequence) == (0, 60)

@@ -19,6 +19,8 @@ from kvstore.errors import (
     NotLeader,
     OutcomeUnknown,
     PositionTrimmed,
+    QuotaExceeded,
+    RateExceeded,
     StoreError,
 )
 from kvstore.limits import KEY_BYTES_MAX
@@ -147,6 +149,8 @@ def test_every_error_arrives_as_itself(cls: type[StoreError]) -> None:
         NotLeader: ("p1", "n2", "host:1"),
         Moved: ("p2", 9),
         PositionTrimmed: ("p1", 3, 9),
+        QuotaExceeded: ("shop", "keys", 40, 41, 2),
+        RateExceeded: ("shop", 100, 33, 12),
     }.get(cls, ("why",))
     arrived = result_through(cls(*arguments))
     assert type(arrived) is cls

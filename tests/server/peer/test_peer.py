@@ -14,9 +14,10 @@ from kvstore.partition.election.peer_replicas import HOLD
 from kvstore.server.peer import calls as peer_calls
 from kvstore.server.peer import frames
 from kvstore.server.peer import server as peer_server
-from kvstore.server.peer.frames import Call, Operations, Results
+from kvstore.server.peer.frames import Call, Operations, Ping, Results
+from kvstore.server.peer.proof import Caller
 from kvstore.types import PartitionId, ServerId
-from kvstore.versions import LINK_FIRST
+from kvstore.versions import LINK_FIRST, LINK_LATEST, Fixed
 from tests.server.redis.door import Raw
 from tests.server.redis.test_parser import packed
 from tests.server.servers import Server, Servers, servers
@@ -250,3 +251,33 @@ async def test_a_bug_in_an_answer_costs_the_link_and_not_the_server(cluster: Ser
 async def test_a_call_that_is_too_large_is_not_sent(cluster: Servers) -> None:
     with pytest.raises(InvalidRequest, match="at most"):
         await cluster["n1"].links.call(N2, P1, "ask", b"x" * (frames.BODY_BYTES_MAX + 1), PATIENCE_S)
+
+
+# docs/protocol.md V2
+async def test_links_of_a_lower_version_end_once_the_cluster_has_risen(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller may not know, or not be able to do more."""
+    monkeypatch.setattr(peer_server, "OUTDONE_S", 0.0)
+    peers = cluster["n2"].peers
+    lower, half_open = await connect(cluster), await connect(cluster)
+    await cluster["n1"].introduce(lower, "n2")
+    assert [each.version for each in peers._sessions.values()] == [LINK_FIRST]
+    caller = Caller(cluster["n1"].credentials, N2)
+    half_open.writer.write(caller.hello())
+    proof, _ = caller.take(await half_open.read_line())
+    peers.versions = Fixed(cluster=2)
+    half_open.writer.write(proof)
+    assert await half_open.read_line() == b"-ERR peer version: want at least 3, got 2: the cluster has risen\r\n"
+    assert len(peers._sessions) == 1, "the link of before is still there"
+    peers.end_outdone()
+    with suppress(ConnectionResetError):
+        assert await lower.read_to_end() == b""
+    assert peers._sessions == {}
+    higher = await connect(cluster)
+    await cluster["n1"].introduce(higher, "n2", LINK_LATEST)
+    peers.end_outdone()
+    higher.writer.write(frames.encode(Ping(7)))
+    assert await higher.read(4) == frames.HEADER.pack(len(frames.encode(Ping(7))) - 4)
+    higher.close()
+    half_open.close()

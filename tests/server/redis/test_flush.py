@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
 from redis import exceptions
 
+from kvstore.access import AddRole, GrantRight, GrantRole, RevokeRole, Right
+from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.server.access.identities import Access
+from tests.server.access.tables import table
 from tests.server.redis.door import redis_door
 
 
@@ -29,6 +34,32 @@ async def test_a_flush_is_refused_where_the_settings_do_not_allow_it(tmp_path: P
             with pytest.raises(exceptions.ResponseError, match="redis_flush = true allows it"):
                 await client.execute_command(*words)
         assert await client.get("key") == b"1"
+
+
+async def test_a_right_that_is_taken_away_amid_a_flush_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done is not told as refused."""
+    writes = (AddRole("writes"), GrantRight("writes", Right.WRITE), GrantRole("nothing", "writes"))
+    access = Access(table(*writes))
+    async with (
+        redis_door(tmp_path, allows_flush=True, access=access) as door,
+        redis.Redis(host=door.host, port=door.port, username="nothing", password="secret") as client,
+    ):
+        submit, flushed = door.backend.submit, list[Op]()
+
+        def revoking(op: Op, sink: Sink, token: int, *more: Any) -> None:
+            submit(op, sink, token, *more)
+            if op[0] == Code.DELETE_RANGE:
+                flushed.append(op)
+                access.take(table(*writes, RevokeRole("nothing", "writes")))
+
+        monkeypatch.setattr(door.backend, "submit", revoking)  # before anybody logs in, who then goes by it
+        for number in range(100):
+            await client.set(f"key{number}", number)
+        with pytest.raises(exceptions.ResponseError, match="some partitions are empty by now, not all"):
+            await client.execute_command("FLUSHDB")
+        assert len(flushed) == 1
+        left = [each.state.key_count for each in door.backend.partitions.values()]
+        assert sorted(count > 0 for count in left) == [False, True, True]
 
 
 async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:

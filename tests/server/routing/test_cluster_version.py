@@ -12,7 +12,9 @@ from kvstore.env import Env
 from kvstore.env.real import real_env
 from kvstore.errors import ClusterTooNew, UndecodableNode
 from kvstore.meta import paths
-from kvstore.meta.memory import MemoryStore
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import ensure_path
+from kvstore.server.routing.announcement import Announcement
 from kvstore.server.routing.cluster_version import ClusterVersion, ClusterVersionStore, decoded
 from kvstore.server.routing.topology import Member
 from kvstore.server.routing.version_follower import VersionFollower
@@ -66,7 +68,8 @@ async def test_a_server_that_cannot_do_the_clusters_version_does_not_start(env: 
 
 async def test_a_server_hears_of_a_rise(env: Env) -> None:
     store = MemoryStore()
-    follower = VersionFollower(env, store, N1)
+    follower, told = VersionFollower(env, store, N1), list[int]()
+    follower.on_rise(lambda: told.append(follower.cluster))
     await follower.open()
     assert follower.cluster == versions.FIRST
     await ClusterVersionStore(store).rise(versions.LATEST, "0.2.0")
@@ -75,6 +78,7 @@ async def test_a_server_hears_of_a_rise(env: Env) -> None:
         return follower.cluster == versions.LATEST
 
     await wait_until(has_risen, what="it is heard of")
+    assert told == [versions.LATEST]
     await follower.close()
 
 
@@ -99,3 +103,26 @@ def test_a_server_of_the_first_release_says_nothing_of_what_it_can_do() -> None:
     said = b'{"format":1,"id":"n1","resp":"a:1","grpc":"","http":"","bookie":"","zone":"","roles":[],"version":"0.1.0"}'
     assert Member.decode(said).can == versions.FIRST
     assert Member.decode(Member(id="n1", resp="a:1", can=2).encode()).can == 2
+
+
+# docs/protocol.md V2
+async def test_who_cannot_be_announced_yet_reads_the_version_again_once_it_is(env: Env) -> None:
+    """Until then nobody waits for it with a rise, however long that takes."""
+    tree, placed = MemoryTree(), list[str]()
+    other, own = MemoryStore(tree), MemoryStore(tree)
+    await ensure_path(other, paths.SERVERS)
+    another = Member(id="n1", resp="elsewhere:1")
+    await other.create(paths.server(N1), another.encode(), ephemeral=True)
+    announcement = Announcement(own, Member(id="n1", resp="here:1", can=2, starting=True))
+    announcement.on_placed = lambda: placed.append(announcement.member.resp)
+    await announcement.publish(env.nursery)
+    assert placed == []
+    await other.close()
+
+    async def is_placed() -> bool:
+        return placed == ["here:1"]
+
+    await wait_until(is_placed, what="it is announced")
+    await announcement.tell_is_up()
+    assert not Member.decode((await own.get(paths.server(N1)))[0]).starting
+    assert placed == ["here:1"] * 2

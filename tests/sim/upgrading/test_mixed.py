@@ -51,7 +51,7 @@ def test_a_log_that_is_written_by_what_a_server_can_do_itself_is_noticed(monkeyp
         made(self, env, partition, state, leading, Fixed(known.can, known.can))
 
     monkeypatch.setattr(Versioning, "__init__", hasty)
-    with pytest.raises(BaseException, match=r"V1 p|P8 p|can do 1"):
+    with pytest.raises(BaseException, match=r"V1 p|P8 p|can do 1|can do cluster version 1"):
         run(1, mixed(1, 2))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from kvstore import versions
+from kvstore.meta import paths
 from kvstore.partition.state.entry import Kind
+from kvstore.server.routing.cluster_version import ClusterVersionStore
 from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import declare, probe
 from tests.sim.nodes import Node
@@ -61,3 +63,17 @@ async def all_risen(cluster: Cluster, within_s: float) -> None:
             return
         assert loop.time() < deadline, f"V4 after {within_s} s logs are written as before: {behind}"
         await asyncio.sleep(0.1)
+
+
+# docs/protocol.md V1
+async def written_back(cluster: Cluster, within_s: float) -> None:
+    """Let the metadata store know of no version, as an older copy of it; return once it knows again. Raises
+    AssertionError."""
+    loop = asyncio.get_running_loop()
+    store = await cluster.metadata.connect()
+    found, deadline = ClusterVersionStore(store), loop.time() + within_s
+    await store.delete(paths.VERSION, -1)
+    while (now := (await found.read()).version) < versions.LATEST:
+        assert loop.time() < deadline, f"V1 after {within_s} s the version is {now}, and logs are by a later one"
+        await asyncio.sleep(0.1)
+    await store.close()

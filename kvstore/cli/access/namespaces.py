@@ -1,0 +1,201 @@
+"""`kvstore namespace`: names for prefixes of keys, their limits, and what they use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstore.cli.access.users import prefix_of, shown_prefix
+from kvstore.cli.admin import ask_admin
+from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.output import as_json, as_table
+
+if TYPE_CHECKING:
+    from kvstore.proto import admin_pb2
+
+Name = Annotated[str, typer.Argument(help="The namespace.")]
+Prefix = Annotated[str, typer.Argument(help="How its keys begin; bytes as \\xNN.")]
+Keys = Annotated[str | None, typer.Option("--keys", help="So many keys at most, as in 5000 or 2M; 0: no limit.")]
+Size = Annotated[
+    str | None, typer.Option("--bytes", help="So many bytes of keys and values at most, as in 500M or 2G; 0: no limit.")
+]
+Ops = Annotated[str | None, typer.Option("--ops", help="So many operations per second, of all clients; 0: no limit.")]
+Burst = Annotated[
+    str | None, typer.Option("--burst", help="Operations that may come at once after a rest; 0: those of one second.")
+]
+Ttl = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl", help="How long a record lives whose write says nothing about it, as in 90s, 12h or 30d; 0: for ever."
+    ),
+]
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_COUNTS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+_TIMES_MS = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    namespace = typer.Typer(
+        no_args_is_help=True, help="Namespaces: prefixes of keys with quotas and a TTL of their own."
+    )
+    namespace.command("add")(add)
+    namespace.command("set")(change)
+    namespace.command("list")(list_all)
+    namespace.command("show")(show)
+    namespace.command("remove")(remove)
+    app.add_typer(namespace, name="namespace")
+
+
+def add(
+    name: Name,
+    prefix: Prefix,
+    keys: Keys = None,
+    size: Size = None,
+    ops: Ops = None,
+    burst: Burst = None,
+    ttl: Ttl = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Add a namespace. Keys that are there already count; above a quota they stay, and nothing is added to them."""
+    asked = {"name": name, "prefix": prefix_of(prefix), "limits": _limits(keys, size, ops, burst, ttl)}
+    _print(_change(data_dir, zookeeper, server, add=asked), name, json)
+
+
+def change(
+    name: Name,
+    keys: Keys = None,
+    size: Size = None,
+    ops: Ops = None,
+    burst: Burst = None,
+    ttl: Ttl = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Set limits of a namespace; those that are not named stay. Records that are there keep their expiry."""
+    asked = {"name": name, "limits": _limits(keys, size, ops, burst, ttl)}
+    _print(_change(data_dir, zookeeper, server, set=asked), name, json)
+
+
+def list_all(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
+    """List all namespaces with their limits and what they use."""
+    rows = [_row(each) for each in _read(data_dir, zookeeper, server).namespaces]
+    print(as_json(rows) if json else as_table([_short(row) for row in rows]) if rows else "no namespaces")
+
+
+def show(
+    name: Name,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show a namespace: its limits, what it uses, and what servers have refused since they began."""
+    _print(_read(data_dir, zookeeper, server), name, json)
+
+
+def remove(
+    name: Name,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Remove a namespace. Its keys stay, with the expiries that they have."""
+    _change(data_dir, zookeeper, server, remove=name)
+    print(as_json({"removed": name}) if json else f"namespace {name} is removed; its keys are as they were")
+
+
+def _read(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.NamespacesResponse:
+    from kvstore.proto import admin_pb2
+
+    def work(stub: Any, timeout_s: float) -> admin_pb2.NamespacesResponse:
+        found: admin_pb2.NamespacesResponse = stub.Namespaces(admin_pb2.NamespacesRequest(), timeout=timeout_s)
+        return found
+
+    return ask_admin(data_dir, zookeeper, server, work)
+
+
+def _change(data_dir: Path, zookeeper: str | None, server: str | None, **asked: Any) -> admin_pb2.NamespacesResponse:
+    from kvstore.proto import admin_pb2
+
+    request = admin_pb2.ChangeNamespacesRequest(**asked)
+
+    def work(stub: Any, timeout_s: float) -> admin_pb2.NamespacesResponse:
+        done: admin_pb2.NamespacesResponse = stub.ChangeNamespaces(request, timeout=timeout_s)
+        return done
+
+    return ask_admin(data_dir, zookeeper, server, work)
+
+
+def _limits(
+    keys: str | None, size: str | None, ops: str | None, burst: str | None, ttl: str | None
+) -> dict[str, int | None]:
+    return {
+        "keys_max": _number("--keys", keys, _COUNTS),
+        "bytes_max": _number("--bytes", size, _UNITS),
+        "ops_per_s": _number("--ops", ops, _COUNTS),
+        "burst": _number("--burst", burst, _COUNTS),
+        "ttl_ms": _number("--ttl", ttl, _TIMES_MS),
+    }
+
+
+def _number(option: str, text: str | None, units: dict[str, int]) -> int | None:
+    """Read a number with its unit; None: it was not named."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,18}) ?([a-zA-Z]*)", text.strip())
+    unit = next((each for each in units if match is not None and each.lower() == match[2].lower()), None)
+    if match is None or unit is None:
+        shown = ", ".join(each for each in units if each)
+        raise typer.BadParameter(
+            f"want a whole number, perhaps with one of {shown} behind it, got {text[:40]!r}", param_hint=option
+        )
+    return int(match[1]) * units[unit]
+
+
+def _row(each: admin_pb2.Namespace) -> dict[str, Any]:
+    limits = each.limits
+    return {
+        "name": each.name,
+        "prefix": shown_prefix(each.prefix),
+        "keys": each.keys,
+        "keys_max": limits.keys_max or None,
+        "bytes": each.bytes,
+        "bytes_max": limits.bytes_max or None,
+        "ops_per_s": limits.ops_per_s or None,
+        "burst": limits.burst or None,
+        "ttl_ms": limits.ttl_ms or None,
+        "refused": {quota: each.refused.get(quota, 0) for quota in ("keys", "bytes", "operations")},
+    }
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "refused": sum(row["refused"].values())}
+
+
+def _print(found: admin_pb2.NamespacesResponse, name: str, json: bool) -> None:
+    row = next((_row(each) for each in found.namespaces if each.name == name), None)
+    if row is None:
+        raise typer.BadParameter(f"no namespace {name!r}; `kvstore namespace list` shows those that there are")
+    row["counting"] = list(found.uncounted)
+    if json:
+        print(as_json(row))
+        return
+    refused = row.pop("refused")
+    counting = row.pop("counting")
+    rows = [{"what": what.replace("_", " "), "is": value} for what, value in row.items()]
+    rows += [{"what": f"refused: {quota}", "is": count} for quota, count in refused.items()]
+    print(as_table(rows))
+    if counting:
+        print(f"not counted yet, so what is used is what was known before: {', '.join(counting)}")

@@ -1,0 +1,21 @@
+"""Namespaces: names for prefixes of keys, with quotas of their own and a time that their keys live."""
+
+from kvstore.namespaces.book import Amounts, Book, Report
+from kvstore.namespaces.changes import Add, Change, NotThere, Remove, Set, applied
+from kvstore.namespaces.meter import Meter
+from kvstore.namespaces.table import Namespace, NamespaceTable
+
+__all__ = [
+    "Add",
+    "Amounts",
+    "Book",
+    "Change",
+    "Meter",
+    "Namespace",
+    "NamespaceTable",
+    "NotThere",
+    "Remove",
+    "Report",
+    "Set",
+    "applied",
+]

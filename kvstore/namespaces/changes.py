@@ -1,0 +1,102 @@
+"""Changes of the table of namespaces: each with what it wants, and the table that it makes. Decides only.
+
+A change that finds its work done returns the table as it is, so that it can be tried again when its outcome is unknown;
+to change what is not there is an error of its own (NotThere), which whoever removes again knows for success.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from kvstore.errors import InvalidRequest
+from kvstore.namespaces.table import Namespace, NamespaceTable
+
+
+class NotThere(InvalidRequest):
+    """No namespace has that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A namespace that was not there."""
+
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Set:
+    """Other limits for a namespace; None: as it is. Its prefix stays: another one would be another namespace."""
+
+    name: str
+    keys_max: int | None = None
+    bytes_max: int | None = None
+    ops_per_s: int | None = None
+    burst: int | None = None
+    ttl_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The keys stay."""
+
+    name: str
+
+
+Change = Add | Set | Remove
+
+
+def applied(table: NamespaceTable, change: Change) -> NamespaceTable:
+    """The table after the change. Raises InvalidRequest, and NotThere for what is not in the table."""
+    try:
+        return _applied(table, change)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _applied(table: NamespaceTable, change: Change) -> NamespaceTable:
+    match change:
+        case Add(namespace):
+            known = table.find_or_none(namespace.name)
+            if known == namespace:
+                return table
+            if known is not None:
+                raise InvalidRequest(
+                    f"namespace {namespace.name} is there already; `kvstore namespace set` changes its limits"
+                )
+            return _with(table, namespace)
+        case Set():
+            return _with(table, _set(_find(table, change.name), change))
+        case Remove(name):
+            _find(table, name)
+            return NamespaceTable(namespaces=tuple(each for each in table.namespaces if each.name != name))
+        case _:
+            assert_never(change)
+
+
+def _set(namespace: Namespace, change: Set) -> Namespace:
+    keys, size, ops, burst, ttl = change.keys_max, change.bytes_max, change.ops_per_s, change.burst, change.ttl_ms
+    if keys is size is ops is burst is ttl is None:
+        raise InvalidRequest(f"namespace {change.name}: want at least one limit to set, got none")
+    if ops == 0 and burst is None:
+        burst = 0  # without a rate there is nothing to burst above
+    return replace(
+        namespace,
+        keys_max=namespace.keys_max if keys is None else keys,
+        bytes_max=namespace.bytes_max if size is None else size,
+        ops_per_s=namespace.ops_per_s if ops is None else ops,
+        burst=namespace.burst if burst is None else burst,
+        ttl_ms=namespace.ttl_ms if ttl is None else ttl,
+    )
+
+
+def _find(table: NamespaceTable, name: str) -> Namespace:
+    found = table.find_or_none(name)
+    if found is None:
+        raise NotThere(f"no namespace {name[:80]!r}; `kvstore namespace list` shows those that there are")
+    return found
+
+
+def _with(table: NamespaceTable, namespace: Namespace) -> NamespaceTable:
+    others = [each for each in table.namespaces if each.name != namespace.name]
+    return NamespaceTable(namespaces=tuple(sorted([*others, namespace], key=lambda each: each.name)))

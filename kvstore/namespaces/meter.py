@@ -1,0 +1,111 @@
+"""Measures what the writes of one entry add to their namespaces, and refuses what may not be. Decides only.
+
+Keys and bytes are those of the records as clients wrote them: a key counts with its own length and its value's, from
+the entry that creates it to the entry that deletes it. What makes nothing more is never refused: deletes, and values
+that take the place of larger ones, above a quota too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvstore.errors import QuotaExceeded
+from kvstore.namespaces.book import Amount, Book
+from kvstore.namespaces.table import Namespace
+
+
+class Step(NamedTuple):
+    """The part of one effect."""
+
+    key: bytes
+    namespace: Namespace
+    keys: int
+    bytes: int
+
+
+class Meter:
+    """Of one entry in the making."""
+
+    __slots__ = ("_book", "_is_together", "_used", "steps")
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._used: dict[str, Amount] = {}
+        """With what this entry adds; of the namespaces that it touches."""
+        self._is_together = False
+        self.steps: list[Step] = []
+
+    # docs/protocol.md N1
+    def put(self, key: bytes, value_bytes: int, old_bytes: int | None) -> None:
+        """The key's value will have so many bytes, and has had `old_bytes`; None: it was absent. Raises QuotaExceeded,
+        and nothing is added."""
+        namespace = self._book.find(key)
+        if namespace is None:
+            return
+        keys, more = (1, len(key) + value_bytes) if old_bytes is None else (0, value_bytes - old_bytes)
+        if not self._is_together:
+            self._check(namespace, keys, more)
+        if keys or more:
+            self._add(Step(key, namespace, keys, more))
+
+    def delete(self, key: bytes, old_bytes: int) -> None:
+        """The key, whose value has had so many bytes, will be absent."""
+        namespace = self._book.find(key)
+        if namespace is not None:
+            self._add(Step(key, namespace, -1, -len(key) - old_bytes))
+
+    # docs/protocol.md N4
+    def expiry_ms(self, key: bytes, now_ms: int) -> int:
+        """When a record expires whose write says nothing about it; 0: never."""
+        namespace = self._book.find(key)
+        return 0 if namespace is None or not namespace.ttl_ms else now_ms + namespace.ttl_ms
+
+    def begin(self, *, is_together: bool) -> int:
+        """Take what comes now as one that is done or undone; `is_together`: and is checked as one, at its end."""
+        self._is_together = is_together
+        return len(self.steps)
+
+    def end(self, mark: int) -> None:
+        """Raise QuotaExceeded if what was added since `mark` is too much together."""
+        if self._is_together:
+            added: dict[str, Amount] = {}
+            for _, namespace, keys, more in self.steps[mark:]:
+                amount = added.setdefault(namespace.name, Amount())
+                amount.keys += keys
+                amount.bytes += more
+            for namespace in self._book.table.namespaces:
+                if (amount_or_none := added.get(namespace.name)) is not None:
+                    self._check(namespace, amount_or_none.keys, amount_or_none.bytes, is_added=True)
+            self._is_together = False
+
+    def undo(self, mark: int) -> None:
+        """Take back what was added since `mark`."""
+        for _, namespace, keys, more in self.steps[mark:]:
+            used = self._used[namespace.name]
+            used.keys -= keys
+            used.bytes -= more
+        del self.steps[mark:]
+        self._is_together = False
+
+    def _add(self, step: Step) -> None:
+        used = self._used_by(step.namespace.name)
+        used.keys += step.keys
+        used.bytes += step.bytes
+        self.steps.append(step)
+
+    def _used_by(self, name: str) -> Amount:
+        found = self._used.get(name)
+        if found is None:
+            found = self._used[name] = self._book.used(name)
+        return found
+
+    def _check(self, namespace: Namespace, keys: int, more: int, *, is_added: bool = False) -> None:
+        used = self._used_by(namespace.name)
+        for quota, limit, has, adds in (
+            ("keys", namespace.keys_max, used.keys, keys),
+            ("bytes", namespace.bytes_max, used.bytes, more),
+        ):
+            before = has - adds if is_added else has
+            if limit and adds > 0 and before + adds > limit:
+                self._book.refused[namespace.name, quota] += 1
+                raise QuotaExceeded(namespace.name, quota, before, limit, adds)

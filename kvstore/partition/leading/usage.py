@@ -1,0 +1,132 @@
+"""Counts what a partition's keys use of each namespace: once, and then by what its leader decides. Decides only.
+
+A leader knows each record that it replaces, so it knows what every entry adds before it is sent, and its count is that
+of the state with all entries in flight. Counting begins with a lead, with a change of the table and with a change of
+what the partition owns; it goes through the namespaces' keys in order, some at a time. What is decided meanwhile on
+keys behind the cursor counts at once, on others when the cursor comes to them. Until it is through, the count is what
+was known before. Nothing of it is stored: the records are the truth, and replicas that never lead pay nothing.
+"""
+
+from __future__ import annotations
+
+from kvstore.access.ranges import end_of_prefix
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.namespaces.book import Amounts, Book, Report, add
+from kvstore.namespaces.meter import Meter
+from kvstore.partition.leading.range_reads import keys_in
+from kvstore.partition.state.overlay import Overlay
+from kvstore.partition.state.rows import data_keys_of, record_of
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span
+
+KEYS_PER_STEP, KEYS_PER_READ, BYTES_PER_STEP = 256, 16, 1 << 20
+"""Some milliseconds; a record may have a megabyte."""
+_BEHIND_ALL = b"\xff" * (KEY_BYTES_MAX + 1)
+"""Behind every key that the store takes."""
+
+
+class Usage:
+    """Of one leadership."""
+
+    def __init__(self, state: State, epoch: int, overlay: Overlay) -> None:
+        self._state, self._epoch, self._overlay = state, epoch, overlay
+        self.book = Book()
+        """Without a namespace, until `join`."""
+        self.amounts: Amounts = {}
+        """With what is in flight."""
+        self._counted_for: tuple[int, tuple[Span, ...]] | None = None
+        """The prefixes and the tokens that were counted, or are."""
+        self._counting: _Counting | None = None
+
+    def join(self, book: Book) -> None:
+        """Count for this server's book from now on."""
+        known = book.lead(self._state.partition, self)
+        if self.book is not book:
+            self.book, self.amounts = book, known
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the count is that of the state, to the byte."""
+        return self._counting is None and self._counted_for == self._wanted()
+
+    def report(self) -> Report:
+        """The use as other servers are told of it."""
+        return Report(self._state.partition, self._epoch, self.amounts, self.is_counted)
+
+    def meter(self) -> Meter:
+        """For the next entry."""
+        return Meter(self.book)
+
+    def admit(self, meter: Meter) -> None:
+        """Count what the meter has measured: it will be in the log."""
+        for step in meter.steps:
+            key, namespace, keys, size = step
+            add(self.amounts, namespace.name, keys, size)
+            if self._counting is not None and key < self._counting.cursor:
+                add(self._counting.amounts, namespace.name, keys, size)
+
+    # docs/protocol.md N1
+    def count_some(self) -> bool:
+        """Count some more keys; True once the count is exact. Raises OSError."""
+        wanted = self._wanted()
+        if self._counted_for != wanted:
+            self._counted_for, self._counting = wanted, _Counting()
+        counting = self._counting
+        if counting is None:
+            return True
+        bounds = next((each for each in map(_bounds, self.book.prefixes.all) if _is_ahead(each, counting.cursor)), None)
+        if bounds is None:
+            self.amounts, self._counting = counting.amounts, None
+            return True
+        first, end = bounds
+        self._count(counting, max(first, counting.cursor), end)
+        return False
+
+    def _count(self, counting: _Counting, start: bytes, end: bytes) -> None:
+        """Count keys of one namespace, `end` empty: the last of all, and leave the cursor behind them."""
+        state, size, at = self._state, 0, 0
+        keys, following = keys_in(state, start, end, KEYS_PER_STEP, state.ownership.owned)
+        found: dict[bytes, int] = {}
+        while at < len(keys) and size < BYTES_PER_STEP:
+            some = keys[at : at + KEYS_PER_READ]
+            for key, row in zip(some, state.engine.multi_get(data_keys_of(some)), strict=True):
+                if row is not None:
+                    found[key] = len(record_of(row).value)
+                    size += len(row)
+            at += len(some)
+        if at < len(keys):
+            following = keys[at]
+        for key, record in self._overlay.rows_between(start, following or end or None).items():
+            if record is None:
+                found.pop(key, None)
+            else:
+                found[key] = len(record[0])
+        for key, value_bytes in found.items():
+            namespace = self.book.find(key)
+            assert namespace is not None, "counted beside its namespace"
+            add(counting.amounts, namespace.name, 1, len(key) + value_bytes)
+        counting.cursor = following or end or _BEHIND_ALL
+
+    def _wanted(self) -> tuple[int, tuple[Span, ...]]:
+        """Say what is to be counted: for which prefixes, and of which tokens."""
+        return self.book.generation, self._state.ownership.owned.spans
+
+
+class _Counting:
+    """A count on its way: keys before `cursor` are in `amounts`."""
+
+    __slots__ = ("amounts", "cursor")
+
+    def __init__(self) -> None:
+        self.amounts: Amounts = {}
+        self.cursor = b""
+
+
+def _bounds(prefix: bytes) -> tuple[bytes, bytes]:
+    """The keys that begin with it are those in [first, second); empty: there is no key behind them."""
+    return prefix, end_of_prefix(prefix) or b""
+
+
+def _is_ahead(bounds: tuple[bytes, bytes], cursor: bytes) -> bool:
+    """Whether some keys between the bounds are not behind the cursor."""
+    return cursor != _BEHIND_ALL and (not bounds[1] or cursor < bounds[1])

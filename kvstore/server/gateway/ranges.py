@@ -1,0 +1,105 @@
+"""Ranges of keys over all partitions, for the gateway: how many keys one has, and their deletion, part by part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from kvstore.client.core.scanning import Bounds
+from kvstore.env import Clock
+from kvstore.errors import OutcomeUnknown, Refused, StoreError
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Code, Flag, Level, Result, Sink
+from kvstore.proto import kv_pb2
+from kvstore.proto.page_token import PageToken
+from kvstore.ring.ring import Ring
+from kvstore.server.grpc.scan import one_page
+from kvstore.server.grpc.scan_slots import Place
+from kvstore.server.routing.ask import ask_session
+from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.keys import Ask, with_one_ring
+
+AT_ONCE = 100
+"""Deletes that one request has under way."""
+
+
+class _Deletes(Sink):
+    """Deletes that are asked for at once, and waited for together."""
+
+    def __init__(self, backend: Backend, keys: Sequence[bytes]) -> None:
+        self.given: asyncio.Future[list[Result | StoreError]] = asyncio.get_running_loop().create_future()
+        self._results: list[Result | StoreError] = [None] * len(keys)
+        self._left = len(keys)
+        for token, key in enumerate(keys):
+            backend.submit(commands.delete(key), self, token)
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._results[token] = result
+        self._left -= 1
+        if not self._left and not self.given.done():
+            self.given.set_result(self._results)
+
+    def flush(self) -> None:
+        """The caller is woken by the last result."""
+
+
+class Deletion(NamedTuple):
+    """The range from where on, and how far, one request deletes."""
+
+    bounds: Bounds
+    cursor: str
+    """Empty: from the first key on."""
+    keys_max: int
+
+
+async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, token: Mapping[str, int]) -> int:
+    """How many keys there are, each partition's as it is when it is asked. Raises StoreError."""
+
+    async def count(ring: Ring) -> int:
+        total = 0
+        for partition in ring.owners:
+            start: bytes | None = bounds.start
+            while start is not None:
+                seen = token.get(partition, 0)
+                op = (Code.RANGE, start, bounds.end, 0, int(Flag.COUNT_ONLY), level, seen)
+                found, start = await ask(op, partition)
+                total += found
+        return total
+
+    return await with_one_ring(lambda: backend.topology.ring, count)
+
+
+async def delete_range(
+    backend: Backend, clock: Clock, wanted: Deletion, place: Place, *, until: float, take: Callable[[int], None]
+) -> tuple[int, str | None]:
+    """Delete keys of the range, each by itself where it is then, up to `keys_max` or until the time is over: how many
+    were there, and where to go on, None: nowhere. `take` is told of the bytes that are held. Raises StoreError:
+    OutcomeUnknown once something may have been deleted."""
+    deleted = 0
+    request = kv_pb2.PageRequest(
+        start=wanted.bounds.start,
+        end=wanted.bounds.end,
+        page_token=wanted.cursor,
+        limit=wanted.keys_max,
+        bare=True,
+        level=Level.LINEARIZABLE.value,  # type: ignore[arg-type]  # the enum's number
+    )
+    try:
+        page = await one_page(backend, partial(ask_session, backend), clock, request, place)
+        take(sum(map(len, page.keys)))
+        for first in range(0, len(page.keys), AT_ONCE):
+            chunk = page.keys[first : first + AT_ONCE]
+            results = await _Deletes(backend, chunk).given
+            deleted += sum(not isinstance(each, StoreError) and each != 0 for each in results)
+            for each in results:
+                if isinstance(each, StoreError):
+                    raise each
+            if clock.now() >= until and first + AT_ONCE < len(page.keys):
+                return deleted, PageToken(chunk[-1] + b"\0", wanted.bounds.end).encode()
+    except Refused as error:
+        if not deleted:
+            raise
+        raise OutcomeUnknown(f"{deleted} keys are deleted, not all: {error}") from error
+    return deleted, page.page_token or None

@@ -1,0 +1,183 @@
+"""Keeps a server's book of namespaces: has what is led here counted, asks the other servers for theirs, and takes this
+server's share of each rate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.namespaces import Book, NamespaceTable
+from kvstore.namespaces.book import Said, decode, encode
+from kvstore.namespaces.rates import Rates
+from kvstore.partition.leading.usage import Usage
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+NAMESPACES = PartitionId("@namespaces")
+"""No partition has this name: calls under it are for the server."""
+TICK_S = 0.5
+"""Between two reports. By what leaders elsewhere admit in this time a quota can be exceeded."""
+CALL_S = 2.0
+
+
+class Counting(Protocol):
+    """A replica that may lead: kvstore.partition.partition.Partition."""
+
+    @property
+    def usage(self) -> Callable[[], Usage | None]: ...
+
+
+class Hosted(Protocol):
+    """The replicas here: kvstore.server.hosting.Hosting."""
+
+    def leading(self) -> Mapping[PartitionId, Counting]: ...
+
+
+class Calls(Protocol):
+    """kvstore.server.peer.links.PeerLinks."""
+
+    async def call(
+        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
+    ) -> bytes: ...
+
+
+class Rated(Protocol):
+    """Where operations of clients pass: kvstore.server.routing.dispatch.Dispatcher."""
+
+    rates: Rates | None
+
+
+class Keeper:
+    """Does nothing while there is no namespace."""
+
+    def __init__(
+        self,
+        env: Env,
+        server: ServerId,
+        rated: Rated,
+        links: Calls,
+        servers: Callable[[], Iterable[ServerId]],
+        partitions: Callable[[], Iterable[PartitionId]],
+    ) -> None:
+        """`servers`: those that are up; `partitions`: those of the ring."""
+        self.book = Book()
+        self.rates = Rates(env.clock.now, self.book.refused)
+        self._env, self._server, self._rated, self._links = env, server, rated, links
+        self._servers, self._partitions = servers, partitions
+        self._hosted: Hosted | None = None
+        self._nursery = env.nursery.child("namespaces' keeper")
+        self._said: dict[ServerId, Said] = {}
+        self._asking: set[ServerId] = set()
+        self._wanted: dict[str, float] = {}
+        self._changed = asyncio.Event()
+
+    def take(self, table: NamespaceTable) -> None:
+        """Go by this table from now on."""
+        if self.book.take(table):
+            self.rates.take(table.namespaces)
+            self._rated.rates = self.rates if self.rates.prefixes.all else None
+            self._changed.set()
+
+    def start(self, hosted: Hosted) -> None:
+        """Look after what is led here."""
+        self._hosted = hosted
+        self._nursery.spawn(self._keep(), name="keep")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Tell another server what is led here."""
+        return encode(Said(self.book.reports(), self._wanted, self.book.refusals()))
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """Numbers by namespace: of what is led here, so that the sums over all servers are the cluster's."""
+        amounts = self.book.led_amounts()
+        found: dict[str, dict[str, Any]] = {}
+        for each in self.book.table.namespaces:
+            amount = amounts.get(each.name)
+            refused = self.book.refused
+            found[each.name] = {
+                "keys": amount.keys if amount is not None else 0,
+                "bytes": amount.bytes if amount is not None else 0,
+                "keys_max": each.keys_max,
+                "bytes_max": each.bytes_max,
+                "rate_max": each.ops_per_s,
+                "operations_total": self.rates.passed[each.name],
+                "refused_keys_total": refused[each.name, "keys"],
+                "refused_bytes_total": refused[each.name, "bytes"],
+                "refused_operations_total": refused[each.name, "operations"],
+            }
+        return found
+
+    def refusals(self) -> dict[str, dict[str, int]]:
+        """How often all servers have refused, as far as they have said so, by namespace and by what."""
+        found: dict[str, dict[str, int]] = {}
+        for refused in (self.book.refusals(), *(self._said[server].refused for server in sorted(self._said))):
+            for name, counts in refused.items():
+                sums = found.setdefault(name, {})
+                for quota, count in counts.items():
+                    sums[quota] = sums.get(quota, 0) + count
+        return found
+
+    def uncounted(self) -> list[PartitionId]:
+        """The partitions whose leaders have not counted yet, or not said so."""
+        return self.book.uncounted(self._partitions())
+
+    async def _keep(self) -> None:
+        while True:
+            if self.book.prefixes.all:
+                await self.look()
+                await self._env.beat.rest(TICK_S)
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def look(self) -> None:
+        """Count, hear and deal once."""
+        assert self._hosted is not None
+        leading = self._hosted.leading()
+        led = {partition: usage for partition in sorted(leading) if (usage := leading[partition].usage()) is not None}
+        for partition, usage in led.items():
+            if self.book.led.get(partition) is not usage:
+                usage.join(self.book)
+        self.book.keep_only(led, set(self._partitions()))
+        await self._count(led)
+        others = set(self._servers()) - {self._server}
+        self._said = {server: said for server, said in self._said.items() if server in others}
+        for server in sorted(others - self._asking):
+            self._asking.add(server)
+            self._nursery.spawn(self._ask(server), name=f"ask {server}")
+        if self._rated.rates is not None:
+            self._wanted = self.rates.wanted()
+            self.rates.deal(
+                self._wanted, [self._said[each].wanted if each in self._said else {} for each in sorted(others)]
+            )
+
+    async def _count(self, led: Mapping[PartitionId, Usage]) -> None:
+        for partition, usage in led.items():
+            try:
+                while True:
+                    if usage.count_some():
+                        break
+                    await asyncio.sleep(0)
+            except OSError as error:  # the leader finds that out itself
+                log.warning("partition=%s what namespaces use cannot be counted now: %s", partition, error)
+
+    async def _ask(self, server: ServerId) -> None:
+        try:
+            said = decode(await self._links.call(server, NAMESPACES, "usage", b"", CALL_S))
+        except (StoreError, msgspec.MsgspecError) as error:
+            log.debug("server=%s does not tell what namespaces use there: %r", server, error)
+        else:
+            self._said[server] = said
+            self.book.hear(said.reports)
+        finally:
+            self._asking.discard(server)

@@ -1,0 +1,1 @@
+"""Load tests with Locust, of one's own workload too: docs/loadtests.md."""

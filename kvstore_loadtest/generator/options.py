@@ -1,0 +1,222 @@
+"""What a load test is asked to do: Locust's extra options, and the value they become."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from dataclasses import asdict, dataclass, fields, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from kvstore.client import ClientConfig, Level
+from kvstore.client.core.config import parse_url
+from kvstore.places import fault_of
+from kvstore_loadtest.generator import shapes
+from kvstore_loadtest.generator.goals import Goals, p99_goals
+from kvstore_loadtest.generator.pacing import EVEN, POISSON
+from kvstore_loadtest.generator.workloads import WORKLOADS, Workload, workloads_of
+
+LEVELS = tuple(level.name.lower() for level in Level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Rates are of the whole run, over all workers. Times are in seconds."""
+
+    workload: str = "ycsb-a"
+    shape: str = "steady"
+    rate: float = 500.0
+    rate_per_user: float = 5.0
+    seconds: float = 60.0
+    warmup: float = 3.0
+    keys: int = 10_000
+    keys_by: str = ""
+    value_size: str = ""
+    level: str = "linearizable"
+    seed: int = 1
+    prefix: str = "load/"
+    preload: bool = True
+    store: str = ""
+    resp: str = ""
+    data_dir: Path = Path("data")
+    errors_max: float = 0.01
+    achieved_min: float = 0.0
+    p99_ms: str = ""
+    report: Path = Path("reports/loadtest.html")
+    baseline: Path | None = None
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"--{name.replace('_', '-')}: want more than 0 and less than infinity, got {value}"
+            for name, value in asdict(self).items()
+            if name in ("rate", "rate_per_user", "seconds", "keys") and not 0 < value < inf
+        ]
+        wrong += [
+            f"--{name.replace('_', '-')}: want 0 to 1, got {value:g}; 0.05 is 5 %"
+            for name, value in asdict(self).items()
+            if name in ("errors_max", "achieved_min") and not 0 <= value <= 1
+        ]
+        if not 0 <= self.warmup < self.seconds:
+            wrong.append(f"--warmup: want 0 to less than --seconds, got {self.warmup:g}")
+        if self.shape not in shapes.NAMES:
+            wrong.append(f"--shape: want one of {', '.join(shapes.NAMES)}, got {self.shape!r}")
+        if self.level not in LEVELS:
+            wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
+        paths = {"data-dir": self.data_dir, "report": self.report, "baseline": self.baseline or ""}
+        wrong += [f"--{name}: {fault}" for name, place in paths.items() if (fault := fault_of(place))]
+        try:
+            p99_goals(self.p99_ms)
+        except ValueError as error:
+            wrong.append(f"--p99-ms: {error}")
+        if not self.report.name or self.report.suffix == ".json":
+            wrong.append(f"--report: want a file for the HTML; the figures go beside it as .json, got {self.report}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    @property
+    def figures(self) -> Path:
+        """Where the report's figures go."""
+        return self.report.with_suffix(".json")
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """Raises ValueError. The knee is looked for with even begins: luck must not look like a rate that is missed."""
+        found = workloads_of(self.workload, keys=self.keys_by, sizes=self.value_size)
+        if self.shape != "knee":
+            return found
+        return [replace(each, arrivals=EVEN) if each.arrivals == POISSON else each for each in found]
+
+    @property
+    def goals(self) -> Goals:
+        return Goals(achieved_min=self.achieved_min, errors_max=self.errors_max, p99_ms=p99_goals(self.p99_ms))
+
+    @property
+    def read_level(self) -> Level:
+        return Level[self.level.upper()]
+
+    @property
+    def is_redis_only(self) -> bool:
+        """Only Redis doors are named: of any cluster, or of Redis itself."""
+        return bool(self.resp) and not self.store
+
+    @property
+    def cluster(self) -> str:
+        """The cluster in a word, for another process."""
+        return json.dumps({"store": self.store, "data_dir": str(self.data_dir)})
+
+    @staticmethod
+    def of_cluster(word: str) -> Options:
+        found = json.loads(word)
+        return Options(store=found["store"], data_dir=Path(found["data_dir"]))
+
+    def client_config(self) -> ClientConfig:
+        """Raises ValueError, OSError."""
+        if self.store:
+            return parse_url(self.store)
+        return ClientConfig(endpoints=tuple(node["grpc"] for node in self._nodes()))
+
+    def resp_nodes(self) -> list[str]:
+        """Raises ValueError, OSError."""
+        if self.resp:
+            return self.resp.split(",")
+        return [] if self.store else [node["resp"] for node in self._nodes()]
+
+    def node_ids(self) -> list[str]:
+        return [node["id"] for node in self._nodes()]
+
+    def check_paths(self) -> None:
+        """Raises ValueError if the report cannot be written or the baseline not be read. A worker needs neither."""
+        for path in (self.report, self.figures):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                is_new = not path.exists()
+                path.open("ab").close()
+                if is_new:
+                    path.unlink()
+            except OSError as error:
+                raise ValueError(f"--report: cannot write {path}: {error.strerror}") from None
+        if self.baseline is not None:
+            try:
+                read_json(self.baseline)
+            except (OSError, ValueError) as error:
+                raise ValueError(f"--baseline: {error}; --baseline '' compares with none") from None
+
+    @property
+    def pulse_folder(self) -> Path:
+        """On the store's disk if that is here, else on the report's."""
+        is_local = not self.store and not self.resp and os.access(self.data_dir, os.W_OK)
+        return self.data_dir if is_local else self.report.parent
+
+    def document(self) -> dict[str, Any]:
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        path = self.data_dir / "cluster.json"
+        try:
+            found: list[dict[str, Any]] = json.loads(path.read_bytes())["nodes"]
+        except FileNotFoundError:
+            raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
+        return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises OSError, and ValueError for what is no object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"want an object in {path}, got {type(found).__name__}")
+    return found
+
+
+def path_word(word: str) -> Path:
+    """A path on a command line, for argparse. Raises ArgumentTypeError."""
+    if fault := fault_of(word):
+        raise ArgumentTypeError(fault)
+    return Path(word)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add ours to Locust's. Defaults are those of Options."""
+    default = Options()
+    group = parser.add_argument_group("kvstore options")
+
+    def option(name: str, help_text: str, **more: Any) -> None:
+        value = getattr(default, name)
+        value = str(value) if isinstance(value, Path) else value  # these travel to workers as text and numbers
+        more.setdefault("type", type(value))
+        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=f"{help_text} Default: {value}", **more)
+
+    option("workload", f"One of {', '.join(WORKLOADS)}, or several, comma-separated, one for each user in turn.")
+    option("shape", f"How the rate moves: {', '.join(shapes.NAMES)}.")
+    option("rate", "Operations per second in all, rounded up to whole users; the knee is looked for from here on.")
+    option("rate_per_user", "Operations per second of each user: more users for fewer.")
+    option("seconds", "How long.")
+    option("warmup", "Of it, seconds that are in no table.")
+    option("keys", "Records that are there from the start.")
+    option("keys_by", "Another key chooser: uniform, zipfian[:constant], latest[:constant], hotset[:hot:wanted].")
+    option("value_size", "Other sizes: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, mix:100=90,10000=10.")
+    option("level", f"Of reads through gRPC: {', '.join(LEVELS)}.")
+    option("seed", "Of all that is drawn.")
+    option("prefix", "What the keys begin with.")
+    option("preload", "Write all records first.", action=BooleanOptionalAction, type=None)
+    option("store", "The cluster: kv://host:port,host:port, instead of --data-dir.")
+    option("resp", "Its Redis doors, host:port,host:port; without --store nothing but these is used.")
+    option("data_dir", "A local cluster's directory; chaos needs one.")
+    option("errors_max", "Errors that are allowed, of all operations: 0 to 1.")
+    option("achieved_min", "Operations that must be done, of those due: 0 to 1.")
+    option("p99_ms", "Milliseconds that p99 may be: 50, or by operation: read=20,update=50; or both: read=20,50.")
+    option("report", "Where the HTML goes; the figures go beside it as JSON.")
+    group.add_argument("--baseline", default="", help="Compare with this; exit code 1 on a fall.")
+
+
+def options_of(parsed: Namespace) -> Options:
+    """Raises ValueError."""
+    values = {field.name: getattr(parsed, field.name) for field in fields(Options)}
+    for name in ("data_dir", "report"):
+        values[name] = Path(values[name])
+    values["baseline"] = Path(values["baseline"]) if values["baseline"] else None
+    return Options(**values)

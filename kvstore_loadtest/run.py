@@ -1,0 +1,84 @@
+"""`kvstore-loadtest`: load tests of a cluster that serves, by Locust.
+
+    kvstore-loadtest [--data-dir DIR | --store kv://host:port --resp host:port] [any option below] [GrpcUser|RespUser]
+    kvstore-loadtest -f shop.py --data-dir data Shop        # a workload of one's own: docs/loadtests.md
+    kvstore-loadtest --web --data-dir data                  # Locust's pages start the runs, as many as wanted
+
+The report is reports/loadtest.html. The exit code is Locust's: 0 as it must be, 1 not so, 2 wrong usage, 3 spoiled: the
+load generator itself was late or starved, and the run says nothing of the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore_loadtest.generator.options import Options, add_options, options_of, path_word
+from kvstore_loadtest.generator.workloads import Draws
+
+LOCUSTFILE = Path(__file__).parent / "locustfile.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="kvstore-loadtest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    own = parser.add_argument_group("how it is run")
+    own.add_argument("-f", "--locustfile", type=path_word, default=LOCUSTFILE, help="With users of your own.")
+    own.add_argument("--web", action="store_true", help="Serve Locust's pages, by default at port 8089.")
+    add_options(parser)
+    options = checked(parser, sys.argv[1:])
+    mine = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    mine.add_argument("-f", "--locustfile", type=Path, default=LOCUSTFILE)
+    mine.add_argument("--web", action="store_true")
+    asked, words = mine.parse_known_args(sys.argv[1:])
+    try:
+        if not asked.locustfile.is_file():
+            raise ValueError(f"--locustfile: there is no file {asked.locustfile}")
+        if not options.store and not options.resp and "--worker" not in words:
+            options.node_ids()  # whether there is such a cluster
+    except (ValueError, OSError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run_locust(words, file=asked.locustfile, has_pages=asked.web))
+
+
+def checked(parser: argparse.ArgumentParser, words: Sequence[str]) -> Options:
+    """What is wrong is told before anything is started for it. Words that only Locust knows are Locust's to judge."""
+    try:
+        options = options_of(parser.parse_known_args(words)[0])
+        for workload in options.workloads:
+            Draws(workload, 1)
+        options.check_paths()
+    except ValueError as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        sys.exit(2)
+    return options
+
+
+def run_locust(
+    words: Sequence[str], *, file: Path = LOCUSTFILE, has_pages: bool = False, is_quiet: bool = False
+) -> int:
+    """Run Locust; returns its exit code. Interrupted or asked to end, it still writes its report."""
+    output = subprocess.DEVNULL if is_quiet else None
+    frame = () if has_pages else ("--headless", "--only-summary")
+    command = [sys.executable, "-m", "locust", "-f", str(file), *frame, *words]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # In a session of its own: an interrupt reaches it by us, and once.
+    process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        return process.wait()
+    finally:  # a second interrupt: the cluster may go away, and Locust must go before
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,165 @@
+"""Namespaces on real processes: the commands of docs/operations.md word for word, refusals at every door, and what is
+used to the byte after a leader's death, a change of the ring and a restart of every node."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+import redis
+
+from kvstore.client import Client
+from kvstore.errors import QuotaExceeded
+from tests.cluster.harness import Cluster, running_cluster
+from tests.source import ROOT
+
+pytestmark = [pytest.mark.cluster]
+KEYS_MAX = 40
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("namespaces")) as started:
+        yield started
+
+
+def command(cluster: Cluster, *words: str) -> Any:
+    """What a command of the CLI says as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kvstore", *words, "--json"],
+        cwd=cluster.directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def wait_used(cluster: Cluster, name: str, keys: int, size: int) -> None:
+    """Return once every server counts so much."""
+
+    def is_counted() -> bool:
+        shown = [command(cluster, "namespace", "show", name, "--server", node.grpc) for node in cluster.file.nodes]
+        return all((each["keys"], each["bytes"], each["counting"]) == (keys, size, []) for each in shown)
+
+    cluster.wait_until(is_counted, f"{keys} keys and {size} bytes of {name} are counted")
+
+
+def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("### Namespaces\n")[2]
+    block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    script, wanted = ["set -eu", f'kvstore() {{ {sys.executable} -m kvstore "$@"; }}'], []
+    for line in block[1].splitlines():
+        typed, _, says = line.partition("# says: ")
+        script += [typed, "echo '--- done'"]
+        wanted.append((typed, says))
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=cluster.directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    parts = done.stdout.split("--- done\n")
+    assert len(parts) == len(wanted) + 1
+    assert len(wanted) > 8
+    for (typed, says), said in zip(wanted, parts, strict=False):
+        assert says in said, f"{typed}\n{said}"
+
+
+def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
+    command(cluster, "namespace", "add", "full", "full/", "--keys", "1")
+    with Client(cluster.url) as client:
+        client.put(b"full/1", b"x")
+        wait_used(cluster, "full", 1, 7)
+        for node in cluster.ids:
+            with pytest.raises(redis.ResponseError, match=r"^QUOTA namespace full: 1 of 1 keys"):
+                cluster.redis(node).set("full/2", "x")
+            connection = HTTPConnection(*cluster.address(node, "http"), timeout=20)
+            connection.request("PUT", "/v1/keys/full%2F3", b"x")
+            answer = connection.getresponse()
+            told = json.loads(answer.read())
+            connection.close()
+            assert answer.status == 507
+            assert (told["reason"], told["namespace"], told["quota"]) == ("QUOTA_EXCEEDED", "full", "keys")
+            assert (told["used"], told["limit"], told["wanted"], told["outcome"]) == (1, 1, 1, "refused")
+        with pytest.raises(QuotaExceeded) as refused:
+            client.put(b"full/4", b"x")
+        assert (refused.value.namespace, refused.value.used, refused.value.limit) == ("full", 1, 1)
+        assert client.delete(b"full/1")
+        wait_used(cluster, "full", 0, 0)
+        client.put(b"full/4", b"x")
+        client.delete(b"full/4")
+    page = b"".join(cluster.http(node, "/metrics") for node in cluster.ids).decode()
+    refusals = re.findall(r'kvstore_namespace_refused_keys_total\{namespace="full"\} (\S+)', page)
+    assert sum(map(float, refusals)) == 7
+
+
+def test_a_rate_is_held_and_clients_come_again_by_themselves(cluster: Cluster) -> None:
+    command(cluster, "namespace", "add", "slow", "slow/", "--ops", "30", "--burst", "30")
+    door = cluster.redis("n1")
+    pipeline = door.pipeline(transaction=False)
+    for _ in range(1000):
+        pipeline.get("slow/1")
+    answers = pipeline.execute(raise_on_error=False)
+    refused = [str(each) for each in answers if isinstance(each, redis.ResponseError)]
+    assert len(refused) > 500, "a second of 30, on a machine however slow"
+    assert all(
+        re.search(r"namespace slow: its 30 operations/s are used up .* try again in \d+ ms", each) for each in refused
+    )
+    with Client(cluster.url) as client:
+        for number in range(40):
+            client.put(b"slow/1", b"%d" % number)
+        assert client.get(b"slow/1").value == b"39"  # type: ignore[union-attr]
+    command(cluster, "namespace", "remove", "slow")
+
+
+@pytest.mark.slow
+def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster) -> None:
+    command(cluster, "namespace", "add", "app", "app/", "--keys", str(KEYS_MAX), "--bytes", "1G")
+    with Client(cluster.url) as client:
+        values = {f"app/{number}": bytes(number) for number in range(KEYS_MAX)}
+        size = sum(len(key) + len(value) for key, value in values.items())
+        for key, value in values.items():
+            client.put(key.encode(), value)
+        wait_used(cluster, "app", KEYS_MAX, size)
+
+        victim = cluster.leaders()["p1"]
+        cluster.kill(victim)
+        cluster.wait_led(by_other_than=victim)
+        cluster.start_node(victim)
+        cluster.wait_ready()
+        wait_used(cluster, "app", KEYS_MAX, size)
+        with pytest.raises(QuotaExceeded):
+            client.put(b"app/more", b"")
+
+        command(cluster, "ring", "add", "p4")
+        cluster.wait_until(lambda: not command(cluster, "ring", "status")["moves"], "all ranges have moved")
+        wait_used(cluster, "app", KEYS_MAX, size)
+        with pytest.raises(QuotaExceeded):
+            client.put(b"app/more", b"")
+
+    cluster.kill_everything()
+    cluster.start_zookeeper()
+    for node in cluster.ids:
+        cluster.start_node(node)
+    cluster.wait_ready()
+    wait_used(cluster, "app", KEYS_MAX, size)
+    with Client(cluster.url) as client:
+        client.delete(b"app/0")
+        wait_used(cluster, "app", KEYS_MAX - 1, size - len("app/0"))
+        client.put(b"app/more", b"")
+        with pytest.raises(QuotaExceeded):
+            client.put(b"app/again", b"")

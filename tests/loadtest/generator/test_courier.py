@@ -1,0 +1,93 @@
+"""The courier brings what gevent's users ask for, as the client in their own process would, and tells when."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kvstore_loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
+from kvstore_loadtest.report.recorder import USE_S, Recorder
+from tests.client.model import ModelCluster
+from tests.client.serving import serving_in_a_thread
+from tests.conftest import ROOT
+
+SCRIPT = """
+import locust, gevent, os, signal, sys, time
+from kvstore.client import Level
+from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
+from kvstore_loadtest.generator.courier import Courier
+from kvstore_loadtest.generator.options import Options
+
+courier = Courier()
+courier.wait_started()
+courier.open(Options(store=sys.argv[1]).cluster)
+at, level = time.time(), Level.LINEARIZABLE
+version = courier.put(b"k", b"v", if_version=0)
+sent, heard = courier.times
+assert at <= sent <= heard <= time.time()
+found = courier.get(b"k", level=level)
+assert (found.value, found.version, courier.get(b"none", level=level)) == (b"v", version, None)
+try:
+    courier.put(b"k", b"w", if_version=0)
+except ConditionFailed as error:
+    assert error.version == version, error
+else:
+    raise AssertionError("a condition that is not met")
+users = [gevent.spawn(courier.put, b"s%03d" % number, b"%d" % number) for number in range(200)]
+gevent.joinall(users, raise_error=True)
+scanned = list(courier.scan(b"s", b"t", limit=150, level=level))
+assert [(key, item.value) for key, item in scanned] == [(b"s%03d" % n, b"%d" % n) for n in range(150)]
+assert courier.processor_s > 0
+os.kill(courier._process.pid, signal.SIGSTOP)
+waiting = gevent.spawn(courier.get, b"k", level=level)
+gevent.sleep(0)
+os.kill(courier._process.pid, signal.SIGKILL)
+waiting.join()
+assert isinstance(waiting.exception, OutcomeUnknown), waiting.exception
+try:
+    courier.get(b"k", level=level)
+except Unavailable:
+    print("done", flush=True)
+courier.close()
+try:
+    Courier().open(Options(store="kv://127.0.0.1:9?timeout=500ms").cluster)
+except StoreError as error:
+    print("127.0.0.1:9" in str(error), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_what_users_ask_for_is_brought_and_its_errors_are_the_stores() -> None:
+    """In a process that gevent has patched, as Locust's is."""
+    with serving_in_a_thread(ModelCluster()) as servers:
+        command = [sys.executable, "-c", SCRIPT, servers.patient_url]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.split() == ["done", "True"], done.stderr[-3000:]
+
+
+def test_messages_come_whole_however_they_are_cut() -> None:
+    sent = [
+        [Request(1, "put", b"k", value=bytes(300), if_version=0)],
+        [Request(2, "get", b"k"), Request(3, "get", b"")],
+    ]
+    data = b"".join(map(message, sent))
+    for size in (1, 3, 4, 100, len(data)):
+        messages: Messages[list[Request]] = Messages(list[Request])
+        found = [each for at in range(0, len(data), size) for each in messages.feed(data[at : at + size])]
+        assert found == sent
+    answers = Answers([Told(1, 1.5, 2.5, [(b"k", b"v", 7)], ("R", "m", {"version": "7"}))], 0.5, None)
+    assert list(Messages(Answers).feed(message(answers))) == [answers]
+
+
+def test_a_courier_that_is_busy_or_starves_is_part_of_the_load_generator() -> None:
+    recorder = Recorder()
+    times = iter([(0.0, 0.0), (0.95 * USE_S, 0.5 * USE_S)])
+    recorder.beside = lambda: next(times)
+    recorder.look(100.0, 0.0)
+    recorder.look(100.0 + USE_S, 0.1 * USE_S)
+    assert recorder.busiest == 0.95
+    assert recorder.queued is not None
+    assert recorder.queued >= 0.5

@@ -1,0 +1,26 @@
+"""The pulse of the machine is measured for a few seconds, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvstore_loadtest.pulse import figures, measure
+
+
+def test_the_figures_are_quantiles_in_milliseconds() -> None:
+    assert figures([number / 1000 for number in range(100, 0, -1)]) == {"pulse_p50_ms": 51.0, "pulse_p95_ms": 96.0}
+
+
+def test_a_few_times_say_nothing() -> None:
+    assert figures([0.001] * 9) == {}
+
+
+def test_it_is_over_after_its_seconds_and_leaves_nothing(tmp_path: Path) -> None:
+    found = measure(tmp_path, 0.8)
+    assert 0 < found["pulse_p50_ms"] <= found["pulse_p95_ms"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pulse_that_is_too_short_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    assert measure(tmp_path, 0.0) == {}
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,127 @@
+"""What servers tell each other of namespaces, and by how much a quota can be exceeded for it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvstore.errors import QuotaExceeded
+from kvstore.namespaces import Book, Meter, Namespace, NamespaceTable, Report
+from kvstore.namespaces.book import Amount, Amounts, Said, add, decode, encode
+from kvstore.types import PartitionId
+
+LIMIT = 200
+SPACE = NamespaceTable(namespaces=(Namespace(name="n", prefix=b"n/", keys_max=LIMIT, bytes_max=100_000),))
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+class Led:
+    """A lead of one partition."""
+
+    def __init__(self, partition: PartitionId, epoch: int = 1) -> None:
+        self.partition, self.epoch = partition, epoch
+        self.amounts: Amounts = {}
+
+    def report(self) -> Report:
+        return Report(self.partition, self.epoch, self.amounts)
+
+
+def copied(book: Book) -> list[Report]:
+    return decode(encode(Said(book.reports()))).reports
+
+
+def of(partition: PartitionId, epoch: int, keys: int) -> Report:
+    return Report(partition, epoch, {"n": Amount(keys, keys)})
+
+
+# docs/protocol.md N3
+def test_a_former_leader_does_not_take_back_what_its_successor_says() -> None:
+    book = Book()
+    book.hear([of(P1, 2, 5)])
+    book.hear([of(P1, 1, 50)])
+    assert book.used("n").keys == 5
+    book.hear([of(P1, 2, 6), of(P2, 1, 1)])
+    assert book.used("n") == Amount(7, 7)
+
+
+def test_what_is_led_here_counts_once_whatever_others_said_of_it() -> None:
+    book, own = Book(), Led(P1, epoch=3)
+    book.hear([of(P1, 2, 50), of(P2, 1, 1)])
+    assert book.lead(P1, own) == {"n": Amount(50, 50)}
+    own.amounts = {"n": Amount(3, 3)}
+    assert book.used("n").keys == 4
+    book.hear([of(P1, 2, 60)])
+    assert book.used("n").keys == 4
+
+
+def test_what_a_lead_had_stays_until_its_successor_reports() -> None:
+    book, own = Book(), Led(P1)
+    book.lead(P1, own)
+    own.amounts = {"n": Amount(9, 9)}
+    book.keep_only([], [P1])
+    assert book.used("n").keys == 9
+    book.hear([of(P1, 2, 8)])
+    assert book.used("n").keys == 8
+    book.keep_only([], [P2])  # it has left the ring
+    assert book.used("n").keys == 0
+
+
+def test_a_report_of_unknown_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="array"):
+        decode(b"\x00")
+
+
+def test_counts_of_namespaces_that_are_gone_are_forgotten() -> None:
+    book = Book()
+    book.take(SPACE)
+    book.refused["n", "keys"] += 1
+    assert book.refusals() == {"n": {"keys": 1}}
+    assert book.take(NamespaceTable())
+    assert book.refusals() == {}
+    assert not book.take(NamespaceTable())
+
+
+# docs/protocol.md N2
+@pytest.mark.parametrize("seed", range(30))
+def test_a_quota_is_exceeded_by_no_more_than_what_others_admit_between_two_reports(seed: int) -> None:
+    """Three servers, six partitions; reports come late, out of order, or not at all for a while; keys are deleted."""
+    random = Random(seed)
+    books = [Book() for _ in range(3)]
+    leads: dict[PartitionId, tuple[int, Led]] = {}
+    for number in range(6):
+        partition = PartitionId(f"p{number}")
+        leads[partition] = (number % 3, Led(partition))
+    for book in books:
+        book.take(SPACE)
+    for partition, (server, led) in leads.items():
+        books[server].lead(partition, led)
+    untold = {(teller, hearer): 0 for teller in range(3) for hearer in range(3) if teller != hearer}
+    """Keys admitted at the first that the second has not heard of."""
+    exceeded = 0
+    for number in range(3000):
+        server, led = leads[random.choice(sorted(leads))]
+        meter = Meter(books[server])
+        try:
+            meter.put(b"n/%d" % number, 1, None)
+        except QuotaExceeded:
+            pass
+        else:
+            add(led.amounts, "n", 1, 1)
+            for pair in untold:
+                untold[pair] += pair[0] == server
+            total = sum(led.amounts["n"].keys for _, led in leads.values() if "n" in led.amounts)
+            unheard = sum(untold[other, server] for other in range(3) if other != server)
+            assert total <= LIMIT + unheard
+            exceeded = max(exceeded, total - LIMIT)
+        if random.random() < 0.05:
+            teller, hearer = random.sample(range(3), 2)
+            books[hearer].hear(copied(books[teller]))
+            untold[teller, hearer] = 0
+        if random.random() < 0.1:  # a delete is never refused
+            server, led = leads[random.choice(sorted(leads))]
+            if "n" in led.amounts and led.amounts["n"].keys:
+                meter = Meter(books[server])
+                meter.delete(b"n/x", 1)
+                add(led.amounts, "n", -1, -1)
+    assert exceeded > 0, "nothing was ever late, so nothing was tried"

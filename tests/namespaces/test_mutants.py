@@ -1,0 +1,149 @@
+"""Tests that cannot fail prove nothing: each way to break a namespace is caught by the sentence beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from kvstore.namespaces import rates
+from kvstore.namespaces.book import Book, Report
+from kvstore.namespaces.meter import Meter
+from kvstore.partition.leading.evaluate import Evaluator
+from kvstore.partition.leading.usage import Usage
+from tests.namespaces import test_book, test_rates
+from tests.partition.leading import test_usage
+
+Patch = pytest.MonkeyPatch
+
+
+def let_writes_of_a_namespace_take_the_short_way(patch: Patch) -> None:
+    patch.setattr(Evaluator, "_prefixes", property(lambda self: (), lambda self, value: None), raising=False)
+
+
+def refuse_what_makes_nothing_more(patch: Patch) -> None:
+    check = Meter._check
+    patch.setattr(Meter, "_check", lambda self, space, keys, more, **how: check(self, space, max(1, keys), more, **how))
+
+
+def judge_a_batch_write_by_write(patch: Patch) -> None:
+    begin = Meter.begin
+    patch.setattr(Meter, "begin", lambda self, *, is_together: begin(self, is_together=False))
+
+
+def keep_what_an_undone_batch_has_added(patch: Patch) -> None:
+    patch.setattr(Meter, "undo", lambda self, mark: None)
+
+
+def count_what_comes_behind_the_cursor_only_once_it_is_there(patch: Patch) -> None:
+    admit = Usage.admit
+
+    def forgetful(self: Usage, meter: Meter) -> None:
+        counting, self._counting = self._counting, None
+        admit(self, meter)
+        self._counting = counting
+
+    patch.setattr(Usage, "admit", forgetful)
+
+
+def count_without_what_is_in_flight(patch: Patch) -> None:
+    count = Usage._count
+
+    def without(self: Usage, counting: Any, start: bytes, end: bytes) -> None:
+        overlay, self._overlay = self._overlay, type(self._overlay)()
+        count(self, counting, start, end)
+        self._overlay = overlay
+
+    patch.setattr(Usage, "_count", without)
+
+
+def go_by_nothing_until_it_is_counted(patch: Patch) -> None:
+    lead = Book.lead
+
+    def blank(self: Book, partition: Any, own: Any) -> Any:
+        lead(self, partition, own)
+        return {}
+
+    patch.setattr(Book, "lead", blank)
+
+
+def believe_whoever_spoke_last(patch: Patch) -> None:
+    def hear(self: Book, reports: Iterable[Report]) -> None:
+        self.heard |= {report.partition: report for report in reports}
+        self._elsewhere = None
+
+    patch.setattr(Book, "hear", hear)
+
+
+def forget_a_lead_that_has_ended(patch: Patch) -> None:
+    def keep_only(self: Book, led: Any, partitions: Any) -> None:
+        self.led = {partition: own for partition, own in self.led.items() if partition in led}
+        self.heard = {partition: report for partition, report in self.heard.items() if partition in partitions}
+        self._elsewhere = None
+
+    patch.setattr(Book, "keep_only", keep_only)
+
+
+def go_by_what_is_led_here_alone(patch: Patch) -> None:
+    patch.setattr(Book, "hear", lambda self, reports: None)
+
+
+def give_no_default_ttl(patch: Patch) -> None:
+    patch.setattr(Meter, "expiry_ms", lambda self, key, now_ms: 0)
+
+
+def give_each_server_the_whole_rate(patch: Patch) -> None:
+    patch.setattr(rates, "share_of", lambda rate, own, others: rate)
+
+
+def take_from_the_bucket_what_is_refused(patch: Patch) -> None:
+    wait_s = rates.Bucket.wait_s
+
+    def eager(self: rates.Bucket, operations: int, now: float) -> float:
+        found = wait_s(self, operations, now)
+        if found:
+            self.take(operations)
+        return found
+
+    patch.setattr(rates.Bucket, "wait_s", eager)
+
+
+MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
+    let_writes_of_a_namespace_take_the_short_way: lambda patch: (
+        test_usage.test_a_write_above_the_quota_of_keys_is_refused_and_says_how_much()
+    ),
+    refuse_what_makes_nothing_more: lambda patch: test_usage.test_what_is_above_a_lowered_quota_stays_and_can_shrink(),
+    judge_a_batch_write_by_write: lambda patch: test_usage.test_a_batch_is_judged_by_what_it_comes_to(),
+    keep_what_an_undone_batch_has_added: lambda patch: (
+        test_usage.test_a_batch_that_is_undone_counts_for_nothing_in_the_entry_of_others()
+    ),
+    count_what_comes_behind_the_cursor_only_once_it_is_there: lambda patch: _some_seeds(patch),
+    count_without_what_is_in_flight: lambda patch: _some_seeds(patch),
+    go_by_nothing_until_it_is_counted: lambda patch: (
+        test_usage.test_a_new_leader_goes_by_what_was_known_until_it_has_counted()
+    ),
+    believe_whoever_spoke_last: lambda patch: (
+        test_book.test_a_former_leader_does_not_take_back_what_its_successor_says()
+    ),
+    forget_a_lead_that_has_ended: lambda patch: test_book.test_what_a_lead_had_stays_until_its_successor_reports(),
+    go_by_what_is_led_here_alone: lambda patch: test_usage.test_other_leaders_use_counts(),
+    give_no_default_ttl: lambda patch: test_usage.test_a_write_that_names_no_ttl_gets_that_of_the_namespace(),
+    give_each_server_the_whole_rate: lambda patch: (
+        test_rates.test_all_servers_together_let_the_rate_through_once_they_have_told_each_other()
+    ),
+    take_from_the_bucket_what_is_refused: lambda patch: test_rates.test_what_is_refused_takes_nothing(),
+}
+"""How to break it, and the test that notices."""
+
+
+def _some_seeds(patch: Patch) -> None:
+    for seed in range(10):
+        test_usage.test_the_count_is_that_of_the_state_whatever_is_written_while_it_is_made(seed, patch)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_broken_namespace_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
+        MUTANTS[mutant](monkeypatch)

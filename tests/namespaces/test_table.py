@@ -1,0 +1,92 @@
+"""A table of namespaces cannot be built wrong, and changes say what they want."""
+
+import pytest
+
+from kvstore.errors import InvalidRequest
+from kvstore.namespaces import Add, Namespace, NamespaceTable, NotThere, Remove, Set, applied
+from kvstore.namespaces.table import NAMESPACES_MAX, Prefixes
+
+SHOP = Namespace(name="shop", prefix=b"shop/", keys_max=10, bytes_max=1000)
+BLOG = Namespace(name="blog", prefix=b"blog/")
+
+
+@pytest.mark.parametrize(("one", "other"), [(b"a", b"a"), (b"a", b"ab"), (b"a/", b"a/b/c"), (b"\xff", b"\xff\xff")])
+def test_a_prefix_within_another_is_refused_because_a_key_would_be_in_two(one: bytes, other: bytes) -> None:
+    table = applied(NamespaceTable(), Add(Namespace(name="one", prefix=one)))
+    with pytest.raises(InvalidRequest, match="overlap"):
+        applied(table, Add(Namespace(name="other", prefix=other)))
+
+
+def test_each_key_is_in_the_namespace_whose_prefix_it_has_or_in_none() -> None:
+    spaces = [
+        Namespace(name=f"n{number}", prefix=prefix) for number, prefix in enumerate([b"a/", b"a0", b"b", b"\xff"])
+    ]
+    prefixes = Prefixes(tuple(spaces))
+    for key in (b"", b"a", b"a/", b"a/x", b"a0", b"a1", b"b", b"bz", b"c", b"\xff", b"\xff\xff\x00"):
+        wanted = next((each for each in spaces if key.startswith(each.prefix)), None)
+        assert prefixes.find(key) == wanted, key
+        assert key.startswith(prefixes.all) == (wanted is not None), key
+
+
+def test_without_a_namespace_no_key_is_in_one() -> None:
+    assert Prefixes(()).find(b"k") is None
+    assert not b"k".startswith(Prefixes(()).all)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "a b"},
+        {"name": "x" * 64},
+        {"prefix": b""},
+        {"prefix": b"p" * 1025},
+        {"keys_max": -1},
+        {"bytes_max": 1 << 54},
+        {"burst": 5},
+        {"ttl_ms": -5},
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    given = {"name": "a", "prefix": b"a", **wrong}
+    with pytest.raises(ValueError, match="want"):
+        Namespace(**given)  # type: ignore[arg-type]
+
+
+def test_there_are_no_more_than_metrics_bear() -> None:
+    many = tuple(Namespace(name=f"n{number:04}", prefix=b"%04d" % number) for number in range(NAMESPACES_MAX + 1))
+    assert len(NamespaceTable(namespaces=many[:-1]).namespaces) == NAMESPACES_MAX
+    with pytest.raises(ValueError, match="at most 256"):
+        NamespaceTable(namespaces=many)
+
+
+def test_a_change_that_is_done_already_changes_nothing() -> None:
+    table = applied(NamespaceTable(), Add(SHOP))
+    assert applied(table, Add(SHOP)) == table
+    assert (
+        applied(applied(table, Set(name="shop", keys_max=5)), Set(name="shop", keys_max=5)).namespaces[0].keys_max == 5
+    )
+
+
+def test_limits_that_are_not_named_stay() -> None:
+    table = applied(applied(NamespaceTable(), Add(SHOP)), Add(BLOG))
+    table = applied(table, Set(name="shop", ops_per_s=100, burst=7))
+    found = table.find_or_none("shop")
+    assert found is not None
+    assert (found.keys_max, found.bytes_max, found.ops_per_s, found.burst) == (10, 1000, 100, 7)
+    found = applied(table, Set(name="shop", ops_per_s=0)).find_or_none("shop")
+    assert found is not None
+    assert (found.ops_per_s, found.burst) == (0, 0)
+    assert table.find_or_none("blog") == BLOG
+
+
+def test_a_name_with_another_prefix_is_another_namespace() -> None:
+    table = applied(NamespaceTable(), Add(SHOP))
+    with pytest.raises(InvalidRequest, match="there already"):
+        applied(table, Add(Namespace(name="shop", prefix=b"other/")))
+    with pytest.raises(InvalidRequest, match="at least one limit"):
+        applied(table, Set(name="shop"))
+    for change in (Set(name="nobody", keys_max=1), Remove("nobody")):
+        with pytest.raises(NotThere, match="nobody"):
+            applied(table, change)
+    assert applied(table, Remove("shop")) == NamespaceTable()

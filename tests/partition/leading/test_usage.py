@@ -1,0 +1,305 @@
+"""What a leader counts of its namespaces is what its state has, to the byte, and what is above a quota is refused."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvstore.errors import ConditionFailed, QuotaExceeded, StoreError
+from kvstore.namespaces import Book, Namespace, NamespaceTable
+from kvstore.namespaces.book import Amount, Report
+from kvstore.partition.leading import usage
+from kvstore.partition.state.commands import (
+    Code,
+    Flag,
+    Op,
+    RequestId,
+    append,
+    batch,
+    delete,
+    delete_range,
+    expire,
+    get,
+    increment,
+    put,
+)
+from kvstore.partition.state.rows import ALL_DATA, key_of_data, record_of
+from tests.partition.one_partition import P1, TIME_MS, Partition
+
+CLIENT = bytes(range(16))
+PREFIXES = {"a": b"a/", "b": b"b"}
+
+
+def table(**limits: int) -> NamespaceTable:
+    """Two namespaces, the first with these limits."""
+    return NamespaceTable(
+        namespaces=(Namespace(name="a", prefix=b"a/", **limits), Namespace(name="b", prefix=b"b", ttl_ms=5_000))
+    )
+
+
+def led(**limits: int) -> tuple[Partition, Book]:
+    p, book = Partition(), Book()
+    book.take(table(**limits))
+    p.leader.usage.join(book)
+    p.start()
+    count(p)
+    return p, book
+
+
+def count(p: Partition) -> None:
+    for _ in range(10_000):
+        if p.leader.usage.count_some():
+            return
+    raise AssertionError("counting does not end")
+
+
+def in_engine(p: Partition) -> dict[str, Amount]:
+    """The slow way."""
+    found: dict[str, Amount] = {}
+    for row_key, row in p.engine.iterate(*ALL_DATA):
+        key = key_of_data(row_key)
+        for name, prefix in PREFIXES.items():
+            if key.startswith(prefix):
+                amount = found.setdefault(name, Amount())
+                amount.keys += 1
+                amount.bytes += len(key) + len(record_of(row).value)
+    return found
+
+
+def counted(p: Partition) -> dict[str, Amount]:
+    return {name: amount for name, amount in p.leader.usage.amounts.items() if amount.keys or amount.bytes}
+
+
+# ── quotas ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_write_above_the_quota_of_keys_is_refused_and_says_how_much() -> None:
+    p, _ = led(keys_max=2)
+    assert p.do(put(b"a/1", b"x")) == 1
+    assert p.do(put(b"a/2", b"x")) == 2
+    refused = p.do(put(b"a/3", b"x"))
+    assert isinstance(refused, QuotaExceeded)
+    assert (refused.namespace, refused.quota, refused.used, refused.limit, refused.wanted) == ("a", "keys", 2, 2, 1)
+    assert "2 of 2 keys are used" in str(refused)
+    assert p.do(put(b"a/1", b"another")) == 3, "an overwrite adds no key"
+    assert p.do(put(b"c", b"free")) == 4
+    assert p.do(delete(b"a/2")) == 5
+    assert p.do(put(b"a/3", b"x")) == 6
+
+
+def test_a_write_above_the_quota_of_bytes_is_refused_and_a_smaller_one_is_not() -> None:
+    p, _ = led(bytes_max=20)
+    assert p.do(put(b"a/1", b"x" * 17)) == 1
+    for op in (put(b"a/1", b"x" * 18), append(b"a/1", b"x"), put(b"a/2", b"")):
+        assert isinstance(p.do(op), QuotaExceeded), op
+    assert p.do(put(b"a/1", b"x" * 10)) == 2
+    assert p.do(append(b"a/1", b"xyz")) == (13, 3)
+    assert p.do(put(b"a/2", b"5")) == 4
+    assert isinstance(p.do(increment(b"a/2", 5)), QuotaExceeded), "10 has a digit more"
+    assert p.do(increment(b"a/2", 1)) == (6, 5)
+
+
+def test_what_is_above_a_lowered_quota_stays_and_can_shrink() -> None:
+    p, book = led(keys_max=3)
+    p.do(*(put(b"a/%d" % number, b"x" * 9) for number in range(3)))
+    book.take(table(keys_max=1, bytes_max=1))
+    assert isinstance(p.do(put(b"a/9", b"")), QuotaExceeded)
+    assert isinstance(p.do(put(b"a/0", b"x" * 10)), QuotaExceeded)
+    assert p.do(put(b"a/0", b"x" * 8)) == 4
+    assert p.do(expire(b"a/0", 50_000, Flag.RELATIVE_TTL)) is True
+    assert p.do(delete(b"a/1")) == 6
+    assert p.do(delete_range(b"a/", b"a0")) == 2
+    assert counted(p) == {}
+
+
+def test_entries_in_flight_count() -> None:
+    p, _ = led(keys_max=2)
+    tokens = [*p.submit(put(b"a/1", b"")), *p.submit(put(b"a/2", b"")), *p.submit(put(b"a/3", b""))]
+    assert len(p.log.under_way) == 2
+    p.acknowledge(2)
+    assert isinstance(p.result(tokens[2]), QuotaExceeded)
+
+
+def test_writes_that_come_together_are_refused_from_the_first_that_does_not_fit() -> None:
+    p, _ = led(keys_max=3)
+    results = p.do(*(put(b"a/%d" % number, b"") for number in range(6)), put(b"c", b""))
+    assert [isinstance(each, QuotaExceeded) for each in results] == [False] * 3 + [True] * 3 + [False]
+
+
+def test_a_batch_is_judged_by_what_it_comes_to() -> None:
+    p, _ = led(keys_max=1)
+    p.do(put(b"a/1", b"x"))
+    rename = batch(b"a/1", (put(b"a/2", b"x"), delete(b"a/1")))
+    assert p.do(rename) == [2, 3]
+    refused = p.do(batch(b"a/2", (put(b"a/3", b"x"), put(b"a/2", b"y"))))
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.used == 1
+    assert p.do(get(b"a/2")).value == b"x", "all or nothing"
+    each = p.do(batch(b"a/2", (put(b"a/3", b"x"), put(b"a/2", b"y")), Flag.INDEPENDENT))
+    assert isinstance(each[0], QuotaExceeded)
+    assert each[1] == 4
+    assert counted(p) == in_engine(p)
+
+
+def test_a_batch_that_is_undone_counts_for_nothing_in_the_entry_of_others() -> None:
+    p, _ = led(keys_max=5)
+    undone = batch(b"a/1", (put(b"a/1", b"x"), put(b"a/2", b"x", flags=Flag.IF_PRESENT)))
+    first, second = p.do(undone, put(b"a/3", b"x"))
+    assert isinstance(first, ConditionFailed)
+    assert second == 1
+    assert counted(p) == in_engine(p) == {"a": Amount(1, 4)}
+
+
+def test_a_refused_request_is_not_remembered_and_one_that_was_done_is() -> None:
+    p, _ = led(keys_max=1)
+    first, second = RequestId(CLIENT, 1, 1, TIME_MS), RequestId(CLIENT, 2, 1, TIME_MS)
+    assert p.do(put(b"a/1", b"x", request=first)) == 1
+    assert isinstance(p.do(put(b"a/2", b"x", request=second)), QuotaExceeded)
+    assert p.do(put(b"a/1", b"x", request=first)) == 1
+    p.do(delete(b"a/1"))
+    assert p.do(put(b"a/2", b"x", request=second)) == 3
+
+
+def test_what_expires_makes_room() -> None:
+    p, _ = led(keys_max=1)
+    p.do(put(b"a/1", b"x", 1_000, Flag.RELATIVE_TTL))
+    assert isinstance(p.do(put(b"a/2", b"x")), QuotaExceeded)
+    p.wait(2)
+    assert p.do(put(b"a/1", b"y", flags=Flag.IF_ABSENT)) == 3
+    assert counted(p) == in_engine(p)
+
+
+def test_a_condition_that_is_not_met_is_told_before_a_quota() -> None:
+    p, _ = led(keys_max=1)
+    p.do(put(b"a/1", b"x"))
+    assert isinstance(p.do(put(b"a/2", b"x", flags=Flag.IF_PRESENT)), ConditionFailed)
+
+
+def test_other_leaders_use_counts() -> None:
+    p, book = led(keys_max=10)
+    book.hear([Report(P1, 0, {"a": Amount(500, 5)}), Report("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
+    assert p.do(put(b"a/1", b"x")) == 1
+    refused = p.do(put(b"a/2", b"x"))
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.used == 10
+
+
+# ── a TTL of its own ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def expiry_of(p: Partition, key: bytes) -> int:
+    return int(p.do(get(key)).expires_ms)
+
+
+# docs/protocol.md N4
+def test_a_write_that_names_no_ttl_gets_that_of_the_namespace() -> None:
+    p, _ = led()
+    p.do(put(b"b1", b"x"), increment(b"b2", 1), append(b"b3", b"x"), batch(b"b4", (put(b"b4", b"x"),)), put(b"c", b"x"))
+    assert [expiry_of(p, b"b%d" % number) - TIME_MS for number in range(1, 5)] == [5_000] * 4
+    assert expiry_of(p, b"c") == 0
+    p.do(put(b"b1", b"y", 60_000, Flag.RELATIVE_TTL))
+    assert expiry_of(p, b"b1") - TIME_MS == 60_000
+    p.do(put(b"b1", b"z", flags=Flag.KEEP_TTL), append(b"b1", b"z"))
+    assert expiry_of(p, b"b1") - TIME_MS == 60_000
+    p.do(expire(b"b1", 0))
+    assert expiry_of(p, b"b1") == 0, "who asks for no expiry gets none"
+    p.do(append(b"b1", b"z"))
+    assert expiry_of(p, b"b1") == 0
+    p.do(put(b"b5", b"z", flags=Flag.KEEP_TTL))
+    assert expiry_of(p, b"b5") - TIME_MS == 5_000
+    p.wait(6)
+    assert p.do(get(b"b2")) is None
+
+
+# ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_new_leader_goes_by_what_was_known_until_it_has_counted() -> None:
+    p, book = led(keys_max=3)
+    p.do(put(b"a/1", b"x"), put(b"a/2", b"x"), put(b"a/3", b"x"))
+    p.leader.stop(ConditionFailed(0))
+    p.open()
+    p.leader.usage.join(book)
+    p.start()
+    assert not p.leader.usage.is_counted
+    assert isinstance(p.do(put(b"a/4", b"x")), QuotaExceeded)
+    book.heard.clear()  # a server that has never heard of the former leader
+    p.leader.stop(ConditionFailed(0))
+    book.keep_only([], [])
+    p.open()
+    p.leader.usage.join(book)
+    p.start()
+    assert isinstance(p.do(put(b"a/4", b"x")), int)
+    count(p)
+    assert counted(p) == in_engine(p)
+    assert isinstance(p.do(put(b"a/5", b"x")), QuotaExceeded)
+
+
+def test_a_namespace_that_comes_later_is_counted() -> None:
+    p, book = led()
+    book.take(NamespaceTable())
+    p.do(*(put(b"a/%d" % number, b"x") for number in range(50)))
+    assert counted(p) == {}
+    book.take(table(keys_max=10))
+    assert not p.leader.usage.is_counted
+    count(p)
+    assert counted(p) == in_engine(p) == {"a": Amount(50, sum(len(b"a/%d" % number) + 1 for number in range(50)))}
+    assert isinstance(p.do(put(b"a/x", b"")), QuotaExceeded)
+
+
+def operation(random: Random, number: int) -> Op:
+    key = random.choice([b"a/", b"b", b"c"]) + b"%d" % random.randrange(12)
+    ttl = random.choice([0, 0, 0, 300, 2_000])
+    request = RequestId(CLIENT, number + 1, 1, TIME_MS) if random.random() < 0.3 else None
+    match random.randrange(9):
+        case 0 | 1 | 2:
+            flags = random.choice([0, 0, Flag.IF_ABSENT, Flag.KEEP_TTL, Flag.RETURN_OLD])
+            value = bytes(random.randrange(40))
+            return put(key, value, 0 if flags & Flag.KEEP_TTL else ttl, flags | Flag.RELATIVE_TTL, request=request)
+        case 3:
+            return put(key, bytes(random.randrange(40)), request=request)
+        case 4:
+            return delete(key, request=request)
+        case 5:
+            return append(key, bytes(random.randrange(9)), request=request)
+        case 6:
+            return expire(key, random.choice([0, 300, 5_000]), Flag.RELATIVE_TTL, request=request)
+        case 7 if random.random() < 0.2:
+            return delete_range(*sorted([key, random.choice([b"a/4", b"b4", b"c"])]))
+        case _:
+            some = [operation(random, number) for _ in range(random.randint(1, 4))]
+            plain = tuple((*each[:-1], None) for each in some if each[0] not in (Code.BATCH, Code.DELETE_RANGE))
+            return batch(key, plain or (put(key, b""),), random.choice([0, Flag.INDEPENDENT]), request)
+
+
+# docs/protocol.md N1
+@pytest.mark.parametrize("seed", range(40))
+def test_the_count_is_that_of_the_state_whatever_is_written_while_it_is_made(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting begins anew now and then, goes on in steps of some keys between entries, and entries stay in flight."""
+    monkeypatch.setattr(usage, "KEYS_PER_STEP", 3)
+    monkeypatch.setattr(usage, "KEYS_PER_READ", 2)
+    random = Random(seed)
+    p, book = led(keys_max=9, bytes_max=150)
+    tokens: list[int] = []
+    for number in range(150):
+        tokens += p.submit(*(operation(random, 10 * number + each) for each in range(random.randint(1, 5))))
+        if random.random() < 0.6:
+            p.leader.usage.count_some()
+        if p.log.under_way and random.random() < 0.7:
+            p.acknowledge()
+        if random.random() < 0.05:
+            book.take(NamespaceTable())
+            book.take(table(keys_max=9, bytes_max=150))
+        if random.random() < 0.2:
+            p.wait(0.2)
+    while p.log.under_way:
+        p.acknowledge(len(p.log.under_way))
+    results = [p.result(token) for token in tokens]
+    refused = sum(isinstance(each, QuotaExceeded) for each in results)
+    assert refused > 0, "the quota was never reached"
+    assert all(isinstance(each, StoreError) for each in results if isinstance(each, Exception))
+    count(p)
+    assert counted(p) == in_engine(p)
