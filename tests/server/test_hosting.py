@@ -8,11 +8,11 @@ from typing import Any
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.rows import Meta
 from kvstore.partition.state.state import State
 from kvstore.server.control.node_report import replica_report
 from kvstore.server.hosting import Hosting
-from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
+from kvstore.types import PartitionId
+from tests.partition.effects import Writer
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
@@ -39,9 +39,9 @@ async def test_a_copy_that_is_found_damaged_while_another_is_set_aside_is_set_as
 async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_and_the_others_serve() -> None:
     hosting: Any = object.__new__(Hosting)
     engines = {each: MemoryEngine() for each in (P1, P2)}
+    State(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
     batch = engines[P1].batch()
     batch.put(rows.VERSION_KEY, rows.encode_version(9))
-    batch.put(rows.META_KEY, Meta(Position(LedgerId(1), EntryId(1)), Seq(7), 1, 1, 0, 0, False).encode())
     engines[P1].write(batch)
     hosting._hosted, hosting._standing, hosting._open_engine = {}, {}, engines.__getitem__
     hosting._make_anew, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
