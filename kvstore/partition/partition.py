@@ -103,8 +103,7 @@ class Partition:
         pins = Pins(store, LedgerLists(store))
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self._versioning = Versioning(env, partition, self.state, self._leading, known_versions)
-        self.known_ledgers = partial(_known_ledgers, self._replica)
-        self.usage = partial(_usage, self._leading)
+        self.known_ledgers, self.usage = partial(_known_ledgers, self._replica), partial(_usage, self._leading)
         self.mover: Mover | None = None
         if rings is not None:
             means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)

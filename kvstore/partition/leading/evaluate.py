@@ -130,10 +130,10 @@ class Evaluator:
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
         """Decide on `items`, as the next entry."""
         time_ms = max(self._time_ms, date_ms)
+        self._prefixes = self.usage.book.prefixes.all
         if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
             return lone
         draft = self.draft = Draft(self._next_seq, time_ms)
-        self._prefixes = self.usage.book.prefixes.all
         draft.meter = self._meter = self.usage.meter() if self._prefixes else None
         replies: list[Reply] = []
         rest: list[Item] = []
@@ -155,6 +155,8 @@ class Evaluator:
         key, value = op[1], op[2]
         if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
             return None
+        if self._prefixes and key.startswith(self._prefixes):
+            return None  # it is metered
         if self._overlay.layers and self._overlay.touched_of([key]):
             return None
         row_key = data_key(key)
