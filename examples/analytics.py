@@ -32,7 +32,7 @@ from kvstore.spark.pins import hold
 from kvstore.spark.session import open_session
 from kvstore.spark.snapshots.chains import Cut, chain_of, in_order
 from kvstore.spark.snapshots.fold import folded
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.places import store_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -95,7 +95,7 @@ def value_sizes(rows: DataFrame) -> list[dict[str, Any]]:
 def growth(session: SparkSession, directory: Path, prefix: str, depth: int) -> dict[str, Any] | None:
     """By prefix, what the newest snapshot of the same cluster has more than the one before it; None if there are no
     two."""
-    store, _ = SnapshotStore.at(directory)
+    store, _ = store_at(str(directory))
     catalogue = store.load_all()
     ordered = in_order(catalogue)
     newest = [each for each in ordered if each.cluster == ordered[-1].cluster][-2:]
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> None:
     try:  # Spark would start first, and tell the same in pages of two stacks
         find(where)
         if wanted.snapshots:
-            SnapshotStore.at(wanted.snapshots)
+            store_at(str(wanted.snapshots))
     except StoreError as error:
         sys.exit(f"analytics: {error}")
     try:

@@ -21,7 +21,7 @@ import psutil
 
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import StoreError
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.directory import DirectoryStore
 from loadtest.bench import peers
 from loadtest.bench.foreground import writing
 
@@ -89,7 +89,7 @@ class Demo:
             foreground.phase(AFTER)
             time.sleep(QUIET_S)
             found = foreground.end()
-        manifest = SnapshotStore(self._snapshots).load(full["id"])
+        manifest = DirectoryStore(self._snapshots).load(full["id"])
         seconds = (manifest.ended_ms - manifest.started_ms) / 1000
         print(f"  {full['rows']} rows, {full['files']} files, {full['bytes'] / 2**20:.0f} MiB")
         print(f"  {full['rows'] / seconds:,.0f} rows/s, {seconds:.1f} s without the start of Spark")

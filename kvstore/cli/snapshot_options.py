@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-
-from kvstore.cli.cluster import checked_path
 
 
 class Compression(StrEnum):
@@ -61,15 +58,18 @@ def setting(text: str) -> Setting:
     return Setting(name, value)
 
 
-Where = Annotated[
-    Path, typer.Argument(callback=checked_path, help="The directory of snapshots, or one snapshot's folder.")
-]
+Where = Annotated[str, typer.Argument(help="The directory or URL of snapshots, or one snapshot's folder.")]
 To = Annotated[
-    Path,
-    typer.Option("--to", callback=checked_path, help="The directory of snapshots; driver and executors share it."),
+    str, typer.Option("--to", help="The directory of snapshots, which driver and executors share, or its URL.")
 ]
 Wanted = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapshot; default: the newest.")]
-Master = Annotated[str, typer.Option(help="Spark's master: local[*], spark://HOST:PORT, k8s://… or yarn.")]
+Master = Annotated[
+    str,
+    typer.Option(
+        help="Spark's master: local[*], spark://HOST:PORT, k8s://… or yarn. auto: local[*], but a small snapshot is "
+        "taken without Spark; none: without Spark, whatever its size."
+    ),
+]
 Conf = Annotated[
     list[Setting] | None,
     typer.Option("--conf", parser=setting, metavar="NAME=VALUE", help="A setting for Spark. May be repeated."),

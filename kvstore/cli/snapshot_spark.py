@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from kvstore.cli.snapshot_options import Setting
-from kvstore.cli.snapshot_tools import NICENESS, SETTINGS, Bar, need_spark
-from kvstore.errors import StoreError, Unavailable
+from kvstore.cli.snapshot_tools import AUTO, HERE, NICENESS, NO_SPARK, SETTINGS, Bar, need_spark
+from kvstore.errors import ConfigError, StoreError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +44,9 @@ def in_session(
     It runs in a thread, since interrupts are raised in the main one: raised amid a call to the JVM, an interrupt leaves
     half an answer for which the next call waits for ever; raised where Python only forgets an object, it is lost.
     """
+    if master == NO_SPARK:
+        raise ConfigError("this needs Spark: leave --master out, or name another")
+    master = HERE if master == AUTO else master
     done: Future[T] = Future()
 
     def run() -> None:
@@ -91,7 +94,7 @@ def spark(
     from pyspark.errors import PySparkException
 
     from kvstore.spark.session import open_session
-    from kvstore.spark.snapshots.create import failure_of
+    from kvstore.spark.snapshots.runners import failure_of
 
     settings = {**defaults, **dict(conf or ())}
     if one_attempt := re.fullmatch(r"local\[(\*|\d+)\]", master):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
     from kvstore.spark.snapshots.chains import Cut
     from kvstore.spark.snapshots.compare import Differences
     from kvstore.spark.snapshots.manifest import Manifest
+    from kvstore.spark.snapshots.remote import Location
+    from kvstore.spark.snapshots.runners import Runner
     from kvstore.spark.snapshots.store import SnapshotStore
     from kvstore.spark.snapshots.verify import Problem
 
+T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MASTER = "local[*]"
+AUTO, HERE, NO_SPARK = "auto", "local[*]", "none"
+"""Of --master: Spark on this machine if the work is worth it; Spark on this machine; never."""
 NICENESS = 10
 """Of all that we start on this machine: servers beside it come first."""
 TIMEOUT_S = 60.0
@@ -104,7 +109,7 @@ def full_instead(why: StoreError) -> None:
     print(f"kvstore: a full snapshot instead: {why}", file=sys.stderr)
 
 
-def record(manifest: Manifest, folder: Path, data_dir: Path, zookeeper: str | None, server: str | None) -> None:
+def record(manifest: Manifest, folder: Location, data_dir: Path, zookeeper: str | None, server: str | None) -> None:
     """Let the servers know how old the last good snapshot is. What fails here makes no snapshot worse."""
     from kvstore.meta.snapshots import SnapshotRecord, record_snapshot
 
@@ -131,7 +136,7 @@ def record(manifest: Manifest, folder: Path, data_dir: Path, zookeeper: str | No
         )
 
 
-def hold(cluster: ClientConfig, root: Path, hours: float, manifest: Manifest) -> None:
+def hold(cluster: ClientConfig, root: Location, hours: float, manifest: Manifest) -> None:
     """Keep the logs for the next incremental; for 0 hours: not at all. What fails here makes no snapshot worse."""
     from kvstore.spark.snapshots.create import hold_for_next
 
@@ -191,6 +196,14 @@ class Counted:
             self._progress(self._what, self._done, self._total)
 
 
+def take_here(job: Callable[[Runner], T], nice: int) -> T:
+    """Run `job` by threads of this process, which gives way to others by `nice`."""
+    from kvstore.spark.snapshots.runners import ThreadRunner
+
+    os.nice(nice)
+    return job(ThreadRunner())
+
+
 @contextmanager
 def checking() -> Iterator[None]:
     """End with an exit code of its own if something cannot be checked: it is neither good nor bad."""
@@ -214,11 +227,11 @@ def told(interrupted: str = "") -> Iterator[None]:
         raise
 
 
-def one(where: Path, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
+def one(where: str, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
     """The store of snapshots, and the one that is meant: by default the newest. Raises StoreError."""
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import store_at
 
-    store, here = SnapshotStore.at(where)
+    store, here = store_at(where)
     if here is not None and wanted is not None and here != wanted:
         raise InvalidRequest(f"{where} is snapshot {here}, asked for is {wanted}")
     name = wanted or here
@@ -226,7 +239,7 @@ def one(where: Path, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
 
 
 def chosen(
-    where: Path,
+    where: str,
     wanted: str | None,
     at: datetime | None,
     upto: Sequence[UpTo] | None,
@@ -236,10 +249,10 @@ def chosen(
     """The snapshots that are needed, the full one first: up to the one that is named, or those that reach the moment;
     by default up to the newest, `of_one_cluster` only if all are. Raises StoreError."""
     from kvstore.spark.snapshots import chains
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import store_at
 
     cut = cut_of(at, upto)
-    store, here = SnapshotStore.at(where)
+    store, here = store_at(where)
     if wanted is None and here is None:
         catalogue = store.load_all()
         if of_one_cluster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from kvstore.cli.snapshot_options import (
     Master,
     Nice,
     Rate,
+    Setting,
     To,
     Upto,
     Wanted,
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kvstore.spark.snapshots.compare import Differences
+    from kvstore.spark.snapshots.manifest import Manifest
+    from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
+    from kvstore.spark.snapshots.runners import Runner
+    from kvstore.spark.snapshots.store import SnapshotStore
 
 
 CLOCKS_APART_H = 0.25
@@ -48,6 +54,7 @@ def register(app: typer.Typer) -> None:
     branch.command("restore")(restore)
     branch.command("prune")(prune)
     branch.command("diff")(diff)
+    branch.command("delta")(delta)
     app.add_typer(branch)
 
 
@@ -68,7 +75,7 @@ def create(
     pin_minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long a killed job can be resumed.")] = 15,
     rate: Rate = 0.0,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -80,9 +87,9 @@ def create(
     It is there when the command ends with exit code 0, and not before. A job that was killed is gone on with when the
     same command runs again within --pin-minutes.
     """
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import open_store
 
-    store = SnapshotStore(to.absolute())
+    store = open_store(to)
     store.check_writable()
     if or_full and (parent or not incremental):
         raise typer.BadParameter("it goes with --incremental, and without --parent", param_hint="--or-full")
@@ -100,17 +107,47 @@ def create(
         pin_ttl_s=pin_minutes * 60.0,
         bytes_per_s=rate * (1 << 20),
     )
-    hold = partial(tools.hold, cluster, store.root, hold_hours)
-    take = partial(job.create_or_full, told=tools.full_instead) if or_full else job.create
-    settings, began = tools.SETTINGS | tools.QUICK_START, time.monotonic()
+    began = time.monotonic()
     with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
-        manifest = in_session(
-            lambda session: take(store, wanted, session, progress, hold), master, conf, progress, nice, settings
-        )
+
+        def take(wanted: WantedSnapshot) -> Manifest:
+            by = partial(_create, store, wanted, progress, partial(tools.hold, cluster, store.root, hold_hours))
+            return _run(by, wanted, master, conf, progress, nice)
+
+        manifest = job.or_full(take, wanted, tools.full_instead) if or_full else take(wanted)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
     tools.record(manifest, folder, data_dir, zookeeper, server)
     document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
+
+
+def _create(
+    store: SnapshotStore,
+    wanted: WantedSnapshot,
+    progress: tools.Bar,
+    published: Callable[[Manifest], None],
+    runner: Runner,
+) -> Manifest:
+    from kvstore.spark.snapshots import create as job
+
+    return job.create(store, wanted, runner, progress, published)
+
+
+def _run(
+    by: Callable[[Runner], Manifest],
+    wanted: WantedSnapshot,
+    master: str,
+    conf: list[Setting] | None,
+    progress: tools.Bar,
+    nice: int,
+) -> Manifest:
+    """By threads of this process if that is wanted or quicker, else by Spark."""
+    from kvstore.spark.snapshots.runners import SparkRunner, is_small
+
+    if master == tools.NO_SPARK or (master == tools.AUTO and not conf and is_small(wanted)):
+        return tools.take_here(by, nice)
+    settings = tools.SETTINGS | tools.QUICK_START
+    return in_session(lambda session: by(SparkRunner(session)), master, conf, progress, nice, settings)
 
 
 def list_(
@@ -122,9 +159,9 @@ def list_(
 ) -> None:
     """The snapshots of a directory, oldest first, and whether each can be used."""
     from kvstore.spark.snapshots.chains import chain_of, complete_until_ms, in_order
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import store_at
 
-    store, _ = SnapshotStore.at(where)
+    store, _ = store_at(where)
     readable, problems = store.load_readable()
     rows: list[dict[str, Any]] = []
     for manifest in in_order(readable):
@@ -164,7 +201,7 @@ def verify(
     position: Upto = None,
     show: Examples = 10,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -216,7 +253,7 @@ def restore(
     ] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Check the files' checksums first.")] = True,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -271,11 +308,11 @@ def prune(
     Work that killed jobs have left goes too, if nobody can go on with it.
     """
     from kvstore.spark.snapshots.chains import Retention, prunable
-    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.places import store_at
 
     if not (keep or daily or weekly):
         raise typer.BadParameter("say what to keep: at least 1", param_hint="--keep, --daily, --weekly")
-    store, _ = SnapshotStore.at(where)
+    store, _ = store_at(where)
     going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
     remains = store.stale_remains(time.time())
     removed: list[str] = []
@@ -299,7 +336,7 @@ def diff(
     new: Annotated[str, typer.Argument(help="The later one.")],
     show: Examples = 10,
     nice: Nice = tools.NICENESS,
-    master: Master = tools.MASTER,
+    master: Master = tools.AUTO,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
@@ -326,3 +363,26 @@ def diff(
             found = in_session(compared, master, conf, progress, nice)
     print(as_json(tools.difference_document(found)) if json else tools.difference_text(found))
     raise typer.Exit(1 if found.count else 0)
+
+
+def delta(
+    where: Where,
+    table: Annotated[str, typer.Argument(help="A path or a URL, of a table that is to be made or was made so.")],
+    wanted: Wanted = None,
+    json: Json = False,
+) -> None:
+    """Bring a Delta table to a snapshot: one row for each key, one version of the table for each snapshot.
+
+    Adds what came since the snapshot at which the table is. Needs no cluster and no Spark, but kvstore-log[delta].
+    """
+    tools.need_spark("pyarrow")
+    from kvstore.spark.snapshots import delta as tables
+
+    store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
+    with tools.told("run it again"), tools.Bar() as progress:
+        counted = tools.Counted(progress, "adding", sum(each.rows for each in chain))
+        added = tables.export(store, chain, table, counted)
+    if json:
+        print(as_json({"table": table, "snapshot": chain[-1].id, "added": added}))
+    else:
+        print(f"{table}: at {chain[-1].id}, {'added ' + ', '.join(added) if added else 'nothing to add'}")

@@ -94,15 +94,7 @@ class Partition:
         self._trials = Trials(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
-            env,
-            config,
-            partition,
-            server,
-            self._claims,
-            logs,
-            peers,
-            self.state,
-            self._tail,
+            *(env, config, partition, server, self._claims, logs, peers, self.state, self._tail),
             *(replicas, self._note_leader, turns, self._leader_of, self._trials),
         )
         self._turn_away, self._on_leader, self._rings, self._book = turn_away, on_leader, rings, book

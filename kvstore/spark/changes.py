@@ -1,15 +1,19 @@
-"""A page of the change feed as an Arrow record batch. Decides only."""
+"""The change feed of one partition, page by page, and each page as an Arrow record batch: for streams and for
+incremental snapshots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.arrow import SCHEMA as PINNED
 from kvstore.client.pinned.arrow import times_of
+from kvstore.env.clock import SystemClock
+from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
 
 KINDS: dict[int, str] = {
@@ -20,6 +24,47 @@ KINDS: dict[int, str] = {
 }
 GONE = (feed_pb2.DELETED, feed_pb2.EXPIRED)
 SCHEMA = PINNED.append(pa.field("kind", pa.string(), nullable=False))
+
+
+WAIT_MS = 2_000
+"""How long a server may wait for changes that a replica of it has not seen yet."""
+
+
+def pages_between(
+    feed: FeedReader,
+    partition: str,
+    after: int,
+    until: int,
+    *,
+    servers: tuple[str, ...] = (),
+    patience_s: float,
+    start: bytes = b"",
+    end: bytes = b"",
+    keys_only: bool = False,
+) -> Iterator[feed_pb2.ChangesResponse]:
+    """Read what is logged behind `after` and up to `until`, of keys in [start, end): the pages that have any. Raises
+    PositionTrimmed, and Unavailable when nobody has come further for `patience_s`."""
+    clock = SystemClock()
+    progress_at = clock.now()
+    while after < until:
+        page = feed.changes(
+            partition,
+            after,
+            until=until,
+            servers=servers,
+            wait_ms=WAIT_MS,
+            start=start,
+            end=end,
+            keys_only=keys_only,
+            timeout_s=patience_s,
+        )
+        if page.next > after:
+            progress_at = clock.now()
+        elif clock.now() - progress_at > patience_s:
+            raise Unavailable(f"partition {partition}: no server has its log from {after} to {until}")
+        after = page.next
+        if page.keys:
+            yield page
 
 
 def batch_of(page: feed_pb2.ChangesResponse, partition: str, columns: Sequence[str]) -> Any:

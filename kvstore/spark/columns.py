@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.spark.options import OnNull, WriteOptions
+from kvstore.spark.options import OnNull, Types, WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -29,9 +29,59 @@ READ_ONLY = ("partition", "version", "created_version", "written_at", "kind")
 """What the store itself decides; a write leaves these columns aside."""
 
 
-def ddl(columns: tuple[str, ...]) -> str:
+DDL_TYPES = {"binary": "BINARY", "string": "STRING", "long": "BIGINT", "double": "DOUBLE"}
+AS_BYTES = Types()
+SHOWN = 40
+"""Bytes of a value that cannot be read as it should."""
+
+
+def ddl(columns: tuple[str, ...], types: Types = AS_BYTES) -> str:
     """The schema of some of CHANGES."""
-    return ", ".join(f"{name} {CHANGES[name]}" for name in columns)
+    kinds = {"key": f"{DDL_TYPES[types.key]} NOT NULL", "value": DDL_TYPES[types.value]}
+    return ", ".join(f"{name} {kinds.get(name, CHANGES[name])}" for name in columns)
+
+
+def typed(batch: Any, types: Types) -> Any:
+    """A pyarrow.RecordBatch with keys and values of these types. Raises InvalidRequest, which names a row that has
+    none."""
+    import pyarrow as pa
+
+    for name, kind in (("key", types.key), ("value", types.value)):
+        at = batch.schema.get_field_index(name)
+        if kind == "binary" or at < 0:
+            continue
+        wanted = {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}[kind]
+        field = pa.field(name, wanted, nullable=name == "value")
+        try:
+            column = _read_as(batch.column(at), wanted)
+        except pa.ArrowInvalid:
+            raise InvalidRequest(_misread(batch, name, kind, wanted)) from None
+        batch = batch.set_column(at, field, column)
+    return batch
+
+
+def _read_as(column: Any, wanted: Any) -> Any:
+    import pyarrow as pa
+
+    return column.cast(pa.string()).cast(wanted)
+
+
+def _misread(batch: Any, name: str, kind: str, wanted: Any) -> str:
+    import pyarrow as pa
+
+    column, keys = batch.column(name), batch.column("key") if "key" in batch.schema.names else None
+    for row in range(batch.num_rows):
+        try:
+            _read_as(column.slice(row, 1), wanted)
+        except pa.ArrowInvalid:
+            of = f" of key {_shown(_bytes(keys[row].as_py()))}" if keys is not None and name != "key" else ""
+            told = _shown(column[row].as_py()[:SHOWN])
+            return f"{name}Type {kind}: the {name}{of} is none: {told}; read it as binary, or leave such keys out"
+    raise AssertionError("some row could not be read")
+
+
+def _bytes(key: bytes | str) -> bytes:
+    return key.encode() if isinstance(key, str) else key
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from kvstore.places import fault_of
 T = TypeVar("T")
 
 WHERE = ("servers", "zookeeper", "dataDir", "tlsCa", "tlsCert", "tlsKey", "timeout")
-RANGE = ("columns", "prefix", "start", "end", "keyEncoding")
+RANGE = ("columns", "prefix", "start", "end", "keyEncoding", "keyType", "valueType")
 READ = (*WHERE, *RANGE, "keys", "partition", "pin", "pinTtl", "splitBytes", "pageBytes")
 STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "holdName", "holdTtl")
 STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
@@ -58,6 +58,30 @@ class OnNull(StrEnum):
 
     error = "error"
     delete = "delete"
+
+
+class KeyType(StrEnum):
+    """The types that a column of keys is read as."""
+
+    binary = "binary"
+    string = "string"
+
+
+class ValueType(StrEnum):
+    """The types that a column of values is read as: the bytes, or what they say in UTF-8."""
+
+    binary = "binary"
+    string = "string"
+    long = "long"
+    double = "double"
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """Of the two columns that the store knows as bytes."""
+
+    key: KeyType = KeyType.binary
+    value: ValueType = ValueType.binary
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,7 @@ class ReadOptions:
     pin_ttl_s: float
     split_bytes: int
     page_bytes: int
+    types: Types
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +146,7 @@ class StreamOptions:
     hold: str
     """The name under which logs are held; empty: one made up for this run of the query."""
     hold_s: float
+    types: Types
 
 
 def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluster:
@@ -180,6 +206,7 @@ def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOpti
         _seconds(options, "pinTtl", 600.0, least=10.0, most=86_400.0),
         _size(options, "splitBytes", 64 << 20, 1 << 16, 1 << 40),
         _size(options, "pageBytes", 1 << 20, 1 << 12, 2 << 20),
+        types_of(options),
     )
 
 
@@ -209,6 +236,7 @@ def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: 
         key_range(options),
         hold,
         _seconds(options, "holdTtl", 3600.0, least=10.0, most=7 * 86_400.0),
+        types_of(options),
     )
 
 
@@ -216,6 +244,11 @@ def columns_of(options: Mapping[str, str], known: tuple[str, ...], default: tupl
     """Return the columns that are read, before it is known whether once or as a stream. Raises ConfigError."""
     _refuse_unknown(options, tuple(dict.fromkeys((*READ, *STREAM))), "reading")
     return _columns(options, known, default)
+
+
+def types_of(options: Mapping[str, str]) -> Types:
+    """Raises ConfigError."""
+    return Types(_choice(options, "keyType", KeyType.binary), _choice(options, "valueType", ValueType.binary))
 
 
 def is_for_a_stream(options: Mapping[str, str]) -> bool:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.pinned.pins import PinnedStore
 from kvstore.errors import NoSuchPin
+from kvstore.spark.columns import typed
 from kvstore.spark.options import ReadOptions
 from kvstore.spark.pins import explained, kept_alive, renew_or_explain
 from kvstore.spark.splits import Piece, Wanted, Work, plan
@@ -66,6 +67,6 @@ class PinnedReader(DataSourceReader):
             patience_s=self._config.timeout_s,
         )
         for page in pages:
-            batch = batch_of(page, piece.split.partition, options.columns)
+            batch = typed(batch_of(page, piece.split.partition, options.columns), options.types)
             if batch.num_rows:
                 yield batch

@@ -17,14 +17,16 @@ from kvstore.spark.options import (
     is_for_a_stream,
     read_options,
     stream_options,
+    types_of,
     write_options,
 )
 from kvstore.spark.reader import PinnedReader
+from kvstore.spark.refused import Refused, too_old
 from kvstore.spark.splits import decode
-from kvstore.spark.stream import ChangeReader, Refused
-from kvstore.spark.writer import BulkWriter, StreamWriter
+from kvstore.spark.writer import BulkWriter
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
     from pyspark.sql.types import StructType
 
 KNOWN, CHANGES = tuple(columns.COLUMNS), tuple(columns.CHANGES)
@@ -54,7 +56,7 @@ class KvstoreSource(DataSource):
             stream_options(self.options, CHANGES, KNOWN)
         else:
             self._pin(self._config)
-        return columns.ddl(wanted)
+        return columns.ddl(wanted, types_of(self.options))
 
     def _pin(self, config: ClientConfig) -> None:
         self._pinned_at = time.time()
@@ -80,7 +82,7 @@ class KvstoreSource(DataSource):
             raise ConfigError(OWN_SCHEMA)
         return PinnedReader(self._config, self._store, options, pinned_at=self._pinned_at)
 
-    def streamReader(self, schema: StructType) -> ChangeReader | Refused:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self._store is not None and self._config is not None and not self.options.get("pin"):
             pins.release(self._config, self._store.id)
             self._store = None
@@ -90,6 +92,10 @@ class KvstoreSource(DataSource):
                 raise ConfigError(OWN_SCHEMA)
         except ConfigError as error:
             return Refused(error)
+        try:
+            from kvstore.spark.stream import ChangeReader
+        except ImportError:  # batch reads must not be lost with it
+            return Refused(too_old("readStream", "4.2"))
         return ChangeReader(self._config, options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BulkWriter:
@@ -99,9 +105,13 @@ class KvstoreSource(DataSource):
         plan = columns.plan(schema, options)
         return BulkWriter(find(self.options), plan, options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         if overwrite:
             raise ConfigError('want outputMode("append"): rows replace those of the same key, nothing else is removed')
+        try:
+            from kvstore.spark.stream_writer import StreamWriter
+        except ImportError:
+            raise too_old("writeStream", "4.1") from None
         options = write_options(self.options)
         plan = columns.plan(schema, options)
         return StreamWriter(find(self.options), plan, options)

@@ -25,8 +25,9 @@ from pyspark.sql.streaming.datasource import (
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
 from kvstore.env.clock import SystemClock
-from kvstore.errors import PositionTrimmed, StoreError, Unavailable
+from kvstore.errors import PositionTrimmed, StoreError
 from kvstore.spark import offsets
+from kvstore.spark.columns import typed
 from kvstore.spark.offsets import Offset, Span
 from kvstore.spark.options import StreamOptions
 
@@ -47,26 +48,6 @@ READ_ANEW = (
 )
 HOLD_SHARES = 4
 """A hold is renewed so often within its time."""
-
-
-class Refused(DataSourceStreamReader):
-    """Raises an error when it is first asked for anything. PySpark hides what `streamReader` raises behind an error of
-    its own, of a variable that it has not set."""
-
-    def __init__(self, error: StoreError) -> None:
-        self._error = error
-
-    def initialOffset(self) -> Offset:
-        raise self._error
-
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        raise self._error
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        raise self._error
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -180,31 +161,21 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _changes(self, feed: FeedReader, span: Span) -> Iterator[RecordBatch]:
         # gRPC must begin behind the fork that made this process.
-        from kvstore.spark.changes import batch_of
+        from kvstore.spark.changes import batch_of, pages_between
 
-        keys = self._options.keys
-        after, clock = span.after, SystemClock()
-        progress_at = clock.now()
-        while after < span.until:
-            page = feed.changes(
-                span.partition,
-                after,
-                until=span.until,
-                servers=span.servers,
-                wait_ms=WAIT_MS,
-                start=keys.start,
-                end=keys.end,
-                keys_only="value" not in self._options.columns,
-            )
-            if page.next > after:
-                progress_at = clock.now()
-            elif clock.now() - progress_at > self._config.timeout_s:
-                raise Unavailable(
-                    f"nobody gives the changes of partition {span.partition} behind {after} (want up to {span.until})"
-                )
-            after = page.next
-            if page.keys:
-                yield batch_of(page, span.partition, self._options.columns)
+        options = self._options
+        for page in pages_between(
+            feed,
+            span.partition,
+            span.after,
+            span.until,
+            servers=span.servers,
+            patience_s=self._config.timeout_s,
+            start=options.keys.start,
+            end=options.keys.end,
+            keys_only="value" not in options.columns,
+        ):
+            yield typed(batch_of(page, span.partition, options.columns), options.types)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
@@ -37,7 +37,7 @@ class Written(WriterCommitMessage):
     kept: int
 
 
-class _Tasks:
+class Tasks:
     """The work of a task of either writer. Pickled: it holds nothing that is open."""
 
     def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
@@ -82,35 +82,19 @@ class BulkWriter(DataSourceArrowWriter):
     """`df.write.format("kvstore")`."""
 
     def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
-        self._tasks = _Tasks(config, plan, options)
+        self._tasks = Tasks(config, plan, options)
 
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
         return self._tasks.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _log("load done", messages)
+        tell("load done", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _log("load failed: what was written stays", messages)
+        tell("load failed: what was written stays", messages)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("kvstore")`: each micro-batch as a load of its own."""
-
-    def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
-        self._tasks = _Tasks(config, plan, options)
-
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
-        return self._tasks.run(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _log(f"micro-batch {batchId} done", messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _log(f"micro-batch {batchId} failed: what was written stays", messages)
-
-
-def _log(what: str, messages: list[Any]) -> None:
+def tell(what: str, messages: list[Any]) -> None:
     done = [each for each in messages if isinstance(each, Written)]
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     logger.info("%s tasks=%d of=%d rows=%d kept=%d", what, len(done), len(messages), written, kept)

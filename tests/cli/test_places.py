@@ -17,7 +17,7 @@ from kvstore.errors import ConfigError
 from kvstore.places import fault_of, local_path
 from kvstore.server.config import NodeConfig
 from kvstore.spark.options import cluster_of
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.directory import DirectoryStore
 from tests.cli.test_help import TREE
 
 URL = "s3://bucket/x"
@@ -45,7 +45,7 @@ PARAMETERS = path_parameters()
 
 def test_the_paths_of_the_commands_are_found() -> None:
     words = {(*command, word) for command, word, _ in PARAMETERS}
-    assert {("snapshot", "create", "--to"), ("snapshot", "list", "where"), ("up", "--data-dir")} <= words
+    assert {("snapshot", "create", "--data-dir"), ("up", "--data-dir")} <= words
     assert {
         ("load-tree", "folder"),
         ("put", "--file"),
@@ -91,6 +91,6 @@ def test_files_of_settings_data_frames_and_programs_refuse_urls_too(tmp_path: Pa
         cluster_of({"dataDir": URL}, {})
     with pytest.raises(ConfigError, match="tlsCa: want a path on a file system"):
         cluster_of({"servers": "a:1", "tlsCa": URL}, {})
-    for make in (LocalCluster, SnapshotStore, SnapshotStore.at):
+    for make in (LocalCluster, DirectoryStore):
         with pytest.raises(ConfigError, match="want a path on a file system"):
             make(Path(URL))

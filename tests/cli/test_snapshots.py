@@ -18,9 +18,9 @@ from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
 from kvstore.errors import ConfigError
 from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
 from kvstore.spark.snapshots.planning import NotContinuable, Wanted
-from kvstore.spark.snapshots.store import RESUMABLE_S, SnapshotStore
 from tests.spark.snapshots.made import EPOCH_MS, full, incremental, some_log
 
 Run = Callable[..., tuple[int, str, str]]
@@ -43,9 +43,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SnapshotStore:
+def store(tmp_path: Path) -> DirectoryStore:
     """A full snapshot and an incremental."""
-    store = SnapshotStore(tmp_path / "snapshots")
+    store = DirectoryStore(tmp_path / "snapshots")
     incremental(store, "b", full(store, "a", LOG[:60]), LOG)
     return store
 
@@ -56,7 +56,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: SnapshotStore) -> None:
+def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     damage(store.root / "a" / NAME)
     store.work("c").mkdir()
@@ -75,7 +75,7 @@ def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: Snapsho
 
 
 def test_a_list_says_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path / "new")
+    store = DirectoryStore(tmp_path / "new")
     store.work("c").mkdir(parents=True)
     code, out, err = run("list", store.root)
     assert (code, out) == (0, f"no snapshots in {store.root}\n")
@@ -84,7 +84,7 @@ def test_a_list_says_that_there_is_only_unfinished_work(run: Run, tmp_path: Path
 
 @pytest.mark.parametrize(("age_h", "limit", "code"), [(1, 2, 0), (3, 2, 1), (-9, 2, 1)])
 def test_a_list_can_fail_by_age(
-    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, age_h: int, limit: int, code: int
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, age_h: int, limit: int, code: int
 ) -> None:
     newest_s = EPOCH_MS / 1000 + 3600
     monkeypatch.setattr("kvstore.cli.snapshots.time.time", lambda: newest_s + age_h * 3600)
@@ -93,13 +93,13 @@ def test_a_list_can_fail_by_age(
     assert err.count("\n") == code
 
 
-def test_verify_proves_a_chain(run: Run, store: SnapshotStore) -> None:
+def test_verify_proves_a_chain(run: Run, store: DirectoryStore) -> None:
     code, out, _ = run("verify", store.root)
     assert (code, out.startswith("whole: a, b; ")) == (0, True)
     assert json.loads(run("verify", store.root / "a", "--json")[1])["snapshots"] == ["a"]
 
 
-def test_damage_is_an_exit_code_and_a_line_that_names_the_file(run: Run, store: SnapshotStore) -> None:
+def test_damage_is_an_exit_code_and_a_line_that_names_the_file(run: Run, store: DirectoryStore) -> None:
     damage(store.root / "a/data/p1-00000.parquet")
     code, out, _ = run("verify", store.root, "b")
     assert code == 1
@@ -107,20 +107,20 @@ def test_damage_is_an_exit_code_and_a_line_that_names_the_file(run: Run, store: 
     assert "take a new full snapshot" in out
 
 
-def _future(store: SnapshotStore) -> None:
+def _future(store: DirectoryStore) -> None:
     path = store.root / "b" / NAME
     path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 9'))
 
 
-def _no_parent(store: SnapshotStore) -> None:
+def _no_parent(store: DirectoryStore) -> None:
     rmtree(store.root / "a")
 
 
-def _damaged(store: SnapshotStore) -> None:
+def _damaged(store: DirectoryStore) -> None:
     damage(store.root / "b" / NAME)
 
 
-def _renamed(store: SnapshotStore) -> None:
+def _renamed(store: DirectoryStore) -> None:
     changed = replace(store.load("b"), id="c")
     (store.root / "b" / NAME).write_bytes(encode(changed))
 
@@ -135,7 +135,7 @@ def _renamed(store: SnapshotStore) -> None:
     ],
 )
 def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
-    run: Run, store: SnapshotStore, spoil: Callable[[SnapshotStore], None], told: str
+    run: Run, store: DirectoryStore, spoil: Callable[[DirectoryStore], None], told: str
 ) -> None:
     spoil(store)
     commands = [
@@ -152,7 +152,7 @@ def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
         assert err.count("\n") == 1
 
 
-def test_nothing_continues_a_broken_chain(run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_continues_a_broken_chain(run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was taken, and could not be restored; the nightly job did not take a full one."""
     instance = store.load("b").cluster
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, instance))
@@ -165,7 +165,7 @@ def test_nothing_continues_a_broken_chain(run: Run, store: SnapshotStore, monkey
 
 @pytest.mark.parametrize("here", ["nothing", "a broken chain", "what the logs do not reach back to"])
 def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
-    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
 ) -> None:
     root = tmp_path / "new" if here == "nothing" else store.root
     if here == "a broken chain":
@@ -176,11 +176,12 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
         tried.append(wanted.parent_id)
         if wanted.parent is not None:
             raise NotContinuable("the log does not reach back")
-        return full(SnapshotStore(root), "z", LOG, hour=9)
+        return full(DirectoryStore(root), "z", LOG, hour=9)
 
     instance = store.load("b").cluster
     monkeypatch.setattr("kvstore.spark.snapshots.create.create", job)
     monkeypatch.setattr("kvstore.cli.snapshots.in_session", lambda work, *_: work(None))
+    monkeypatch.setattr("kvstore.spark.snapshots.runners.is_small", lambda _: False)
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, instance))
     words = ("create", "--to", root, "--incremental")
     assert run(*words, "--server", NOBODY)[0] == 1
@@ -192,7 +193,7 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
 
 
 def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
-    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Night after night it was refused."""
     taken = list[str | None]()
@@ -203,6 +204,7 @@ def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
 
     monkeypatch.setattr("kvstore.spark.snapshots.create.create", job)
     monkeypatch.setattr("kvstore.cli.snapshots.in_session", lambda work, *_: work(None))
+    monkeypatch.setattr("kvstore.spark.snapshots.runners.is_small", lambda _: False)
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, "another"))
     words = ("create", "--to", store.root, "--incremental", "--server", NOBODY)
     code, _, err = run(*words)
@@ -215,7 +217,7 @@ def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
     assert taken == [None, "z"]
 
 
-def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: SnapshotStore) -> None:
+def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(b"")
     assert run("verify", store.root, "b")[0] == 0
@@ -261,7 +263,7 @@ def test_what_cannot_be_taken_is_one_line_and_leaves_nothing(
     ],
 )
 def test_a_cut_that_cannot_be_had_is_one_line(
-    run: Run, store: SnapshotStore, options: tuple[str, ...], told: str
+    run: Run, store: DirectoryStore, options: tuple[str, ...], told: str
 ) -> None:
     code, _, err = run("restore", store.root, *options, "--server", NOBODY)
     assert (code, err.count("\n")) == (1, 1)
@@ -290,7 +292,7 @@ def test_a_cut_that_cannot_be_had_is_one_line(
         ("diff {} a b --conf =x", "'--conf': want NAME=VALUE"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_and_touches_nothing(run: Run, store: SnapshotStore, words: str, told: str) -> None:
+def test_wrong_usage_is_exit_code_2_and_touches_nothing(run: Run, store: DirectoryStore, words: str, told: str) -> None:
     code, out, err = run(*words.format(store.root).split())
     assert (code, out) == (2, "")
     assert told in err
@@ -305,7 +307,7 @@ def test_a_moment_without_a_zone_is_utc(text: str) -> None:
 
 
 def test_spark_is_asked_for_only_when_it_is_needed(
-    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(*modules: str) -> None:
         raise ConfigError(f"{modules[0]} is not installed: install kvstore-log[spark]")
@@ -324,7 +326,7 @@ def test_where_no_snapshot_can_be_made_nobody_is_asked_for_one(run: Run, tmp_pat
     assert "file is no directory" in err, "not that there is no cluster"
 
 
-def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store: SnapshotStore) -> None:
+def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store: DirectoryStore) -> None:
     """The newest of one was restored as the other's; the retention of one removed all of the other."""
     made = full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
@@ -335,7 +337,7 @@ def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store:
     assert run("prune", store.root, "--keep", 1)[1] == "nothing to do\n"
 
 
-def test_what_is_continued_since_a_moment_ago_is_not_removed(store: SnapshotStore) -> None:
+def test_what_is_continued_since_a_moment_ago_is_not_removed(store: DirectoryStore) -> None:
     assert not store.remove("a")
     assert store.ids() == ["a", "b"]
     assert store.remains() == []
@@ -344,7 +346,7 @@ def test_what_is_continued_since_a_moment_ago_is_not_removed(store: SnapshotStor
     assert store.ids() == []
 
 
-def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, store: SnapshotStore) -> None:
+def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     stale, fresh = store.work("old"), store.work("new")
     for folder in (stale, fresh):

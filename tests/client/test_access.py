@@ -9,7 +9,6 @@ import pytest
 
 from kvstore.access import RemoveUser, RevokeRole, SetPassword, Switch
 from kvstore.client import AsyncClient, Client
-from kvstore.client.core.config import parse_url
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError
 from kvstore.server.access.identities import Access
 from tests.client.model import ModelCluster
@@ -69,13 +68,12 @@ async def test_the_environment_names_a_user(servers: Servers, monkeypatch: pytes
 
 @pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
 async def test_a_user_who_is_none_any_more_is_thrown_out(servers: Servers, change: RemoveUser | SetPassword) -> None:
-    config = parse_url(url_of(servers, "tenant").partition("?")[0] + "?timeout=2s")
-    async with AsyncClient(config) as client:
+    async with AsyncClient(url_of(servers, "tenant")) as client:
         await client.put(b"t/a", b"1")
         for each in servers.access.values():
             each.take(table(change))
         with pytest.raises(StoreError):
-            await client.get(b"t/a")
+            await client.get(b"t/a", timeout_s=2.0)
 
         async def none_is_open() -> bool:
             return not any(streams._open for streams in servers.streams.values())

@@ -1,4 +1,6 @@
-"""A Spark session and a real cluster for each file of tests that asks: a JVM takes seconds to start."""
+"""A Spark session and a real cluster for each file of tests that asks: a JVM takes seconds to start, so a worker
+process has one for all of its files. Files that keep to keys of their own share a cluster, too, as far as one worker
+runs them."""
 
 from __future__ import annotations
 
@@ -31,6 +33,13 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")  # what a test breaks is told by the error
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For tests that leave all nodes running and look at no keys but their own."""
+    with running_cluster(tmp_path_factory.mktemp("shared")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from kvstore.client.bulk import Row
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.spark import columns
 from kvstore.spark.columns import Plan
-from kvstore.spark.options import write_options
+from kvstore.spark.options import Types, types_of, write_options
 
 
 def plan(schema: StructType, **options: str) -> Plan:
@@ -96,3 +96,48 @@ def test_a_row_that_the_store_would_not_take_is_named(key: bytes, value: bytes, 
 def test_a_row_without_a_value_deletes_if_that_is_wanted() -> None:
     rows = batch(key=[b"k"], value=[None])
     assert list(plan(pairs(), onNull="delete").rows(rows)) == [Row(b"k", None)]
+
+
+def read_as(values: list[bytes | None], **options: str) -> list[object]:
+    found = pa.RecordBatch.from_arrays(
+        [pa.array([b"k%d" % number for number in range(len(values))], pa.binary()), pa.array(values, pa.binary())],
+        names=["key", "value"],
+    )
+    return columns.typed(found, types_of(options)).column("value").to_pylist()
+
+
+def test_values_are_read_as_what_their_bytes_say() -> None:
+    """As Redis' counters are kept, and text; null stays null."""
+    assert read_as([b"17", b"-3", None], valueType="long") == [17, -3, None]
+    assert read_as([b"1.5", b"2"], valueType="double") == [1.5, 2.0]
+    assert read_as(["ä".encode(), b""], valueType="string") == ["ä", ""]
+    assert read_as([b"\xff"]) == [b"\xff"]
+    wanted = types_of({"keyType": "string", "valueType": "long"})
+    assert columns.ddl(("key", "value", "version"), wanted) == (
+        "key STRING NOT NULL, value BIGINT, version BIGINT NOT NULL"
+    )
+    assert (
+        columns.ddl(("key", "value")) == columns.ddl(("key", "value"), Types()) == "key BINARY NOT NULL, value BINARY"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(b"x", "long"), (b"", "long"), (b"1.5", "long"), (b"9" * 20, "long"), (b"\xff", "string")]
+)
+def test_a_value_that_is_none_is_named_with_its_key(value: bytes, kind: str) -> None:
+    good = b"1"
+    with pytest.raises(InvalidRequest, match=f"valueType {kind}: the value of key b'k1' is none: b'") as raised:
+        read_as([good, value, good], valueType=kind)
+    assert repr(value) in str(raised.value)
+
+
+def test_a_key_that_is_no_text_is_named() -> None:
+    keys = pa.RecordBatch.from_arrays([pa.array([b"\xff"], pa.binary())], names=["key"])
+    with pytest.raises(InvalidRequest, match=r"keyType string: the key is none: b'\\xff'"):
+        columns.typed(keys, types_of({"keyType": "string"}))
+
+
+@pytest.mark.parametrize("options", [{"keyType": "long"}, {"valueType": "json"}])
+def test_types_that_there_are_not_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="Type: want binary or string"):
+        types_of(options)

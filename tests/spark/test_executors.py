@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.spark.session import open_session
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.directory import DirectoryStore
 from tests.cluster.harness import Cluster
 from tests.spark.conftest import SETTINGS
 from tests.spark.jobs import Happening, fill, interrupted, pairs, read
@@ -128,7 +128,7 @@ def is_idle(spark: SparkSession) -> bool:
 def test_an_attempt_that_wakes_up_when_a_copy_was_first_changes_nothing_in_the_snapshot(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
-    store = SnapshotStore(tmp_path / "snapshots")
+    store = DirectoryStore(tmp_path / "snapshots")
     stopped: list[psutil.Process] = []
     try:
         with copied(spark), meanwhile(store, lambda: stop_a_task(spark, stopped)):
@@ -146,7 +146,7 @@ def test_an_attempt_that_wakes_up_when_a_copy_was_first_changes_nothing_in_the_s
 def test_a_snapshot_outlives_an_executor(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
-    store = SnapshotStore(tmp_path / "snapshots")
+    store = DirectoryStore(tmp_path / "snapshots")
     killed: list[psutil.Process] = []
 
     def kill() -> None:

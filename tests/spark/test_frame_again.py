@@ -39,6 +39,11 @@ CONDITIONS: list[tuple[str, Keep]] = [
 
 
 @pytest.fixture(scope="module")
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
+
+
+@pytest.fixture(scope="module")
 def stored(spark: SparkSession, cluster: Cluster) -> Iterator[dict[bytes, bytes]]:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     with Client(cluster.url + "?timeout=20s") as client:

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F
 from kvstore.client import Client
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import restore
-from kvstore.spark.snapshots.store import SnapshotStore
 from tests.cluster.harness import Cluster
 from tests.spark.jobs import read
 from tests.spark.snapshots.taken import config, take
@@ -127,14 +127,14 @@ def test_a_read_holds_some_pages(spark: SparkSession, cluster: Cluster) -> None:
 @pytest.fixture(scope="module")
 def taken(
     spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SnapshotStore, Manifest, Peaks]:
-    store = SnapshotStore(tmp_path_factory.mktemp("memory") / "snapshots")
+) -> tuple[DirectoryStore, Manifest, Peaks]:
+    store = DirectoryStore(tmp_path_factory.mktemp("memory") / "snapshots")
     with measured(cluster) as peaks:
         manifest = take(spark, cluster, store, split_bytes=SPLIT_BYTES)
     return store, manifest, peaks[0]
 
 
-def test_a_snapshot_holds_some_groups_of_rows(taken: tuple[SnapshotStore, Manifest, Peaks]) -> None:
+def test_a_snapshot_holds_some_groups_of_rows(taken: tuple[DirectoryStore, Manifest, Peaks]) -> None:
     store, manifest, peaks = taken
     (large,) = (file for file in manifest.files if file.rows)
     assert (large.rows, list(verify.problems_of(store, [manifest]))) == (VALUES, [])
@@ -142,7 +142,7 @@ def test_a_snapshot_holds_some_groups_of_rows(taken: tuple[SnapshotStore, Manife
 
 
 def test_a_restore_holds_some_batches(
-    spark: SparkSession, cluster: Cluster, taken: tuple[SnapshotStore, Manifest, Peaks]
+    spark: SparkSession, cluster: Cluster, taken: tuple[DirectoryStore, Manifest, Peaks]
 ) -> None:
     store, manifest, _ = taken
     spark.conf.set("spark.sql.files.minPartitionNum", "1")  # one task has all of it

@@ -19,6 +19,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
+
+
+@pytest.fixture(scope="module")
 def client(cluster: Cluster) -> Iterator[Client]:
     with Client(cluster.url + "?timeout=20s") as connected:
         yield connected
@@ -113,6 +118,17 @@ def test_what_is_wrong_is_said_in_one_line_before_any_task_runs(
     assert [line for line in str(raised.value).splitlines() if reason in line] != []
 
 
+@pytest.mark.parametrize("mode", ["overwrite", "ignore", "error"])
+def test_only_append_is_there_and_the_others_write_nothing(
+    spark: SparkSession, cluster: Cluster, client: Client, mode: str
+) -> None:
+    writer = numbered(spark, "mode-", 1).write.format("kvstore").mode(mode)
+    with pytest.raises(Exception, match=r'want mode\("append"\)|SAVE_MODE|save mode') as raised:
+        writer.option("dataDir", str(cluster.local.data_dir)).save()
+    assert "append" in str(raised.value).lower()
+    assert stored(client, "mode-") == {}
+
+
 def test_a_row_that_the_store_would_not_take_is_named(spark: SparkSession, cluster: Cluster) -> None:
     frame = spark.sql("select '' as key, 'v' as value")
     with pytest.raises(Exception, match="InvalidRequest: column key: want keys of 1 to 4096 bytes, got b''"):
@@ -123,6 +139,10 @@ def test_a_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, clien
     """Killed when the load is under way: the partition's new leader takes the rest."""
     victim = cluster.leaders()["p1"]
     frame = numbered(spark, "led-", 8000).coalesce(1)
-    write(interrupted(frame, tmp_path / "killed", killer(cluster.pid(victim)), after=30), cluster, batchRows=200)
-    assert not cluster.is_running(victim)
-    assert stored(client, "led-") == expected("led-", 8000)
+    try:
+        write(interrupted(frame, tmp_path / "killed", killer(cluster.pid(victim)), after=30), cluster, batchRows=200)
+        assert not cluster.is_running(victim)
+        assert stored(client, "led-") == expected("led-", 8000)
+    finally:
+        cluster.start_node(victim)
+    cluster.wait_ready(victim)

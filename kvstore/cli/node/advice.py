@@ -12,6 +12,8 @@ from kvstore.meta.login import Acl
 from kvstore.server.config import NodeConfig, Role, is_loopback
 from kvstore.types import DigestType
 
+BOTH = "both wildcards"
+"""In place of gRPC's [::], which takes IPv4 too; other listeners take IPv6 alone there."""
 RESTART_S = 30
 """What a restart may take: who is away for less should not count as lost."""
 
@@ -26,7 +28,8 @@ def clashes(config: NodeConfig) -> list[Fault]:
     taken: list[tuple[str, str]] = []
     found = []
     for name, address in config.listeners().items():
-        other = next((other for other, theirs in taken if _meet(address, theirs)), None)
+        bound = address.replace("[::]", BOTH) if name == "grpc" else address
+        other = next((other for other, theirs in taken if _meet(bound, theirs)), None)
         if other is not None:
             theirs = dict(taken)[other]
             what = f"is that of {other}" if theirs == address else f"{other} takes with {theirs}"
@@ -57,6 +60,8 @@ def _hosts(host: str) -> set[str]:
     """The addresses that a host's name stands for, as far as it can be told without asking anybody."""
     if host == "localhost":
         return {"127.0.0.1", "::1"}
+    if host == BOTH:
+        return {"0.0.0.0", "::"}
     try:
         return {str(ipaddress.ip_address(host.strip("[]")))}
     except ValueError:

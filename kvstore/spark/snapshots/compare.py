@@ -5,7 +5,7 @@ snapshot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,10 @@ from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import InvalidRequest, PositionTrimmed
 from kvstore.spark.pins import kept_alive, release
 from kvstore.spark.snapshots.chains import Cut
-from kvstore.spark.snapshots.create import failure_of
-from kvstore.spark.snapshots.fold import COLUMNS, folded
+from kvstore.spark.snapshots.fold import folded, rows_read_by
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import SPLIT_BYTES, change_pieces, left_places, place_of
+from kvstore.spark.snapshots.runners import failure_of
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tasks import PAGE_BYTES, PATIENCE_S, changes
 from kvstore.spark.snapshots.work import Piece
@@ -121,7 +121,9 @@ def against_origin(
     last = chain[-1]
     with _pinned(cluster) as pinned:
         pieces = _pieces_since(last, pinned, cluster)
-        later = _rows(session, len(pieces), lambda number: _changes_of(cluster, pieces[number])) if pieces else None
+        later = (
+            rows_read_by(session, len(pieces), lambda number: _changes_of(cluster, pieces[number])) if pieces else None
+        )
         expected = folded(session, store, chain, Cut(), later)
         horizon_ms = max(each.time_ms for each in pinned.partitions)
         found = stored(session, pinned)
@@ -152,7 +154,7 @@ def _living(table: DataFrame, horizon_ms: int) -> DataFrame:
 def stored(session: SparkSession, pinned: PinnedStore) -> DataFrame:
     """The records of a pinned store."""
     splits = pinned.splits()
-    return _rows(session, len(splits), lambda number: _records_of(splits[number]))
+    return rows_read_by(session, len(splits), lambda number: _records_of(splits[number]))
 
 
 def _records_of(split: Split) -> Iterator[Any]:
@@ -162,19 +164,6 @@ def _records_of(split: Split) -> Iterator[Any]:
 
 def _changes_of(cluster: ClientConfig, piece: Piece) -> Iterator[Any]:
     return changes(cluster, piece.partition, piece.first, piece.last, piece.servers)
-
-
-def _rows(session: SparkSession, count: int, read: Callable[[int], Iterator[Any]]) -> DataFrame:
-    """The rows that `count` tasks read; each is told its number."""
-    if count == 0:
-        return session.createDataFrame([], COLUMNS)
-
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                yield from read(number)
-
-    return session.range(0, count, 1, count).mapInArrow(run, COLUMNS)
 
 
 def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[Piece]:

@@ -1,6 +1,6 @@
-"""Takes a snapshot: a Spark job whose tasks write one file each, and a driver that names them last.
+"""Takes a snapshot: tasks that write one file each (runners.py), and a driver that names them last.
 
-Until the last rename there is nothing that looks like a snapshot. A driver that is killed leaves its work, and the next
+Until that last step there is nothing that looks like a snapshot. A driver that is killed leaves its work, and the next
 one goes on with it while the servers still keep the pinned positions.
 """
 
@@ -8,37 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from kvstore import errors
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.pins import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.cluster import time_of
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
+from kvstore.spark.snapshots.directory import room_at
+from kvstore.spark.snapshots.manifest import Kind, Manifest
 from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind, give_back, pin_name, plan_snapshot
-from kvstore.spark.snapshots.store import WORK, SnapshotStore, room_at
-from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
-from kvstore.spark.snapshots.work import Piece, Plan, Work
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.runners import Runner
+from kvstore.spark.snapshots.store import WORK, SnapshotStore
+from kvstore.spark.snapshots.tasks import Job
+from kvstore.spark.snapshots.work import Plan, Work
 
 log = logging.getLogger(__name__)
-
-LOOK_S = 0.5
-"""How often progress is looked at."""
-LOST = ("Py4JError", "Py4JNetworkError")
-"""What Spark's calls to a JVM raise that is there no more."""
-_RAISED = re.compile(r"kvstore\.errors\.(\w+): (.*)")
 
 
 class Progress(Protocol):
@@ -50,18 +42,18 @@ class Progress(Protocol):
 def create(
     store: SnapshotStore,
     wanted: Wanted,
-    session: SparkSession,
+    runner: Runner,
     progress: Progress,
     published: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
     """A new snapshot in `store`; `published` is told of it while its pin still holds the logs. Raises StoreError,
     OSError: then there is none, and what was done may be gone on with by the next call that wants the same."""
     with room_at(store.root):
-        store.root.mkdir(parents=True, exist_ok=True)
+        store.begin()
         progress("starting workers", 0, None)
-        wake(session)
+        runner.wake()
         work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
-        manifest = _finished(store, work, plan, wanted, session, progress)
+        manifest = _finished(store, work, plan, wanted, runner, progress)
         try:
             published(manifest)
         finally:
@@ -69,28 +61,20 @@ def create(
         return manifest
 
 
-def create_or_full(
-    store: SnapshotStore,
-    wanted: Wanted,
-    session: SparkSession,
-    progress: Progress,
-    published: Callable[[Manifest], None],
-    *,
-    told: Callable[[StoreError], None],
-) -> Manifest:
-    """The same, and a full one where what is to be continued cannot be: `told` hears why."""
+def or_full(take: Callable[[Wanted], Manifest], wanted: Wanted, told: Callable[[StoreError], None]) -> Manifest:
+    """Take a snapshot by `take`, or a full one where what is to be continued cannot be: `told` hears why."""
     try:
-        return create(store, wanted, session, progress, published)
+        return take(wanted)
     except NotContinuable as error:
         told(error)
-        return create(store, replace(wanted, parent=None), session, progress, published)
+        return take(replace(wanted, parent=None))
 
 
 def _finished(
-    store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, session: SparkSession, progress: Progress
+    store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: Runner, progress: Progress
 ) -> Manifest:
     try:
-        return _make(store, work, plan, wanted, session, progress)
+        return _make(store, work, plan, wanted, runner, progress)
     except (NoSuchPin, PositionTrimmed, InvalidRequest):
         work.remove()  # nobody can go on with it
         _give_back(wanted.cluster, plan)
@@ -104,7 +88,11 @@ def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Wo
     progress("pinning the store", 0, None)
     plan = plan_snapshot(wanted, time_of(wanted.cluster))
     try:
-        return Work.begin(store, plan), plan
+        work = Work.begin(store, plan)
+        if plan.parent is not None and not store.may_continue(plan.parent):
+            work.remove()
+            raise NotContinuable(f"snapshot {plan.parent} is being removed: take a full one")
+        return work, plan
     except BaseException:
         _give_back(wanted.cluster, plan)
         raise
@@ -114,12 +102,12 @@ def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] |
     """Work of a driver that has ended, if it was after the same thing and its pin lives; what cannot be resumed any
     more is removed."""
     for folder in store.remains():
-        work = Work.of_the_dead_or_none(folder) if folder.name.startswith(WORK) else None
+        work = Work.of_the_dead_or_none(store, folder) if folder.name.startswith(WORK) else None
         if work is None:
             continue
         plan = work.plan_or_none()
         if plan is None or plan.id in store.ids():
-            work.remove()  # killed before it had begun, or behind the rename that made it a snapshot
+            work.remove()  # killed before it had begun, or behind what made it a snapshot
         elif wanted.fits(plan) and not _renewed(plan, wanted):
             work.remove()
         elif wanted.fits(plan):
@@ -139,28 +127,26 @@ def _renewed(plan: Plan, wanted: Wanted) -> bool:
     return True
 
 
-def _make(
-    store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, session: SparkSession, progress: Progress
-) -> Manifest:
+def _make(store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: Runner, progress: Progress) -> Manifest:
     winners = work.finished()
     missing = [piece for piece in plan.pieces if piece.name not in winners]
     job = Job(
-        attempts=str(work.attempts),
+        attempts=work.attempts,
         kind=plan.kind,
         pin=plan.pin,
         positions={each.partition: each.position for each in plan.partitions},
         compression=plan.compression,
         cluster=wanted.cluster,
-        bytes_per_s=wanted.bytes_per_s / session.sparkContext.defaultParallelism,
+        bytes_per_s=wanted.bytes_per_s / runner.parallelism,
     )
 
     def look() -> None:
-        done = {note.name.partition(".")[0] for note in work.attempts.glob("*.json")} | winners.keys()
+        done = {note.name.partition(".")[0] for note in work.notes()} | winners.keys()
         progress("writing", sum(piece.rows for piece in plan.pieces if piece.name in done), plan.rows)
 
     if missing:
-        with kept(wanted, plan, session, look):
-            winners |= run_pieces(session, job, missing, f"kvstore snapshot {plan.id}")
+        with kept(wanted, plan, runner, look, store.look_s):
+            winners |= runner.run(job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
     ended_ms = _ended_ms(wanted, plan)
     with store.coming_and_going():
@@ -168,7 +154,7 @@ def _make(
             raise NotContinuable(
                 f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
             )
-        return work.publish(store, plan, winners, ended_ms)
+        return work.publish(plan, winners, ended_ms)
 
 
 def _ended_ms(wanted: Wanted, plan: Plan) -> int:
@@ -179,37 +165,15 @@ def _ended_ms(wanted: Wanted, plan: Plan) -> int:
         return plan.started_ms
 
 
-def wake(session: SparkSession) -> None:
-    """Have workers started, with the libraries of tasks loaded, before servers keep a position for them: a second of a
-    processor for each. Raises StoreError."""
-    context = session.sparkContext
-    workers = context.defaultParallelism
-    try:
-        context.parallelize(range(workers), workers).foreach(load_libraries)
-    except Exception as error:  # whatever Spark and its JVM raise
-        raise failure_of(error) from error
-
-
-def run_pieces(session: SparkSession, job: Job, pieces: list[Piece], group: str) -> dict[str, DataFile]:
-    """One task for each piece; the file of the attempt that Spark counts. Raises StoreError."""
-    context = session.sparkContext
-    context.setJobGroup(group, group, interruptOnCancel=True)
-    try:
-        found = context.parallelize(pieces, len(pieces)).map(lambda piece: (piece.name, write_piece(job, piece)))
-        return dict(found.collect())
-    except Exception as error:  # whatever Spark and its JVM raise
-        raise failure_of(error) from error
-
-
 @contextmanager
-def kept(wanted: Wanted, plan: Plan, session: SparkSession, look: Callable[[], None]) -> Iterator[None]:
+def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], look_s: float) -> Iterator[None]:
     """Renews the pin, and looks at progress, while the job runs. A pin that is lost ends the job: NoSuchPin."""
     ended = threading.Event()
     lost: list[StoreError] = []
 
     def keep() -> None:
         due = time.monotonic() + wanted.pin_ttl_s / 4
-        while not ended.wait(LOOK_S):
+        while not ended.wait(look_s):
             try:
                 look()
             except OSError as error:  # of a shared file system: only progress is not told
@@ -221,7 +185,7 @@ def kept(wanted: Wanted, plan: Plan, session: SparkSession, look: Callable[[], N
                 _keep_once(wanted, plan)
             except NoSuchPin as error:
                 lost.append(error)
-                session.sparkContext.cancelJobGroup(f"kvstore snapshot {plan.id}")
+                runner.cancel(f"kvstore snapshot {plan.id}")
                 return
             except StoreError as error:
                 log.warning("snapshot=%s its pin could not be renewed, will be tried again: %s", plan.id, error)
@@ -253,29 +217,11 @@ def _give_back(cluster: ClientConfig, plan: Plan) -> None:
     give_back(cluster, plan.id, held)
 
 
-def hold_for_next(cluster: ClientConfig, root: Path, manifest: Manifest, hours: float) -> None:
+def hold_for_next(cluster: ClientConfig, root: Location, manifest: Manifest, hours: float) -> None:
     """Keep the logs behind the newest snapshot of a directory, so that an incremental can continue it. Raises
     StoreError."""
     # Each directory has a hold of its own: another's snapshot must not move it on.
-    name = f"snapshot-next-{hashlib.sha256(bytes(root.resolve())).hexdigest()[:12]}"
+    place = str(root) if isinstance(root, RemotePath) else str(root.resolve())
+    name = f"snapshot-next-{hashlib.sha256(os.fsencode(place)).hexdigest()[:12]}"
     with FeedReader(cluster) as feed:
         feed.hold(name, behind(manifest, feed.positions()), hours * 3600)
-
-
-def failure_of(error: Exception) -> StoreError:
-    """Find the error that a task has raised in Spark's pages of two stacks."""
-    if isinstance(error, ConnectionError) or type(error).__name__ in LOST:
-        return errors.Unavailable("the Spark job failed: its JVM was killed, perhaps for want of memory: run it again")
-    text = str(error)
-    found = _RAISED.findall(text)
-    if found:
-        name, message = found[-1]
-        kind = getattr(errors, name, None)
-        message = message.strip()
-        if isinstance(kind, type) and issubclass(kind, StoreError) and kind.__init__ is StoreError.__init__:
-            return kind(message)
-        return NotContinuable(message) if kind is PositionTrimmed else errors.OutcomeUnknown(f"{name}: {message}")
-    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
-    rest = [line for line in lines if not line.startswith("at ")]
-    return errors.Unavailable(f"the Spark job failed: {(told or rest or [type(error).__name__])[0][:500]}")

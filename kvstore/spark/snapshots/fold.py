@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    BinaryType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
+from kvstore.spark import columns
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.verify import parquet_paths
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-COLUMNS = StructType(
-    [
-        StructField("partition", StringType(), nullable=False),
-        StructField("key", BinaryType(), nullable=False),
-        StructField("value", BinaryType()),
-        StructField("version", LongType(), nullable=False),
-        StructField("created_version", LongType(), nullable=False),
-        StructField("written_at", TimestampType(), nullable=False),
-        StructField("expires_at", TimestampType()),
-    ]
-)
+NAMES = tuple(columns.COLUMNS)
+SCHEMA = columns.ddl(NAMES)
+"""Of a snapshot's files, as of a read."""
 _WILD = re.compile(r"[\\*?\[\]{}]")
 """In names of folders these stand for themselves; to Spark each path is a pattern."""
 KEPT = ("version", "value", "created_version", "written_at", "expires_at", "partition")
@@ -63,14 +50,32 @@ def folded(
         found = last.select("key", "row.*").where("value IS NOT NULL")
     if cut.time_ms is not None:
         found = found.where(F.col("expires_at").isNull() | (F.col("expires_at") > _moment(cut.time_ms)))
-    return found.select(*COLUMNS.names)
+    return found.select(*NAMES)
 
 
 def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> DataFrame:
-    paths = [_WILD.sub(r"\\\g<0>", str(path)) for path in parquet_paths(store, manifest)]
+    """Spark's own reader knows the disk only: its Hadoop libraries need jars and settings of their own for a URL that
+    fsspec reads."""
+    found = parquet_paths(store, manifest)
+    if any(isinstance(path, RemotePath) for path in found):
+        return rows_read_by(session, len(found), lambda number: read_table(found[number]))
+    paths = [_WILD.sub(r"\\\g<0>", str(path)) for path in found]
     if not paths:
-        return session.createDataFrame([], COLUMNS)
-    return session.read.schema(COLUMNS).parquet(*paths)
+        return session.createDataFrame([], SCHEMA)
+    return session.read.schema(SCHEMA).parquet(*paths)
+
+
+def rows_read_by(session: SparkSession, count: int, read: Callable[[int], Iterator[Any]]) -> DataFrame:
+    """The rows that `count` tasks read; each is told its number."""
+    if count == 0:
+        return session.createDataFrame([], SCHEMA)
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                yield from read(number)
+
+    return session.range(0, count, 1, count).mapInArrow(run, SCHEMA)
 
 
 def _within(cut: Cut) -> Column:

@@ -17,9 +17,10 @@ from kvstore.client.blocking.client import Client
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
-from kvstore.spark.snapshots.create import Progress, failure_of
+from kvstore.spark.snapshots.create import Progress
 from kvstore.spark.snapshots.fold import folded
 from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.runners import failure_of
 from kvstore.spark.snapshots.store import SnapshotStore
 
 if TYPE_CHECKING:

@@ -1,80 +1,61 @@
-"""A directory of snapshots: `<id>/manifest.json` and `<id>/data/*.parquet`; what is being made or removed is hidden.
+"""A place that holds snapshots: `<id>/manifest.json` and `<id>/data/*.parquet`; what is made or removed is hidden.
 
-    <id>/            a snapshot: it came here by one rename, whole
+    <id>/            a snapshot, from the moment on at which it has its manifest
     .work-<id>/      one that is being made, or that a killed job has left
     .gone-<id>/      one that is being removed
-    .lock            held by whoever gives a snapshot a child, or takes one away
 
-The directory may be on any file system that driver and executors see under the same path and that renames atomically.
+What is the same wherever that place is. How a snapshot comes and goes: directory.py, objects.py.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-import shutil
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
-from kvstore.places import local_path
+from kvstore.errors import Corrupted, InvalidRequest
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import newest_or_none
-from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.manifest import DataFile, Manifest
+from kvstore.spark.snapshots.remote import Location
 
 WORK = ".work-"
 GONE = ".gone-"
-LOCK = ".lock"
-LOCK_S, LOCK_AGAIN_S = 60.0, 0.05
-"""It is held for as long as a rename and its sync take."""
 RESUMABLE_S = 86_400.0
 """Pins live no longer."""
 
 
-class SnapshotStore:
-    """Reads raise ConfigError for a directory that holds no snapshots, Corrupted and InvalidRequest for manifests."""
+class Lock(Protocol):
+    """Says that the driver lives which makes a snapshot. It ends with its process."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = local_path(root)
+    def check(self) -> None:
+        """Raises Unavailable if another driver has it meanwhile."""
 
-    @classmethod
-    def at(cls, path: Path) -> tuple[SnapshotStore, str | None]:
-        """The store at `path`, or the store around the one snapshot that `path` is and its id."""
-        path = Path(os.path.abspath(local_path(path)))
-        if (path / manifests.NAME).exists():
-            return cls(path.parent), path.name
-        if not path.is_dir():
-            raise ConfigError(f"{path} is no directory of snapshots: `kvstore snapshot create --to {path}` makes one")
-        if (
-            not any(cls(path).ids())
-            and not any(path.glob(f"{WORK}*"))
-            and {each.name for each in path.iterdir()} - {LOCK}
-        ):
-            raise ConfigError(f"{path} holds no snapshot: none of its folders has a {manifests.NAME}")
-        return cls(path), None
+    def stop(self) -> None:
+        """Leave the folder alone from now on: it is about to go."""
 
-    def folder(self, snapshot: str) -> Path:
+    def release(self) -> None: ...
+
+
+class SnapshotStore(ABC):
+    """Reads raise ConfigError for a place that holds no snapshots, Corrupted and InvalidRequest for manifests."""
+
+    look_s = 0.5
+    """How often its work may be looked at."""
+
+    def __init__(self, root: Location) -> None:
+        self._root = root
+
+    @property
+    def root(self) -> Location:
+        return self._root
+
+    def folder(self, snapshot: str) -> Location:
         return self.root / snapshot
 
-    def work(self, snapshot: str) -> Path:
+    def work(self, snapshot: str) -> Location:
         return self.root / f"{WORK}{snapshot}"
-
-    def check_writable(self) -> None:
-        """Check that the place can be written, before anything is begun. Raises ConfigError."""
-        place = self.root
-        while not place.exists():
-            place = place.parent
-        if not place.is_dir():
-            raise ConfigError(f"{place} is no directory: give --to one, or the name of one that is to be made")
-        if not os.access(place, os.W_OK | os.X_OK):
-            why = "a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "no permission"
-            raise ConfigError(f"{place} cannot be written to: {why}")
-        found = os.statvfs(place)
-        if found.f_blocks and not found.f_bfree:
-            raise _no_room(place)
 
     def ids(self) -> list[str]:
         """Of all finished snapshots, readable or not, sorted."""
@@ -97,7 +78,7 @@ class SnapshotStore:
         try:
             data = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            if path.parent.is_dir():  # who removes a snapshot renames its folder first
+            if self.is_torn(snapshot):
                 raise Corrupted(f"{path} is missing; {manifests.REMEDY}") from None
             return None
         found = manifests.decode(data, what=str(path))
@@ -147,140 +128,59 @@ class SnapshotStore:
 
     # ── coming and going ──
 
-    def publish(self, manifest: Manifest, ready: Path) -> None:
-        """Make the folder `ready`, which has its data files, a snapshot: write the manifest, then rename. Everything
-        is on disk before it is visible."""
-        sync_tree(ready)
-        write_durably(ready / manifests.NAME, manifests.encode(manifest))
-        sync_directory(ready)
-        os.rename(ready, self.folder(manifest.id))
-        sync_directory(self.root)
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Check that the place can be written, before anything is begun. Raises ConfigError."""
 
-    @contextmanager
-    def coming_and_going(self) -> Iterator[None]:
+    @abstractmethod
+    def begin(self) -> None:
+        """Make the place."""
+
+    @abstractmethod
+    def lock_or_none(self, folder: Location) -> Lock | None:
+        """The lock of a folder of work; None if another driver has it, the folder is another user's, or gone."""
+
+    @abstractmethod
+    def is_torn(self, snapshot: str) -> bool:
+        """Whether there are files of a snapshot that has no manifest, and nobody makes or removes it just now."""
+
+    @abstractmethod
+    def may_continue(self, parent: str) -> bool:
+        """Whether `parent` is here and stays, now that a plan says that it will get a child."""
+
+    @abstractmethod
+    def place_of(self, snapshot: str, piece: str, file: DataFile) -> Location:
+        """Where a finished file goes when its snapshot is published. Its name there is the manifest's."""
+
+    @abstractmethod
+    def publish(self, manifest: Manifest, moves: Mapping[Location, Location]) -> None:
+        """Move the files to their places, then make them a snapshot from one moment to the next. Raises Corrupted if a
+        file is not here as its task wrote it, Unavailable if another driver has published it."""
+
+    @abstractmethod
+    def coming_and_going(self) -> AbstractContextManager[None]:
         """Nobody else gives a snapshot a child, or takes one away, meanwhile. Raises Unavailable."""
-        until = time.monotonic() + LOCK_S
-        with open(self.root / LOCK, "ab") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        raise Unavailable(f"{file.name} is locked by another `kvstore snapshot`: try again") from None
-                    time.sleep(LOCK_AGAIN_S)
-            yield
 
+    @abstractmethod
     def remove(self, snapshot: str) -> bool:
         """Take a snapshot away: from one moment to the next it is none, then its files go. Two may do it at once. False
         if another continues it, perhaps since a moment ago: then it stays. Raises Unavailable."""
-        gone = self.root / f"{GONE}{snapshot}"
-        shutil.rmtree(gone, ignore_errors=True)
-        with suppress(FileNotFoundError), self.coming_and_going():
-            if any(each.parent == snapshot for each in self.load_readable()[0].values()):
-                return False
-            os.rename(self.folder(snapshot), gone)
-            sync_directory(self.root)
-        shutil.rmtree(gone, onerror=_raise_unless_gone)
-        return True
 
-    def remains(self) -> list[Path]:
+    @abstractmethod
+    def remove_work(self, folder: Location) -> None:
+        """All of a snapshot that is not finished."""
+
+    @abstractmethod
+    def stale_remains(self, now_s: float) -> list[Location]:
+        """Those with which nobody can go on any more: their drivers are gone, and so are their pins."""
+
+    @abstractmethod
+    def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
+        """Remove them, but for those that a driver holds or another user has left. Returns what is gone."""
+
+    def remains(self) -> list[Location]:
         """Find the remains of killed jobs and of removals that were not finished."""
         try:
             return sorted(each for each in self.root.iterdir() if each.name.startswith((WORK, GONE)))
         except FileNotFoundError:
             return []
-
-    def stale_remains(self, now_s: float) -> list[Path]:
-        """Those with which nobody can go on any more: their drivers are gone, and so are their pins."""
-        return [each for each in self.remains() if each.name.startswith(GONE) or _age_s(each, now_s) > RESUMABLE_S]
-
-    def remove_remains(self, folders: Iterable[Path]) -> list[Path]:
-        """Remove them, but for those that a driver holds or another user has left. Returns what is gone."""
-        for folder in folders:
-            if folder.name.startswith(GONE):  # nobody needs it: no lock, a new file there while another removes it
-                shutil.rmtree(folder, ignore_errors=True)
-            elif (lock := lock_or_none(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
-        return [folder for folder in folders if not folder.exists()]
-
-
-def _raise_unless_gone(_: object, path: str, found: tuple[type[BaseException], BaseException, object]) -> None:
-    if not isinstance(found[1], FileNotFoundError):
-        raise found[1]
-
-
-def _age_s(path: Path, now_s: float) -> float:
-    try:
-        return now_s - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-@contextmanager
-def room_at(path: Path) -> Iterator[None]:
-    """Raises ConfigError, which says what to do, when the disk of `path` is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise _no_room(path) from None
-
-
-def _no_room(path: Path) -> ConfigError:
-    return ConfigError(f"no space left at {path}: make room there, and the same command goes on with what is finished")
-
-
-def lock_or_raise(folder: Path) -> int:
-    """A lock that ends with this process. Raises OSError."""
-    lock = lock_or_none(folder)
-    if lock is None:  # a driver that began just now took the folder for what a killed one has left
-        raise BlockingIOError(errno.EAGAIN, "another snapshot is being begun here, try again", str(folder))
-    return lock
-
-
-def lock_or_none(folder: Path) -> int | None:
-    """A lock that ends with this process; None if another one has it, the folder is another user's, or gone."""
-    try:
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, and synced."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_tree(path: Path) -> None:
-    """Make the names below a directory durable; files are synced by whoever wrote them."""
-    for folder in _folders(path):
-        sync_directory(folder)
-
-
-def _folders(path: Path) -> Iterator[Path]:
-    for folder, _, _ in os.walk(path, topdown=False):
-        yield Path(folder)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from kvstore.client.pinned.arrow import SCHEMA, TIMESTAMP, times_of
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
+from kvstore.spark.snapshots.remote import Location, RemotePath
 
 GROUP_BYTES = 16 << 20
 GROUP_ROWS_MAX = 1 << 17
@@ -142,11 +143,14 @@ def _widest(bounds: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_table(path: Location, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a file in their order, in batches of some MiB; every page against its checksum. Raises Corrupted,
     OSError."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True, memory_map=False) as file:
+        with (
+            open_file(path) as source,
+            pq.ParquetFile(source, page_checksum_verification=True, memory_map=False) as file,
+        ):
             if file.schema_arrow != SCHEMA:
                 raise Corrupted(f"{path} has other columns than a snapshot's")
             for group in range(file.num_row_groups):
@@ -162,14 +166,18 @@ def read_table(path: Path, columns: list[str] | None = None) -> Iterator[pa.Reco
         raise Corrupted(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 
-def sha256_of(path: Path) -> tuple[int, str]:
+def sha256_of(path: Location) -> tuple[int, str]:
     """Size and checksum of a file. Raises OSError."""
     digest, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
     return size, digest.hexdigest()
+
+
+def open_file(path: Location) -> BinaryIO:
+    return path.open() if isinstance(path, RemotePath) else open(path, "rb")
 
 
 def columns_of(

@@ -6,7 +6,7 @@ Tasks are retried and run twice. Each attempt writes a file of its own; which of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned.arrow import batches_of
+from kvstore.client.pinned.arrow import COLUMNS, batches_of
 from kvstore.client.pinned.pins import Split
 from kvstore.client.pinned.read import read_pinned
-from kvstore.errors import Unavailable
-from kvstore.proto import feed_pb2
+from kvstore.spark.changes import batch_of, pages_between
+from kvstore.spark.snapshots.directory import room_at, write_durably
 from kvstore.spark.snapshots.manifest import DataFile, Kind
-from kvstore.spark.snapshots.store import room_at, write_durably
+from kvstore.spark.snapshots.remote import Location, local_copy_of
 from kvstore.spark.snapshots.table import TableWriter, columns_of
 from kvstore.spark.snapshots.work import Piece, note_of
 from kvstore.types import Position
@@ -33,15 +33,13 @@ BATCH_BYTES = 1 << 20
 """What is made one record batch."""
 PATIENCE_S = 60.0
 """How long a task looks for a replica before it fails."""
-WAIT_MS = 2000
-"""For a replica that has not read so far yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The part of a job that all its tasks know. It is sent to each."""
 
-    attempts: str
+    attempts: Location
     """The directory to write to."""
     kind: Kind
     pin: str
@@ -59,21 +57,30 @@ def load_libraries(_: object) -> None:
         writer.write_batch(table)
 
 
-def write_piece(job: Job, piece: Piece) -> DataFile:
-    """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed."""
-    attempts = Path(job.attempts)
-    path = attempts / f"{piece.name}.{uuid4().hex}.parquet"
-    with room_at(attempts.parent.parent):
+def write_piece(job: Job, piece: Piece, check: Callable[[], None] = lambda: None) -> DataFile:
+    """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed. `check` is
+    called now and then, and ends it by an error."""
+    name = f"{piece.name}.{uuid4().hex}"
+    with local_copy_of(job.attempts / f"{name}.parquet") as path, room_at(_room_of(job, path)):
         writer = TableWriter(path, piece.partition, compression=job.compression)
         try:
             for batch in paced(batches(job, piece), job.bytes_per_s):
+                check()
                 writer.write(batch)
             file = writer.close(path.name)
-            write_durably(path.with_suffix(".json"), note_of(file))
+            if path.parent == job.attempts:
+                write_durably(job.attempts / f"{name}.json", note_of(file))
         except BaseException:
             writer.abandon()
             raise
+    if path.parent != job.attempts:
+        write_durably(job.attempts / f"{name}.json", note_of(file))  # what it notes has been sent only now
     return file
+
+
+def _room_of(job: Job, path: Path) -> Location:
+    """Name the place whose disk is full, for people."""
+    return job.attempts.parent.parent if path.parent == job.attempts else path.parent
 
 
 def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.RecordBatch]:
@@ -110,29 +117,6 @@ def changes(
     cluster: ClientConfig, partition: str, after: int, until: int, servers: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Read the log between two sequences. Raises PositionTrimmed."""
-    waited_ms = 0
     with FeedReader(cluster) as feed:
-        while after < until:
-            page = feed.changes(partition, after, servers=servers, until=until, wait_ms=WAIT_MS, timeout_s=PATIENCE_S)
-            if page.sequences:
-                yield _batch_of_changes(partition, page)
-            waited_ms = 0 if page.next > after else waited_ms + WAIT_MS
-            if waited_ms > PATIENCE_S * 1000:
-                raise Unavailable(f"partition {partition}: no server has its log from {after} to {until}")
-            after = page.next
-
-
-def _batch_of_changes(partition: str, page: feed_pb2.ChangesResponse) -> pa.RecordBatch:
-    gone = (feed_pb2.DELETED, feed_pb2.EXPIRED)
-    values: list[bytes | None] = list(page.values)
-    if any(kind in gone for kind in page.kinds):
-        values = [None if kind in gone else value for kind, value in zip(page.kinds, values, strict=True)]
-    return columns_of(
-        partition,
-        list(page.keys),
-        values,
-        list(page.sequences),
-        list(page.created),
-        list(page.times_ms),
-        list(page.expires_ms),
-    )
+        for page in pages_between(feed, partition, after, until, servers=servers, patience_s=PATIENCE_S):
+            yield batch_of(page, partition, COLUMNS)

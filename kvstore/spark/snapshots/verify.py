@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from kvstore.errors import Corrupted
 from kvstore.ring.hashing import token_of
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
+from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table, sha256_of
 
@@ -54,7 +54,10 @@ def strangers(store: SnapshotStore, manifest: Manifest) -> list[str]:
     """Files that stand in the snapshot's folder and do not belong there."""
     folder = store.folder(manifest.id)
     known = {each.path for each in manifest.files}
-    found = {str(each.relative_to(folder)) for each in folder.rglob("*.parquet")}
+    if isinstance(folder, RemotePath):
+        found = {each for each in folder.files_below() if each.endswith(".parquet")}
+    else:
+        found = {str(each.relative_to(folder)) for each in folder.rglob("*.parquet")}
     return sorted(found - known)
 
 
@@ -155,22 +158,26 @@ def check_files(store: SnapshotStore, chain: Sequence[Manifest], done: Callable[
     files = [store.folder(manifest.id) / file.path for manifest in chain for file in manifest.files]
     wanted = [file.sha256 for manifest in chain for file in manifest.files]
     with ThreadPoolExecutor(THREADS, "verify") as threads:
-        try:
-            for path, found, digest in zip(files, threads.map(sha256_of, files), wanted, strict=True):
-                if found[1] != digest:
-                    raise Corrupted(f"{path} is damaged: its checksum is not the manifest's; take it from a copy")
-                done(1)
-        except FileNotFoundError as error:
-            raise Corrupted(f"{error.filename} is missing: take it from a copy") from None
+        for path, found, digest in zip(files, threads.map(_sum_of, files), wanted, strict=True):
+            if found != digest:
+                raise Corrupted(f"{path} is damaged: its checksum is not the manifest's; take it from a copy")
+            done(1)
 
 
-def parquet_paths(store: SnapshotStore, manifest: Manifest) -> list[Path]:
+def _sum_of(path: Location) -> str:
+    try:
+        return sha256_of(path)[1]
+    except FileNotFoundError:
+        raise Corrupted(f"{path} is missing: take it from a copy") from None
+
+
+def parquet_paths(store: SnapshotStore, manifest: Manifest) -> list[Location]:
     """The files of a snapshot. Raises Corrupted for one that is missing or has another size."""
     found = []
     for file in manifest.files:
         path = store.folder(manifest.id) / file.path
         try:
-            size = path.stat().st_size
+            size = path.size() if isinstance(path, RemotePath) else path.stat().st_size
         except FileNotFoundError:
             raise Corrupted(
                 f"{path} is missing: take the file from a copy; `snapshot verify` tells what else"

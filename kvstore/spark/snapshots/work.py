@@ -9,20 +9,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from kvstore.errors import Corrupted
 from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
+from kvstore.spark.snapshots.directory import write_durably
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
-from kvstore.spark.snapshots.store import SnapshotStore, lock_or_none, lock_or_raise, write_durably
+from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.store import WORK, Lock, SnapshotStore
 from kvstore.spark.snapshots.table import sha256_of
 
-PLAN, ATTEMPTS, READY = "plan.json", "attempts", "ready"
+PLAN, ATTEMPTS = "plan.json", "attempts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,20 @@ class Plan:
 class Work:
     """The hidden folder of one snapshot, locked by this process."""
 
-    def __init__(self, folder: Path, lock: int) -> None:
-        self.folder = folder
+    def __init__(self, store: SnapshotStore, folder: Location, lock: Lock | None = None) -> None:
+        self._store, self.folder = store, folder
         self._lock = lock
 
     @classmethod
     def begin(cls, store: SnapshotStore, plan: Plan) -> Work:
         """Raises OSError: then nothing is left."""
-        work = cls(store.work(plan.id), -1)
+        work = cls(store, store.work(plan.id))
         try:
-            work.attempts.mkdir(parents=True)
-            work._lock = lock_or_raise(work.folder)
+            if not isinstance(work.attempts, RemotePath):
+                work.attempts.mkdir(parents=True)
+            work._lock = store.lock_or_none(work.folder)
+            if work._lock is None:  # a driver that began just now took the folder for what a killed one has left
+                raise BlockingIOError(errno.EAGAIN, "another snapshot is being begun here, try again", str(work.folder))
             write_durably(work.folder / PLAN, codec.encode(plan))
         except OSError:
             work.remove()
@@ -82,10 +85,10 @@ class Work:
         return work
 
     @classmethod
-    def of_the_dead_or_none(cls, folder: Path) -> Work | None:
+    def of_the_dead_or_none(cls, store: SnapshotStore, folder: Location) -> Work | None:
         """A folder whose driver has ended; None if it lives."""
-        lock = lock_or_none(folder)
-        return None if lock is None else cls(folder, lock)
+        lock = store.lock_or_none(folder)
+        return None if lock is None else cls(store, folder, lock)
 
     def plan_or_none(self) -> Plan | None:
         """None if the driver was killed before it had written one."""
@@ -95,26 +98,40 @@ class Work:
             return None
 
     @property
-    def attempts(self) -> Path:
+    def attempts(self) -> Location:
         return self.folder / ATTEMPTS
+
+    @property
+    def snapshot(self) -> str:
+        return self.folder.name.removeprefix(WORK)
+
+    def notes(self) -> list[Location]:
+        """List what stands beside finished attempts."""
+        return sorted(each for each in self._attempted() if each.name.endswith(".json"))
+
+    def _attempted(self) -> list[Location]:
+        try:
+            return list(self.attempts.iterdir())
+        except FileNotFoundError:  # an object store has no empty folders
+            return []
 
     def finished(self) -> dict[str, DataFile]:
         """Pieces that earlier drivers have finished, by name, each file read and found as it was written. What else
         stands among the attempts is removed."""
         found: dict[str, DataFile] = {}
-        for note in sorted(self.attempts.glob("*.json")):
+        for note in self.notes():
             piece = note.name.partition(".")[0]
             file = _noted_or_none(note)
             if file is not None and piece not in found and self._is_whole(piece, file):
                 found[piece] = file
-        kept = {Path(each.path).name for each in found.values()}
-        for path in self.attempts.iterdir():
-            if path.with_suffix(".parquet").name not in kept:
+        kept = {each.path for each in found.values()}
+        for path in self._attempted():
+            if f"{path.name.rpartition('.')[0]}.parquet" not in kept:
                 path.unlink(missing_ok=True)
         return found
 
     def _is_whole(self, piece: str, file: DataFile) -> bool:
-        for path in (self.attempts / file.path, self._place(piece)):
+        for path in (self.attempts / file.path, self._store.place_of(self.snapshot, piece, file)):
             try:
                 if sha256_of(path) == (file.size_bytes, file.sha256):
                     return True
@@ -122,19 +139,14 @@ class Work:
                 continue
         return False
 
-    def _place(self, piece: str) -> Path:
-        return self.folder / READY / manifests.DATA / f"{piece}.parquet"
-
-    def publish(self, store: SnapshotStore, plan: Plan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
+    def publish(self, plan: Plan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
         """Make the snapshot of one attempt of each piece, and remove all else. Raises Corrupted if a file is not here
         as its task wrote it: then executors and driver do not see the same directory."""
         assert sorted(winners) == sorted(each.name for each in plan.pieces)
-        self._place("x").parent.mkdir(parents=True, exist_ok=True)
-        for piece, file in winners.items():
-            self._move(piece, file)
+        places = {piece: self._store.place_of(plan.id, piece, file) for piece, file in winners.items()}
         files = tuple(
             sorted(
-                (replace(file, path=f"{manifests.DATA}/{piece}.parquet") for piece, file in winners.items()),
+                (replace(file, path=f"{manifests.DATA}/{places[piece].name}") for piece, file in winners.items()),
                 key=lambda each: each.path,
             )
         )
@@ -153,31 +165,28 @@ class Work:
         )
         problem = manifests.problem_or_none(manifest)
         assert problem is None, problem
-        store.publish(manifest, self.folder / READY)
+        self.check()
+        self._store.publish(manifest, {self.attempts / file.path: places[piece] for piece, file in winners.items()})
         self.remove()
         return manifest
 
-    def _move(self, piece: str, file: DataFile) -> None:
-        source, place = self.attempts / file.path, self._place(piece)
-        if source.exists():
-            os.rename(source, place)
-        found = place.stat().st_size if place.exists() else None
-        if found != file.size_bytes:
-            raise Corrupted(
-                f"{place} has {found} bytes, its task wrote {file.size_bytes}: give --to a directory that the driver "
-                "and all executors share"
-            )
+    def check(self) -> None:
+        """Raises Unavailable if another driver goes on with this."""
+        if self._lock is not None:
+            self._lock.check()
 
     def remove(self) -> None:
-        """Leave nothing. A task that nobody waits for any more may still write here; `prune` takes what it leaves."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Leave nothing."""
+        if self._lock is not None:
+            self._lock.stop()
+        self._store.remove_work(self.folder)
         self.release()
 
     def release(self) -> None:
         """Leave all as it is, for whoever goes on."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 def note_of(file: DataFile) -> bytes:
@@ -185,7 +194,7 @@ def note_of(file: DataFile) -> bytes:
     return codec.encode(file)
 
 
-def _noted_or_none(path: Path) -> DataFile | None:
+def _noted_or_none(path: Location) -> DataFile | None:
     try:
         return codec.decode(DataFile, path.read_bytes(), what=str(path))
     except (FileNotFoundError, Corrupted):

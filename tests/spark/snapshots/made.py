@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kvstore.ring.hashing import token_of
 from kvstore.spark.snapshots import manifest as manifests
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
-from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import TableWriter, columns_of
 
 HALF = 1 << 31
@@ -84,21 +84,23 @@ def manifest_of(
     )
 
 
-def full(store: SnapshotStore, name: str, log: Sequence[Change], *, hour: int = 0) -> Manifest:
+def full(store: DirectoryStore, name: str, log: Sequence[Change], *, hour: int = 0) -> Manifest:
     """What the log leaves, published."""
     last = {change.key: change for change in log}
     kept = sorted((c for c in last.values() if c.value is not None), key=lambda c: (token_of(c.key), c.key))
     return _published(store, manifest_of(name, None, places_of(log), hour=hour), kept)
 
 
-def incremental(store: SnapshotStore, name: str, parent: Manifest, log: Sequence[Change], *, hour: int = 1) -> Manifest:
+def incremental(
+    store: DirectoryStore, name: str, parent: Manifest, log: Sequence[Change], *, hour: int = 1
+) -> Manifest:
     """What the log says behind the parent, published."""
     before = parent.places()
     new = [change for change in log if change.sequence > before[change.partition].sequence]
     return _published(store, manifest_of(name, parent, places_of(log), hour=hour), new)
 
 
-def _published(store: SnapshotStore, manifest: Manifest, rows: Sequence[Change]) -> Manifest:
+def _published(store: DirectoryStore, manifest: Manifest, rows: Sequence[Change]) -> Manifest:
     ready = store.root / f".work-{manifest.id}"
     ready.mkdir(parents=True)
     files = [
@@ -112,7 +114,7 @@ def _published(store: SnapshotStore, manifest: Manifest, rows: Sequence[Change])
         rows=sum(file.rows for file in files),
         size_bytes=sum(file.size_bytes for file in files),
     )
-    store.publish(whole, ready)
+    store.publish_folder(whole, ready)
     shutil.rmtree(ready, ignore_errors=True)
     return whole
 

@@ -20,9 +20,10 @@ from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.client.pinned.pins import list_pins
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
+from kvstore.spark.snapshots.directory import WORK, DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import Wanted
-from kvstore.spark.snapshots.store import WORK, SnapshotStore
+from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.table import read_table
 from tests.cluster.harness import Cluster, is_alive
 from tests.waiting import wait_until_blocking
@@ -56,12 +57,14 @@ def wanted(cluster: Cluster, parent: Manifest | None = None, **more: Any) -> Wan
 
 
 def take(
-    spark: SparkSession, cluster: Cluster, store: SnapshotStore, parent: Manifest | None = None, **more: Any
+    spark: SparkSession | None, cluster: Cluster, store: DirectoryStore, parent: Manifest | None = None, **more: Any
 ) -> Manifest:
-    return create(store, wanted(cluster, parent, **more), spark, lambda *_: None)
+    """By Spark's tasks; where the claim is not about these, by threads of this process."""
+    runner = SparkRunner(spark) if spark else ThreadRunner()
+    return create(store, wanted(cluster, parent, **more), runner, lambda *_: None)
 
 
-def rows_of(store: SnapshotStore, manifest: Manifest) -> list[dict[str, Any]]:
+def rows_of(store: DirectoryStore, manifest: Manifest) -> list[dict[str, Any]]:
     batches = [batch for path in verify.parquet_paths(store, manifest) for batch in read_table(path)]
     rows: list[dict[str, Any]] = pa.Table.from_batches(batches, SCHEMA).to_pylist()
     return rows
@@ -79,7 +82,7 @@ def replayed(cluster: Cluster, manifest: Manifest) -> dict[bytes, dict[str, Any]
     return {key: row for key, row in last.items() if row["value"] is not None}
 
 
-def held(store: SnapshotStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
+def held(store: DirectoryStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
     """What a chain says is there."""
     found: dict[bytes, dict[str, Any]] = {}
     for manifest in chains.chain_of(store.load_all(), last.id):
@@ -91,7 +94,7 @@ def held(store: SnapshotStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
     return {key: row for key, row in found.items() if row["value"] is not None}
 
 
-def assert_right(cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
+def assert_right(cluster: Cluster, store: DirectoryStore, last: Manifest) -> None:
     """Each file as described, nothing else in the directory, all of it what the logs say; no pin of it is left."""
     chain = chains.chain_of(store.load_all(), last.id)
     assert list(verify.problems_of(store, chain)) == []
@@ -109,7 +112,7 @@ def _contents(rows: dict[bytes, dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
     return {key: {**row, "partition": None} for key, row in rows.items()}
 
 
-def assert_store_is_the_same(spark: SparkSession, cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
+def assert_store_is_the_same(spark: SparkSession, cluster: Cluster, store: DirectoryStore, last: Manifest) -> None:
     chain = chains.chain_of(store.load_all(), last.id)
     found = compare.against_origin(spark, store, chain, config(cluster), 5)
     assert found.count == 0, found
@@ -140,7 +143,7 @@ def writing(cluster: Cluster) -> Iterator[list[int]]:
 
 
 @contextmanager
-def meanwhile(store: SnapshotStore, what: Callable[[], object]) -> Iterator[None]:
+def meanwhile(store: DirectoryStore, what: Callable[[], object]) -> Iterator[None]:
     """Does something once the first file of a snapshot is finished. What it raises fails the test."""
     failed: list[BaseException] = []
 
@@ -160,17 +163,18 @@ def meanwhile(store: SnapshotStore, what: Callable[[], object]) -> Iterator[None
     assert failed == []
 
 
-def notes(store: SnapshotStore) -> list[Path]:
+def notes(store: DirectoryStore) -> list[Path]:
     return list(store.root.glob(f"{WORK}*/attempts/*.json"))
 
 
 @contextmanager
-def running(cluster: Cluster, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A `kvstore snapshot` command on the cluster, with a Spark of its own; killed at the end."""
+def running(cluster: Cluster, log: Path, *words: str, master: str = "local[1]") -> Iterator[subprocess.Popen[bytes]]:
+    """A `kvstore snapshot` command on the cluster, with a Spark of its own unless `master` is `none`; killed at the
+    end."""
     line = [sys.executable, "-m", "kvstore", "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
     with log.open("wb") as output:
         driver = subprocess.Popen(
-            [*line, "--master", "local[1]", "--nice", "0"], stdout=output, stderr=output, start_new_session=True
+            [*line, "--master", master, "--nice", "0"], stdout=output, stderr=output, start_new_session=True
         )
     try:
         yield driver

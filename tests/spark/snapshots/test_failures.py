@@ -4,8 +4,8 @@ import pytest
 from py4j.protocol import Py4JError
 
 from kvstore.errors import Corrupted, NoSuchPin, OutcomeUnknown, StoreError, Unavailable
-from kvstore.spark.snapshots.create import failure_of
 from kvstore.spark.snapshots.planning import NotContinuable
+from kvstore.spark.snapshots.runners import failure_of
 
 STACK = """An error occurred while calling o12.collect.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 3 times

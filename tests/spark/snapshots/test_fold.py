@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.fold import folded
-from kvstore.spark.snapshots.store import SnapshotStore
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental, some_log
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ LOG = some_log(180)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> SnapshotStore:
+def store(tmp_path_factory: pytest.TempPathFactory) -> DirectoryStore:
     """A full snapshot after 60 changes, incrementals after 120 and 180, and a full one of all."""
-    store = SnapshotStore(tmp_path_factory.mktemp("snapshots"))
+    store = DirectoryStore(tmp_path_factory.mktemp("snapshots"))
     first = full(store, "a", LOG[:60])
     second = incremental(store, "b", first, LOG[:120])
     incremental(store, "c", second, LOG, hour=2)
@@ -37,7 +37,7 @@ def model(log: list[Change]) -> dict[bytes, tuple[bytes, int]]:
     return {key: (change.value, change.sequence) for key, change in last.items() if change.value is not None}
 
 
-def records(spark: SparkSession, store: SnapshotStore, last: str, cut: Cut) -> dict[bytes, tuple[bytes, int]]:
+def records(spark: SparkSession, store: DirectoryStore, last: str, cut: Cut) -> dict[bytes, tuple[bytes, int]]:
     chain = chains.covering(store.load_all(), last, cut)
     rows = folded(spark, store, chain, cut).collect()
     found = {bytes(row["key"]): (bytes(row["value"]), row["version"]) for row in rows}
@@ -45,30 +45,30 @@ def records(spark: SparkSession, store: SnapshotStore, last: str, cut: Cut) -> d
     return found
 
 
-def test_a_chain_is_what_the_log_leaves(spark: SparkSession, store: SnapshotStore) -> None:
+def test_a_chain_is_what_the_log_leaves(spark: SparkSession, store: DirectoryStore) -> None:
     assert records(spark, store, "a", Cut()) == model(LOG[:60])
     assert records(spark, store, "c", Cut()) == records(spark, store, "d", Cut()) == model(LOG)
 
 
 @pytest.mark.parametrize("count", [60, 61, 119, 120, 121, 175])
-def test_a_chain_can_be_cut_at_any_moment(spark: SparkSession, store: SnapshotStore, count: int) -> None:
+def test_a_chain_can_be_cut_at_any_moment(spark: SparkSession, store: DirectoryStore, count: int) -> None:
     cut = Cut(time_ms=EPOCH_MS + (count - 1) * 1000 + 1)  # no snapshot stands at the very moment of a write
     assert records(spark, store, "c", cut) == model(LOG[:count])
 
 
-def test_a_chain_can_be_cut_at_a_sequence_of_one_partition(spark: SparkSession, store: SnapshotStore) -> None:
+def test_a_chain_can_be_cut_at_a_sequence_of_one_partition(spark: SparkSession, store: DirectoryStore) -> None:
     kept = [change for change in LOG if change.partition == "p2" or change.sequence <= 100]
     assert records(spark, store, "c", Cut(sequences={"p1": 100})) == model(kept)
 
 
 def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path / "a b\\c *?[x]{y,z}%20,\nü")
+    store = DirectoryStore(tmp_path / "a b\\c *?[x]{y,z}%20,\nü")
     full(store, "a", LOG)
     assert records(spark, store, "a", Cut()) == model(LOG)
 
 
 def test_a_record_is_gone_at_its_expiry(spark: SparkSession, tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path)
+    store = DirectoryStore(tmp_path)
     first = full(store, "a", [Change(b"k", b"v", 1, EPOCH_MS)])
     expiring = Change(b"k", b"w", 2, EPOCH_MS + 1000, expires_ms=EPOCH_MS + 3000)
     later = Change(b"later", b"", 3, EPOCH_MS + 9000)
@@ -77,7 +77,7 @@ def test_a_record_is_gone_at_its_expiry(spark: SparkSession, tmp_path: Path) -> 
     assert records(spark, store, "b", Cut(time_ms=EPOCH_MS + 3000)) == {}
 
 
-def test_two_snapshots_differ_where_their_records_do(spark: SparkSession, store: SnapshotStore) -> None:
+def test_two_snapshots_differ_where_their_records_do(spark: SparkSession, store: DirectoryStore) -> None:
     old, new = (folded(spark, store, chains.chain_of(store.load_all(), name), Cut()) for name in ("a", "c"))
     found = compare.differences(old, new, compare.CONTENT, 1000)
     before, after = model(LOG[:60]), model(LOG)
@@ -94,7 +94,7 @@ def test_two_snapshots_differ_where_their_records_do(spark: SparkSession, store:
 
 
 def test_an_expiry_counts_as_content(spark: SparkSession, tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path)
+    store = DirectoryStore(tmp_path)
     full(store, "a", [Change(b"k", b"v", 1, EPOCH_MS)])
     full(store, "b", [Change(b"k", b"v", 9, EPOCH_MS, expires_ms=EPOCH_MS + 1)], hour=1)
     full(store, "c", [Change(b"k", b"v", 12, EPOCH_MS)], hour=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,17 +22,22 @@ from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.client.pinned.pins import list_pins, unpin
 from kvstore.errors import NoSuchPin, StoreError
-from kvstore.spark.snapshots import compare, tasks
+from kvstore.spark.snapshots import compare, runners, tasks
 from kvstore.spark.snapshots import create as jobs
 from kvstore.spark.snapshots.create import create
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.remote import RemotePath
+from kvstore.spark.snapshots.runners import ThreadRunner
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
+from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.taken import (
     BIG,
+    ROWS,
     SPLIT_BYTES,
     assert_right,
     assert_store_is_the_same,
@@ -63,15 +69,15 @@ def client(cluster: Cluster) -> Iterator[Client]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SnapshotStore:
-    return SnapshotStore(tmp_path / "snapshots")
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "snapshots")
 
 
 # ── S1, S3, S4: what is in it ──
 
 
 def test_full_and_incremental_are_the_logs_at_their_positions(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
+    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     with writing(cluster) as done:
         wait_until_blocking(lambda: done[0] > 5, timeout_s=60, what="writes")
@@ -103,17 +109,17 @@ def test_full_and_incremental_are_the_logs_at_their_positions(
 
 
 def test_a_store_that_differs_is_found(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
+    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     first = take(spark, cluster, store)
     rows = rows_of(store, first)
-    other = SnapshotStore(store.root.parent / "other")
+    other = DirectoryStore(store.root.parent / "other")
     forged = _forged(other, first, [row for row in rows if row["key"] != b"key00007"])
     found = compare.against_origin(spark, other, [forged], config(cluster), 5)
     assert (found.examples, found.same) == (((b"key00007", "added"),), len(rows) - 1)
 
 
-def _forged(store: SnapshotStore, like: Manifest, rows: list[dict[str, Any]]) -> Manifest:
+def _forged(store: DirectoryStore, like: Manifest, rows: list[dict[str, Any]]) -> Manifest:
     """The same snapshot with other rows."""
     folder = store.folder(like.id)
     (folder / "data").mkdir(parents=True)
@@ -126,11 +132,11 @@ def _forged(store: SnapshotStore, like: Manifest, rows: list[dict[str, Any]]) ->
 # ── S2, S5: tasks, executors and drivers that die ──
 
 
-def test_every_attempt_at_a_piece_has_the_same_rows(cluster: Cluster, client: Client, store: SnapshotStore) -> None:
+def test_every_attempt_at_a_piece_has_the_same_rows(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
     plan = plan_snapshot(wanted(cluster), 1_700_000_000_000)
     work = Work.begin(store, plan)
     job = tasks.Job(
-        attempts=str(work.attempts),
+        attempts=work.attempts,
         kind=plan.kind,
         pin=plan.pin,
         positions={each.partition: each.position for each in plan.partitions},
@@ -150,7 +156,7 @@ def test_every_attempt_at_a_piece_has_the_same_rows(cluster: Cluster, client: Cl
 
 
 def test_workers_that_are_killed_leave_no_trace(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
+    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     killed: list[int] = []
 
@@ -178,32 +184,78 @@ def _workers() -> list[int]:
 
 
 def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_the_next_goes_on(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
+    cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     store.root.mkdir()
-    words = ("create", "--to", str(store.root), "--split-mib", "0.03")
-    with running(cluster, store.root.parent / "log", *words) as driver:
+    words = ("create", "--to", str(store.root), "--split-mib", "0.03", "--rate", "0.05")
+    with running(cluster, store.root.parent / "log", *words, master="none") as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver)
         assert store.ids() == []
         (left,) = store.remains()
-    plan = Work(left, -1).plan_or_none()
+    plan = Work(store, left).plan_or_none()
     assert plan is not None
     client.put(b"key00001", b"written behind the pinned position")
     manifest = create(
-        store, Wanted(cluster=config(cluster), instance=plan.cluster, split_bytes=SPLIT_BYTES), spark, lambda *_: None
+        store,
+        Wanted(cluster=config(cluster), instance=plan.cluster, split_bytes=SPLIT_BYTES),
+        ThreadRunner(),
+        lambda *_: None,
     )
     assert (manifest.id, manifest.partitions) == (plan.id, plan.partitions)
     assert_right(cluster, store, manifest)
+
+
+# ── an object store, and no Spark ──
+
+
+def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """A `kvstore snapshot` that finds no Java."""
+    line = [sys.executable, "-m", "kvstore", "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
+    environ = {**os.environ, "KVSTORE_JAVA": "/nonexistent"}
+    return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=300)
+
+
+def test_a_small_snapshot_needs_no_spark_and_has_the_same_files_wherever_it_is(
+    spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    """By commands without a Java into a bucket: a full one, what changed since, the same by Spark's tasks; and what
+    Spark reads there is what the cluster holds."""
+    with s3_server() as bucket:
+        spark.sparkContext.environment.update({each: os.environ[each] for each in os.environ if each[:4] == "AWS_"})
+        store = RemoteStore(RemotePath(f"{bucket}/snapshots"))
+        to = ("--to", str(store.root), "--split-mib", "0.05", "--nice", "0")
+        done = command(cluster, "create", *to, "--hold-hours", "1")
+        assert done.returncode == 0, done.stderr
+        client.put(b"key00003", b"changed")
+        client.delete(b"key00004")
+        done = command(cluster, "create", *to, "--incremental", "--json")
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["kind"], told["path"]) == ("incremental", f"{store.root}/{told['id']}")
+        assert 2 <= told["rows"] < ROWS
+        last = store.load(told["id"])
+        assert_right(cluster, store, last)
+        assert_store_is_the_same(spark, cluster, store, last)
+        assert "no Java" in command(cluster, "verify", str(store.root), "--store").stderr
+
+        third = take(spark, cluster, store, instance=last.cluster)
+        assert_right(cluster, store, third)
+        assert len(third.files) > 3
+    own = DirectoryStore(tmp_path / "snapshots")
+    here = create(own, wanted(cluster), ThreadRunner(), lambda *_: None)
+    assert_right(cluster, own, here)
+    by_spark = take(spark, cluster, own)
+    assert rows_of(own, by_spark) == rows_of(own, here)
 
 
 # ── S6: pins ──
 
 
 def test_workers_that_do_not_start_fail_the_job_before_anything_is_pinned(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "load_libraries", lambda _: 1 // 0)
+    monkeypatch.setattr(runners, "load_libraries", lambda _: 1 // 0)
     before = {pin.id for pin in list_pins(config(cluster))}
     with pytest.raises(StoreError, match="ZeroDivisionError"):
         take(spark, cluster, store)
@@ -212,27 +264,25 @@ def test_workers_that_do_not_start_fail_the_job_before_anything_is_pinned(
 
 
 def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, client: Client, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = jobs.run_pieces
+    run = ThreadRunner.run
 
-    def unpinned(session: SparkSession, job: tasks.Job, *rest: Any) -> Any:
+    def unpinned(runner: ThreadRunner, job: tasks.Job, *rest: Any) -> Any:
         unpin(job.cluster, job.pin)
-        return run(session, job, *rest)
+        return run(runner, job, *rest)
 
-    monkeypatch.setattr(jobs, "run_pieces", unpinned)
+    monkeypatch.setattr(ThreadRunner, "run", unpinned)
     with pytest.raises(NoSuchPin):
-        take(spark, cluster, store)
+        take(None, cluster, store)
     assert list(store.root.iterdir()) == []
 
 
-def test_work_whose_pin_has_ended_is_begun_anew(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
-) -> None:
+def test_work_whose_pin_has_ended_is_begun_anew(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
     plan = plan_snapshot(wanted(cluster), 1_700_000_000_000)
     Work.begin(store, plan).release()
     unpin(config(cluster), plan.pin)
-    manifest = take(spark, cluster, store)
+    manifest = take(None, cluster, store)
     assert manifest.id != plan.id
     assert_right(cluster, store, manifest)
 
@@ -241,7 +291,7 @@ def test_work_whose_pin_has_ended_is_begun_anew(
 
 
 def test_a_leader_that_is_killed_during_the_job(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
+    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     victim = cluster.wait_led()["p1"]
     manifest = None
@@ -260,9 +310,9 @@ def test_a_leader_that_is_killed_during_the_job(
 
 
 def test_a_partition_that_joins_during_the_job_changes_nothing_in_it(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
+    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
-    first = take(spark, cluster, store)
+    first = take(None, cluster, store)
 
     def add() -> None:
         command = [sys.executable, "-m", "kvstore", "ring", "add", "p4", "--data-dir", str(cluster.local.data_dir)]

@@ -10,15 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError, Unavailable
 from kvstore.spark.snapshots import create, planning
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Kind
 from kvstore.spark.snapshots.planning import Wanted
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.runners import SparkRunner
 from kvstore.spark.snapshots.work import Work
 from tests.spark.snapshots.made import manifest_of, places_of
 from tests.spark.snapshots.test_work import PLAN
@@ -75,13 +77,15 @@ class Servers:
         return []
 
 
+LOOK_S = 0.01
+
+
 def servers(monkeypatch: pytest.MonkeyPatch, *answers: StoreError | None) -> Servers:
     found = Servers(*answers)
     monkeypatch.setattr(create, "renew_pin", found.renew_pin)
     monkeypatch.setattr(create, "FeedReader", found)
     monkeypatch.setattr(planning, "FeedReader", found)
     monkeypatch.setattr(planning, "unpin", found.unpin)
-    monkeypatch.setattr(create, "LOOK_S", 0.01)
     return found
 
 
@@ -91,7 +95,7 @@ def wanted(**more: Any) -> Wanted:
 
 def test_a_pin_is_renewed_again_and_again_also_when_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = servers(monkeypatch, None, Unavailable("away"), None)
-    with create.kept(wanted(), PLAN, found.session, lambda: None):
+    with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, LOOK_S):
         for _ in range(4):
             assert found.renewed.acquire(timeout=WAIT_S)
     assert not found.cancelled.is_set()
@@ -105,7 +109,7 @@ def test_an_incremental_holds_the_logs_from_its_parent_on(monkeypatch: pytest.Mo
     joined, left = replace(places[0], partition="p3"), replace(places[0], partition="p4", ledger=-1)
     plan = replace(PLAN, partitions=(*places, joined, left))
     parent = manifest_of("s0", None, (*places, replace(left, ledger=2)))
-    with create.kept(wanted(parent=parent), plan, found.session, lambda: None):
+    with create.kept(wanted(parent=parent), plan, SparkRunner(found.session), lambda: None, LOOK_S):
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)
     assert found.held[0] == {"p1": 7, "p2": 7, "p3": 0}
@@ -114,11 +118,11 @@ def test_an_incremental_holds_the_logs_from_its_parent_on(monkeypatch: pytest.Mo
 def test_an_incremental_whose_parent_is_removed_meanwhile_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found, store = servers(monkeypatch, None), SnapshotStore(tmp_path)
+    found, store = servers(monkeypatch, None), DirectoryStore(tmp_path)
     plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0", pieces=())
     found.session.sparkContext.defaultParallelism = 1
     with pytest.raises(InvalidRequest, match="snapshot s0 was removed meanwhile, and s1 continues it: take a full one"):
-        create._finished(store, Work.begin(store, plan), plan, wanted(), found.session, lambda *_: None)
+        create._finished(store, Work.begin(store, plan), plan, wanted(), SparkRunner(found.session), lambda *_: None)
     assert os.listdir(tmp_path) == [".lock"]
     assert found.given_back == {"snapshot-s1", "p1", "p2"}, "the logs of both partitions too"
 
@@ -127,7 +131,7 @@ def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkey
     found = servers(monkeypatch, NoSuchPin("gone"))
 
     def job() -> None:
-        with create.kept(wanted(), PLAN, found.session, lambda: None):
+        with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, LOOK_S):
             assert found.cancelled.wait(WAIT_S)
             raise Unavailable("the Spark job failed: cancelled")
 
@@ -149,12 +153,11 @@ def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_given_back(
         if fails:
             raise Unavailable("away")
 
-    monkeypatch.setattr(create, "wake", lambda _: None)
     monkeypatch.setattr(create, "resumed_or_none", lambda *_: (nothing, PLAN))
     monkeypatch.setattr(create, "_finished", lambda *_: manifest_of("s1", None, places_of([])))
     monkeypatch.setattr(create, "_give_back", lambda *_: told.append("given back"))
     with pytest.raises(Unavailable) if fails else nullcontext():
-        create.create(SnapshotStore(tmp_path), wanted(), nothing, lambda *_: None, hold)
+        create.create(DirectoryStore(tmp_path), wanted(), Mock(), lambda *_: None, hold)
     assert told == ["held", "given back"]
 
 
@@ -178,6 +181,6 @@ def test_a_directory_that_cannot_be_listed_ends_no_renewal(monkeypatch: pytest.M
         raise OSError(errno.ESTALE, "stale file handle")
 
     found = servers(monkeypatch, None)
-    with create.kept(wanted(), PLAN, found.session, look):
+    with create.kept(wanted(), PLAN, SparkRunner(found.session), look, LOOK_S):
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)

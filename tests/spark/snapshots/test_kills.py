@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,20 +11,16 @@ import pytest
 
 from kvstore.cli.snapshot_tools import cluster_of
 from kvstore.client import Client
-from kvstore.errors import InvalidRequest, StoreError
-from kvstore.spark.snapshots import chains, compare
-from kvstore.spark.snapshots.chains import Cut
+from kvstore.errors import StoreError
 from kvstore.spark.snapshots.create import create
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.restore import restore
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.work import Work
-from tests.cluster.harness import Cluster, running_cluster
-from tests.spark.snapshots import made
+from tests.cluster.harness import Cluster
 from tests.spark.snapshots.taken import (
     ROWS,
     assert_right,
-    config,
     fill,
     kill,
     meanwhile,
@@ -42,20 +37,17 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 SLOW_MIB = 0.2
 """A second: what has changed, 100 KiB in each partition, takes some."""
-RESTORED = 60_000
-Base = tuple[SnapshotStore, Manifest]
+Base = tuple[DirectoryStore, Manifest]
 
 
 @pytest.fixture(scope="module")
-def base(
-    spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SnapshotStore, Manifest]:
+def base(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryStore, Manifest]:
     """A full snapshot, and changes behind it."""
-    store = SnapshotStore(tmp_path_factory.mktemp("kills") / "snapshots")
+    store = DirectoryStore(tmp_path_factory.mktemp("kills") / "snapshots")
     with Client(cluster.url + "?timeout=30s") as client:
         fill(client)
         _, instance = cluster_of(cluster.local.data_dir, None, None)
-        full = take(spark, cluster, store, instance=instance)
+        full = take(None, cluster, store, instance=instance)
         client.put_many({b"key%05d" % number: b"changed" * 10 for number in range(ROWS)})
         client.delete(b"nothing")
     return store, full
@@ -75,7 +67,7 @@ def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, tmp_pa
 def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with(
     spark: SparkSession, cluster: Cluster, base: Base, tmp_path: Path
 ) -> None:
-    store, full = SnapshotStore(tmp_path / "snapshots"), base[1]
+    store, full = DirectoryStore(tmp_path / "snapshots"), base[1]
     log = tmp_path / "log"
     words = ("create", "--to", str(store.root), "--split-mib", "0.1", "--rate", str(SLOW_MIB))
     with running(cluster, log, *words) as driver:
@@ -84,24 +76,24 @@ def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with
         told = "kvstore: interrupted: the same command goes on with what is done, if it runs within 15 minutes\n"
         assert (driver.returncode, log.read_text()) == (130, told)
     assert len(store.remains()) == 1
-    assert_right(cluster, store, create(store, wanted(cluster, instance=full.cluster), spark, lambda *_: None))
+    assert_right(
+        cluster, store, create(store, wanted(cluster, instance=full.cluster), SparkRunner(spark), lambda *_: None)
+    )
 
 
-def test_an_incremental_whose_driver_is_killed_is_gone_on_with(
-    spark: SparkSession, cluster: Cluster, base: Base
-) -> None:
+def test_an_incremental_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, base: Base) -> None:
     store, full = base
     words = ("create", "--to", str(store.root), "--incremental", "--parent", full.id, "--rate", str(SLOW_MIB))
-    with running(cluster, store.root.parent / "log", *words) as driver:
+    with running(cluster, store.root.parent / "log", *words, master="none") as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver)
     assert store.ids() == [full.id]
     (left,) = store.remains()
-    plan = Work(left, -1).plan_or_none()
+    plan = Work(store, left).plan_or_none()
     assert plan is not None
     done = len(notes(store))
     again = wanted(cluster, full, instance=full.cluster)
-    manifest = create(store, again, spark, lambda *_: None)
+    manifest = create(store, again, ThreadRunner(), lambda *_: None)
     assert (manifest.id, manifest.parent) == (plan.id, full.id)
     assert 0 < done < len(manifest.files)
     assert_right(cluster, store, manifest)
@@ -122,39 +114,3 @@ def test_an_incremental_outlives_a_leader_or_is_not_there(spark: SparkSession, c
     cluster.wait_ready(victim)
     manifest = manifest or take(spark, cluster, store, full, instance=full.cluster)
     assert_right(cluster, store, manifest)
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("other"), partitions=2) as started:
-        yield started
-
-
-def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_leader(
-    spark: SparkSession, other: Cluster, tmp_path: Path
-) -> None:
-    store = SnapshotStore(tmp_path / "snapshots")
-    log = [made.Change(b"key-%d" % number, b"v" * 50, number + 1, made.EPOCH_MS) for number in range(RESTORED)]
-    full = made.full(store, "20260101T000000Z-full-0000", log)
-    chain = chains.chain_of(store.load_all(), full.id)
-    with Client(other.url + "?timeout=30s") as client:
-        with running(other, tmp_path / "log", "restore", str(store.root)) as driver:
-            wait_until_blocking(client.count, timeout_s=200, what="a first key")
-            kill(driver)
-        there = client.count()
-        assert 0 < there < RESTORED
-        with pytest.raises(InvalidRequest, match=rf"the cluster holds {there} keys: .*--merge"):
-            restore(spark, store, chain, Cut(), config(other), into_filled=False, progress=lambda *_: None)
-        victim = other.wait_led()["p1"]
-        killed: list[str] = []
-
-        def kill_once(what: str, done: int, total: int | None) -> None:
-            if not killed:
-                killed.append(victim)
-                other.kill(victim)
-
-        done = restore(spark, store, chain, Cut(), config(other), into_filled=True, progress=kill_once)
-        assert (killed, done.written) == ([victim], RESTORED)
-        assert client.count() == RESTORED
-    found = compare.against_restored(spark, store, chain, Cut(), config(other), 5)
-    assert (found.count, found.same) == (0, RESTORED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +14,13 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import InvalidRequest
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import Restored, restore
-from kvstore.spark.snapshots.store import SnapshotStore
 from tests.cluster.harness import Cluster, running_cluster
-from tests.spark.snapshots.made import Change, full, incremental
+from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental
+from tests.spark.snapshots.taken import kill, running
+from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +31,7 @@ NOW_MS = time.time_ns() // 1_000_000
 BEFORE_MS = NOW_MS - 3_600_000
 BIG = b"\x05" * (1 << 20)
 BEFORE = [Change(b"key%04d" % n, b"value %d" % n, n + 1, BEFORE_MS + n) for n in range(2000)]
+RESTORED = 60_000
 MIDDLE_MS = BEFORE_MS + 100_000
 LATER = [
     Change(b"key0001", b"changed", 3001, MIDDLE_MS),
@@ -53,20 +57,20 @@ def config(cluster: Cluster) -> ClientConfig:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> SnapshotStore:
-    store = SnapshotStore(tmp_path_factory.mktemp("snapshots"))
+def store(tmp_path_factory: pytest.TempPathFactory) -> DirectoryStore:
+    store = DirectoryStore(tmp_path_factory.mktemp("snapshots"))
     incremental(store, "b", full(store, "a", BEFORE), BEFORE + LATER)
     return store
 
 
 def restored(
-    spark: SparkSession, store: SnapshotStore, chain: list[Manifest], cut: Cut, config: ClientConfig, *, filled: bool
+    spark: SparkSession, store: DirectoryStore, chain: list[Manifest], cut: Cut, config: ClientConfig, *, filled: bool
 ) -> Restored:
     return restore(spark, store, chain, cut, config, into_filled=filled, progress=lambda *_: None)
 
 
 def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
-    spark: SparkSession, store: SnapshotStore, config: ClientConfig
+    spark: SparkSession, store: DirectoryStore, config: ClientConfig
 ) -> None:
     chain = chains.chain_of(store.load_all(), "b")
     assert restored(spark, store, chain, Cut(), config, filled=False) == Restored(2001, 1)
@@ -88,7 +92,7 @@ def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
 
 
 def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
-    spark: SparkSession, store: SnapshotStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: DirectoryStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: (NOW_MS + 365 * 86_400_000) * 1_000_000)
     chain = chains.chain_of(store.load_all(), "b")
@@ -96,7 +100,7 @@ def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
 
 
 def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
-    spark: SparkSession, store: SnapshotStore, config: ClientConfig
+    spark: SparkSession, store: DirectoryStore, config: ClientConfig
 ) -> None:
     chain = chains.covering(store.load_all(), "b", Cut(time_ms=MIDDLE_MS))
     with Client(config) as client:
@@ -116,7 +120,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
         ]
 
 
-def test_a_moment_comes_back_as_it_was(spark: SparkSession, store: SnapshotStore, config: ClientConfig) -> None:
+def test_a_moment_comes_back_as_it_was(spark: SparkSession, store: DirectoryStore, config: ClientConfig) -> None:
     cut = Cut(time_ms=MIDDLE_MS + 4)
     chain = chains.covering(store.load_all(), None, cut)
     with Client(config) as client:
@@ -127,3 +131,36 @@ def test_a_moment_comes_back_as_it_was(spark: SparkSession, store: SnapshotStore
         assert client.get(b"key0002") is None
         assert compare.against_restored(spark, store, chain, cut, config, 5).count == 0
         assert compare.against_restored(spark, store, chain, Cut(), config, 5).examples == ((b"key0003", "added"),)
+
+
+@pytest.mark.slow
+def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_leader(
+    spark: SparkSession, cluster: Cluster, config: ClientConfig, tmp_path: Path
+) -> None:
+    store = DirectoryStore(tmp_path / "snapshots")
+    log = [Change(b"key-%d" % number, b"v" * 50, number + 1, EPOCH_MS) for number in range(RESTORED)]
+    whole = full(store, "20260101T000000Z-full-0000", log)
+    chain = chains.chain_of(store.load_all(), whole.id)
+    with Client(config) as client:
+        for key in [key for key, _ in client.scan(keys_only=True)]:
+            client.delete(key)
+        with running(cluster, tmp_path / "log", "restore", str(store.root)) as driver:
+            wait_until_blocking(client.count, timeout_s=200, what="a first key")
+            kill(driver)
+        there = client.count()
+        assert 0 < there < RESTORED
+        with pytest.raises(InvalidRequest, match=rf"the cluster holds {there} keys: .*--merge"):
+            restore(spark, store, chain, Cut(), config, into_filled=False, progress=lambda *_: None)
+        victim = cluster.wait_led()["p1"]
+        killed: list[str] = []
+
+        def kill_once(what: str, done: int, total: int | None) -> None:
+            if not killed:
+                killed.append(victim)
+                cluster.kill(victim)
+
+        done = restore(spark, store, chain, Cut(), config, into_filled=True, progress=kill_once)
+        assert (killed, done.written) == ([victim], RESTORED)
+        assert client.count() == RESTORED
+    found = compare.against_restored(spark, store, chain, Cut(), config, 5)
+    assert (found.count, found.same) == (0, RESTORED)

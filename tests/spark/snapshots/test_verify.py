@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots import verify
+from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
-from kvstore.spark.snapshots.store import SnapshotStore
 from tests.spark.snapshots.made import Change, file_of, full, incremental, some_log
 
 LOG = some_log(300)
@@ -18,15 +18,15 @@ OWN = [change for change in LOG if change.partition == "p1" and change.value is 
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SnapshotStore:
-    return SnapshotStore(tmp_path)
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path)
 
 
-def found(store: SnapshotStore, *chain: Manifest) -> list[str]:
+def found(store: DirectoryStore, *chain: Manifest) -> list[str]:
     return [f"{each.snapshot}/{each.path} {each.what}" for each in verify.problems_of(store, chain)]
 
 
-def with_file(store: SnapshotStore, manifest: Manifest, changes: list[Change]) -> Manifest:
+def with_file(store: DirectoryStore, manifest: Manifest, changes: list[Change]) -> Manifest:
     """The snapshot with other rows in p1's file, described as correctly as its writer would."""
     folder = store.folder(manifest.id)
     (folder / "data/p1-00000.parquet").unlink()
@@ -35,7 +35,7 @@ def with_file(store: SnapshotStore, manifest: Manifest, changes: list[Change]) -
     return replace(manifest, files=files, rows=sum(f.rows for f in files), size_bytes=sum(f.size_bytes for f in files))
 
 
-def test_whole_snapshots_have_no_problem(store: SnapshotStore) -> None:
+def test_whole_snapshots_have_no_problem(store: DirectoryStore) -> None:
     first = full(store, "a", LOG[:200])
     second = incremental(store, "b", first, LOG)
     rows = []
@@ -46,7 +46,7 @@ def test_whole_snapshots_have_no_problem(store: SnapshotStore) -> None:
 
 @pytest.mark.parametrize("at", [0, 100, -1])
 @pytest.mark.parametrize("number", [0, 1])
-def test_any_changed_byte_of_any_file_is_found(store: SnapshotStore, number: int, at: int) -> None:
+def test_any_changed_byte_of_any_file_is_found(store: DirectoryStore, number: int, at: int) -> None:
     manifest = full(store, "a", LOG)
     path = store.folder("a") / manifest.files[number].path
     data = bytearray(path.read_bytes())
@@ -59,7 +59,7 @@ def test_any_changed_byte_of_any_file_is_found(store: SnapshotStore, number: int
         verify.check_files(store, [manifest], lambda _: None)
 
 
-def test_a_missing_file_and_a_stranger_are_found(store: SnapshotStore) -> None:
+def test_a_missing_file_and_a_stranger_are_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     os.rename(store.folder("a") / "data/p1-00000.parquet", store.folder("a") / "data/p1-00001.parquet")
     assert found(store, manifest) == [
@@ -74,7 +74,7 @@ def test_a_missing_file_and_a_stranger_are_found(store: SnapshotStore) -> None:
             check()
 
 
-def test_a_shortened_file_is_found(store: SnapshotStore) -> None:
+def test_a_shortened_file_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     path = store.folder("a") / manifest.files[0].path
     size = path.stat().st_size
@@ -82,19 +82,19 @@ def test_a_shortened_file_is_found(store: SnapshotStore) -> None:
     assert found(store, manifest) == [f"a/{manifest.files[0].path} has {size - 1} bytes, the manifest says {size}"]
 
 
-def test_a_record_of_another_partition_is_found(store: SnapshotStore) -> None:
+def test_a_record_of_another_partition_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     stranger = next(c for c in LOG if c.partition == "p2" and c.value is not None)
     (told,) = found(store, with_file(store, manifest, [stranger]))
     assert "has records that the partition did not own" in told
 
 
-def test_records_twice_or_out_of_order_are_found(store: SnapshotStore) -> None:
+def test_records_twice_or_out_of_order_are_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     assert "twice" in found(store, with_file(store, manifest, [OWN[0], OWN[0]]))[0]
 
 
-def test_the_same_record_in_two_files_is_found(store: SnapshotStore) -> None:
+def test_the_same_record_in_two_files_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     single = with_file(store, manifest, [OWN[0]])
     double = file_of(store.folder("a"), "p1", [OWN[0]], number=1)
@@ -103,19 +103,19 @@ def test_the_same_record_in_two_files_is_found(store: SnapshotStore) -> None:
     assert found(store, whole) == ["a/p1 the same rows are in two files of the partition"]
 
 
-def test_a_version_behind_the_position_is_found(store: SnapshotStore) -> None:
+def test_a_version_behind_the_position_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     late = with_file(store, manifest, [replace(OWN[0], sequence=1000)])
     assert "has versions from 1000 to 1000, the position is" in found(store, late)[0]
 
 
-def test_changes_out_of_order_are_found(store: SnapshotStore) -> None:
+def test_changes_out_of_order_are_found(store: DirectoryStore) -> None:
     first = full(store, "a", LOG[:1])
     second = incremental(store, "b", first, LOG)
     assert "changes out of order" in found(store, with_file(store, second, [OWN[2], OWN[1]]))[0]
 
 
-def test_a_manifest_that_lies_about_rows_is_found(store: SnapshotStore) -> None:
+def test_a_manifest_that_lies_about_rows_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     file = replace(manifest.files[0], rows=manifest.files[0].rows + 1, deletes=1)
     lying = replace(manifest, files=(file, *manifest.files[1:]), rows=manifest.rows + 1)

@@ -13,13 +13,14 @@ import pytest
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
-from kvstore.spark.snapshots import store as stores
+from kvstore.spark.snapshots import directory as stores
 from kvstore.spark.snapshots import tasks
 from kvstore.spark.snapshots import work as works
 from kvstore.spark.snapshots.create import resumed_or_none
+from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore, write_durably
 from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.planning import Wanted
-from kvstore.spark.snapshots.store import RESUMABLE_S, SnapshotStore, write_durably
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.work import Piece, Plan, Work, note_of
 from tests.spark.snapshots.made import full, incremental, places_of, some_log
@@ -53,17 +54,17 @@ def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SnapshotStore:
-    return SnapshotStore(tmp_path)
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path)
 
 
-def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: SnapshotStore) -> None:
+def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     attempt(work, PIECES[0])  # of a speculative task
     attempt(work, PIECES[1], noted=False)  # of one that was killed
     assert store.ids() == []
-    manifest = work.publish(store, PLAN, winners, 2)
+    manifest = work.publish(PLAN, winners, 2)
     assert store.load("s1") == manifest
     assert sorted(os.listdir(store.folder("s1") / "data")) == ["p1-00000.parquet", "p2-00000.parquet"]
     assert os.listdir(store.root) == ["s1"]
@@ -74,7 +75,7 @@ def full_disk(*_: object) -> None:
 
 
 def test_work_that_a_full_disk_did_not_let_begin_leaves_nothing(
-    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(works, "write_durably", full_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -82,10 +83,10 @@ def test_work_that_a_full_disk_did_not_let_begin_leaves_nothing(
     assert list(store.root.iterdir()) == []
 
 
-def test_a_task_on_a_full_disk_says_what_to_do(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_on_a_full_disk_says_what_to_do(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = Work.begin(store, PLAN)
     job = tasks.Job(
-        attempts=str(begun.attempts),
+        attempts=begun.attempts,
         kind=Kind.FULL,
         pin=PLAN.pin,
         positions={},
@@ -100,7 +101,7 @@ def test_a_task_on_a_full_disk_says_what_to_do(store: SnapshotStore, monkeypatch
 
 
 def test_work_is_not_begun_in_a_folder_that_somebody_else_took(
-    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who looks for what killed drivers have left sees it for a moment without a lock."""
     monkeypatch.setattr(stores, "lock_or_none", lambda folder: None)
@@ -108,7 +109,7 @@ def test_work_is_not_begun_in_a_folder_that_somebody_else_took(
         Work.begin(store, PLAN)
 
 
-def test_work_that_another_user_has_left_is_passed_over(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_another_user_has_left_is_passed_over(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     Work.begin(store, PLAN).release()
 
     def refuse(path: Path, *_: object) -> int:
@@ -119,18 +120,18 @@ def test_work_that_another_user_has_left_is_passed_over(store: SnapshotStore, mo
     assert store.remove_remains(store.remains()) == []
 
 
-def test_a_file_that_the_driver_does_not_see_makes_no_snapshot(store: SnapshotStore) -> None:
+def test_a_file_that_the_driver_does_not_see_makes_no_snapshot(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     (work.attempts / winners["p1-00000"].path).unlink()
     with pytest.raises(Corrupted, match="executors share"):
-        work.publish(store, PLAN, winners, 2)
+        work.publish(PLAN, winners, 2)
     assert store.ids() == []
 
 
 @pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
 def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
-    store: SnapshotStore, step: str, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
     winners = {}
@@ -141,30 +142,30 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
         dies_at = {"moved": "sync_tree", "manifest": "write_durably"}[step]
         monkeypatch.setattr(stores, dies_at, died)
         with pytest.raises(Killed):
-            work.publish(store, PLAN, winners, 2)
+            work.publish(PLAN, winners, 2)
         monkeypatch.undo()
     work.release()
     assert store.ids() == []
     (found,) = store.remains()
-    again = Work.of_the_dead_or_none(found)
+    again = Work.of_the_dead_or_none(store, found)
     assert again is not None
     assert again.plan_or_none() == PLAN
     assert again.finished() == winners
     for piece in PIECES:
         if piece.name not in winners:
             winners[piece.name] = attempt(again, piece)
-    again.publish(store, PLAN, winners, 3)
+    again.publish(PLAN, winners, 3)
     assert store.ids() == ["s1"]
 
 
 def test_killed_behind_the_rename_the_snapshot_is_there_and_nobody_makes_it_again(
-    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     monkeypatch.setattr(work, "remove", died)
     with pytest.raises(Killed):
-        work.publish(store, PLAN, winners, 2)
+        work.publish(PLAN, winners, 2)
     work.release()
     assert store.ids() == ["s1"]
     assert resumed_or_none(store, WANTED) is None
@@ -179,7 +180,7 @@ def died(*_: object) -> None:
     raise Killed
 
 
-def test_a_finished_piece_that_was_damaged_is_made_again(store: SnapshotStore) -> None:
+def test_a_finished_piece_that_was_damaged_is_made_again(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     file = attempt(work, PIECES[0])
     path = work.attempts / file.path
@@ -188,22 +189,22 @@ def test_a_finished_piece_that_was_damaged_is_made_again(store: SnapshotStore) -
     assert list(work.attempts.iterdir()) == []
 
 
-def test_a_note_that_was_torn_does_not_count(store: SnapshotStore) -> None:
+def test_a_note_that_was_torn_does_not_count(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     file = attempt(work, PIECES[0], noted=False)
     (work.attempts / file.path).with_suffix(".json").write_bytes(note_of(file)[:50])
     assert work.finished() == {}
 
 
-def test_the_work_of_a_driver_that_lives_is_left_alone(store: SnapshotStore) -> None:
+def test_the_work_of_a_driver_that_lives_is_left_alone(store: DirectoryStore) -> None:
     Work.begin(store, PLAN)
     (folder,) = store.remains()
-    assert Work.of_the_dead_or_none(folder) is None
+    assert Work.of_the_dead_or_none(store, folder) is None
     store.remove_remains([folder])
     assert folder.exists()
 
 
-def test_only_what_nobody_can_go_on_with_is_stale(store: SnapshotStore) -> None:
+def test_only_what_nobody_can_go_on_with_is_stale(store: DirectoryStore) -> None:
     Work.begin(store, PLAN).release()
     (folder,) = store.remains()
     now_s = folder.stat().st_mtime
@@ -214,7 +215,7 @@ def test_only_what_nobody_can_go_on_with_is_stale(store: SnapshotStore) -> None:
 
 
 def test_removing_takes_the_snapshot_away_before_its_files(
-    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(store, "a", some_log(9))
     monkeypatch.setattr(
@@ -228,41 +229,41 @@ def test_removing_takes_the_snapshot_away_before_its_files(
     assert os.listdir(store.root) == [".lock"]
 
 
-def test_two_may_remove_the_same_at_once(store: SnapshotStore) -> None:
+def test_two_may_remove_the_same_at_once(store: DirectoryStore) -> None:
     for number in range(20):
         full(store, f"a{number}", some_log(9))
         with ThreadPoolExecutor(2) as threads:
-            assert all(threads.map(SnapshotStore.remove, (store, SnapshotStore(store.root)), [f"a{number}"] * 2))
+            assert all(threads.map(DirectoryStore.remove, (store, DirectoryStore(store.root)), [f"a{number}"] * 2))
         assert os.listdir(store.root) == [".lock"]
 
 
-def test_who_removes_waits_for_who_gives_it_a_child(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_removes_waits_for_who_gives_it_a_child(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was gone under a snapshot that was published meanwhile, and which nobody could restore."""
     parent = full(store, "a", some_log(9))
     monkeypatch.setattr(stores, "LOCK_S", 0.0)
     with store.coming_and_going():
         with pytest.raises(Unavailable, match="is locked by another `kvstore snapshot`: try again"):
-            SnapshotStore(store.root).remove("a")
+            DirectoryStore(store.root).remove("a")
         incremental(store, "b", parent, some_log(12))
     assert not store.remove("a")
     assert store.ids() == ["a", "b"]
 
 
-def test_what_is_removed_while_all_are_read_is_left_out(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_removed_while_all_are_read_is_left_out(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     full(store, "a", some_log(9))
     monkeypatch.setattr(store, "ids", lambda: ["a", "b"])
     assert list(store.load_all()) == list(store.load_readable()[0]) == ["a"]
     assert store.load_readable()[1] == {}
 
 
-def test_a_snapshot_whose_manifest_is_missing_is_damaged(store: SnapshotStore) -> None:
+def test_a_snapshot_whose_manifest_is_missing_is_damaged(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     (store.folder("a") / "manifest.json").unlink()
     with pytest.raises(Corrupted, match=r"manifest\.json is missing; take it from a copy"):
         store.load("a")
 
 
-def test_remains_are_removed_without_a_new_file_in_them(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remains_are_removed_without_a_new_file_in_them(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which another `prune`, that removes them too, would find in its way."""
     gone = store.root / ".gone-a"
     gone.mkdir(parents=True)
@@ -272,20 +273,20 @@ def test_remains_are_removed_without_a_new_file_in_them(store: SnapshotStore, mo
     assert found == [[]]
 
 
-def test_a_directory_is_told_from_one_snapshot(store: SnapshotStore) -> None:
+def test_a_directory_is_told_from_one_snapshot(store: DirectoryStore) -> None:
     manifest = full(store, "a", some_log(9))
     incremental(store, "b", manifest, some_log(12))
-    assert SnapshotStore.at(store.root)[1] is None
-    found, name = SnapshotStore.at(store.root / "b")
+    assert store_at(str(store.root))[1] is None
+    found, name = store_at(str(store.root / "b"))
     assert (found.root, name) == (store.root, "b")
 
 
 def test_what_holds_no_snapshots_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no directory of snapshots"):
-        SnapshotStore.at(tmp_path / "absent")
+        store_at(str(tmp_path / "absent"))
     (tmp_path / "something").touch()
     with pytest.raises(ConfigError, match=r"holds no snapshot: none of its folders has a manifest.json"):
-        SnapshotStore.at(tmp_path)
+        store_at(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +296,7 @@ def test_where_no_snapshot_can_be_made_is_known_before_it_is_begun(tmp_path: Pat
     (tmp_path / "file").touch()
     refused = pytest.raises(ConfigError, match=told) if told else nullcontext()
     with refused:
-        SnapshotStore(tmp_path / place).check_writable()
+        DirectoryStore(tmp_path / place).check_writable()
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
@@ -305,29 +306,29 @@ def test_a_directory_that_cannot_be_written_or_is_full_is_known_before(
     found = {"f_flag": 0, "f_blocks": 9, "f_bfree": 0}
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**found))
     with pytest.raises(ConfigError, match=f"no space left at {tmp_path}: make room there"):
-        SnapshotStore(tmp_path / "new").check_writable()
+        DirectoryStore(tmp_path / "new").check_writable()
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written to: no permission"):
-        SnapshotStore(tmp_path / "new").check_writable()
+        DirectoryStore(tmp_path / "new").check_writable()
     found["f_flag"] = os.ST_RDONLY
     with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written to: a read-only file system"):
-        SnapshotStore(tmp_path / "new").check_writable()
+        DirectoryStore(tmp_path / "new").check_writable()
 
 
-def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: SnapshotStore) -> None:
+def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     with pytest.raises(InvalidRequest, match=r"no snapshot b in .*\(the last there: a\)"):
         store.load("b")
 
 
-def test_a_renamed_snapshot_is_refused(store: SnapshotStore) -> None:
+def test_a_renamed_snapshot_is_refused(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     (store.root / "a").rename(store.root / "b")
     with pytest.raises(Corrupted, match="is of snapshot a: a snapshot cannot be renamed"):
         store.load("b")
 
 
-def test_one_bad_manifest_hides_no_good_ones(store: SnapshotStore) -> None:
+def test_one_bad_manifest_hides_no_good_ones(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     full(store, "b", some_log(9))
     path = store.root / "b" / NAME
@@ -339,6 +340,6 @@ def test_one_bad_manifest_hides_no_good_ones(store: SnapshotStore) -> None:
         store.load_all()
 
 
-def test_the_plan_of_an_incremental_survives_too(store: SnapshotStore) -> None:
+def test_the_plan_of_an_incremental_survives_too(store: DirectoryStore) -> None:
     plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0")
     assert Work.begin(store, plan).plan_or_none() == plan

@@ -1,0 +1,247 @@
+"""Snapshots in a directory that driver and executors see under the same path and that renames atomically.
+
+<id>/            a snapshot: it came here by one rename, whole
+.work-<id>/      one that is being made, or that a killed job has left
+.gone-<id>/      one that is being removed
+.lock            held by whoever gives a snapshot a child, or takes one away
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kvstore.errors import ConfigError, Corrupted, Unavailable
+from kvstore.places import local_path
+from kvstore.spark.snapshots import manifest as manifests
+from kvstore.spark.snapshots.manifest import DataFile, Manifest
+from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore
+
+LOCK = ".lock"
+LOCK_S, LOCK_AGAIN_S = 60.0, 0.05
+"""It is held for as long as a rename and its sync take."""
+READY = "ready"
+"""The folder of a work that becomes the snapshot."""
+
+
+class DirectoryStore(SnapshotStore):
+    """A directory of snapshots."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(local_path(root))
+        self._path = local_path(root)
+
+    @property
+    def root(self) -> Path:
+        return self._path
+
+    def folder(self, snapshot: str) -> Path:
+        return self.root / snapshot
+
+    def work(self, snapshot: str) -> Path:
+        return self.root / f"{WORK}{snapshot}"
+
+    def check_writable(self) -> None:
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise ConfigError(f"{place} is no directory: give --to one, or the name of one that is to be made")
+        if not os.access(place, os.W_OK | os.X_OK):
+            why = "a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "no permission"
+            raise ConfigError(f"{place} cannot be written to: {why}")
+        found = os.statvfs(place)
+        if found.f_blocks and not found.f_bfree:
+            raise _no_room(place)
+
+    def begin(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def lock_or_none(self, folder: Location) -> FileLock | None:
+        assert isinstance(folder, Path)
+        lock = lock_or_none(folder)
+        return None if lock is None else FileLock(lock)
+
+    def is_torn(self, snapshot: str) -> bool:
+        """Look for its folder: who removes a snapshot renames that first."""
+        return self.folder(snapshot).is_dir()
+
+    def may_continue(self, parent: str) -> bool:
+        """Look whether it is here; that is looked at once more under the lock."""
+        return parent in self.ids()
+
+    # ── coming and going ──
+
+    def place_of(self, snapshot: str, piece: str, file: DataFile) -> Path:
+        return self.work(snapshot) / READY / manifests.DATA / f"{piece}.parquet"
+
+    def publish(self, manifest: Manifest, moves: Mapping[Location, Location]) -> None:
+        """Write the manifest, then rename. Everything is on disk before it is visible."""
+        ready = self.work(manifest.id) / READY
+        (ready / manifests.DATA).mkdir(parents=True, exist_ok=True)
+        for source, place in moves.items():
+            if source.exists():
+                os.rename(str(source), str(place))
+        sizes = {file.path: file.size_bytes for file in manifest.files}
+        for path, wanted in sizes.items():
+            _check_size(ready / path, wanted)
+        self.publish_folder(manifest, ready)
+
+    def publish_folder(self, manifest: Manifest, ready: Path) -> None:
+        """Make the folder `ready`, which has its data files, a snapshot."""
+        sync_tree(ready)
+        write_durably(ready / manifests.NAME, manifests.encode(manifest))
+        sync_directory(ready)
+        os.rename(ready, self.folder(manifest.id))
+        sync_directory(self.root)
+
+    @contextmanager
+    def coming_and_going(self) -> Iterator[None]:
+        until = time.monotonic() + LOCK_S
+        with open(self.root / LOCK, "ab") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        raise Unavailable(f"{file.name} is locked by another `kvstore snapshot`: try again") from None
+                    time.sleep(LOCK_AGAIN_S)
+            yield
+
+    def remove(self, snapshot: str) -> bool:
+        gone = self.root / f"{GONE}{snapshot}"
+        shutil.rmtree(gone, ignore_errors=True)
+        with suppress(FileNotFoundError), self.coming_and_going():
+            if any(each.parent == snapshot for each in self.load_readable()[0].values()):
+                return False
+            os.rename(self.folder(snapshot), gone)
+            sync_directory(self.root)
+        shutil.rmtree(gone, onerror=_raise_unless_gone)
+        return True
+
+    def remove_work(self, folder: Location) -> None:
+        """A task that nobody waits for any more may still write there; `prune` takes what it leaves."""
+        shutil.rmtree(str(folder), ignore_errors=True)
+
+    def stale_remains(self, now_s: float) -> list[Location]:
+        return [each for each in self.remains() if each.name.startswith(GONE) or _age_s(each, now_s) > RESUMABLE_S]
+
+    def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
+        for folder in folders:
+            assert isinstance(folder, Path)
+            if folder.name.startswith(GONE):  # nobody needs it: no lock, a new file there while another removes it
+                shutil.rmtree(folder, ignore_errors=True)
+            elif (lock := lock_or_none(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+        return [folder for folder in folders if not folder.exists()]
+
+
+class FileLock:
+    """A lock of this process."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def check(self) -> None:
+        """Nobody else can have it."""
+
+    def stop(self) -> None:
+        """It writes nothing."""
+
+    def release(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _check_size(place: Path, wanted: int) -> None:
+    found = place.stat().st_size if place.exists() else None
+    if found != wanted:
+        raise Corrupted(
+            f"{place} has {found} bytes, its task wrote {wanted}: give --to a directory that the driver and all "
+            "executors share"
+        )
+
+
+def _raise_unless_gone(_: object, path: str, found: tuple[type[BaseException], BaseException, object]) -> None:
+    if not isinstance(found[1], FileNotFoundError):
+        raise found[1]
+
+
+def _age_s(path: Location, now_s: float) -> float:
+    try:
+        return now_s - os.stat(str(path)).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+@contextmanager
+def room_at(path: Location) -> Iterator[None]:
+    """Raises ConfigError, which says what to do, when the disk of `path` is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _no_room(path) from None
+
+
+def _no_room(path: Location) -> ConfigError:
+    return ConfigError(f"no space left at {path}: make room there, and the same command goes on with what is finished")
+
+
+def lock_or_none(folder: Path) -> int | None:
+    """A lock that ends with this process; None if another one has it, the folder is another user's, or gone."""
+    try:
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def write_durably(path: Location, data: bytes) -> None:
+    """Write a file that is there whole or not at all, and synced."""
+    if isinstance(path, RemotePath):
+        path.write(data)
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(path: Path) -> None:
+    """Make the names below a directory durable; files are synced by whoever wrote them."""
+    for folder in _folders(path):
+        sync_directory(folder)
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    for folder, _, _ in os.walk(path, topdown=False):
+        yield Path(folder)

@@ -1,0 +1,274 @@
+"""Snapshots where nothing is renamed as a whole: object stores, and file systems that are not mounted here.
+
+    <id>/data/<piece>.<attempt>.parquet   each attempt's file has a name of its own: nobody writes over another's
+    <id>/manifest.json                    one put, refused if it is there: with it the folder is a snapshot
+    .work-<id>/lock-<n>                   the n-th driver of this work lives: it counts there, every few seconds
+    .gone-<id>/mark                       somebody looks whether the snapshot may go, or removes it
+
+There is no lock that ends with a process. A driver is taken for dead when its count has stood still for LEASE_S, and
+the next one puts `lock-<n+1>`, which only one of several can. One that was only stopped sees that at its next count; if
+it publishes before, each of both names files of its own, and only one manifest is put.
+
+Whoever makes an incremental first puts a plan that names the parent, then looks for a mark; whoever removes a snapshot
+first puts the mark, then looks for children and plans. So at least one of them sees the other and gives way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from uuid import uuid4
+
+from kvstore.errors import ConfigError, Corrupted, StoreError, Unavailable
+from kvstore.meta import codec
+from kvstore.spark.snapshots import manifest as manifests
+from kvstore.spark.snapshots.manifest import DataFile, Manifest
+from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore
+from kvstore.spark.snapshots.work import PLAN, Plan
+
+log = logging.getLogger(__name__)
+LOCK, MARK = "lock-", "mark"
+COUNT_S, LEASE_S = 5.0, 30.0
+"""How often a driver says that it lives, and how long others wait for that."""
+MARK_S = 3600.0
+"""Whoever marked a snapshot and neither removed it nor gave it back by then has died."""
+MOVES = 8
+"""Files that are moved at a time."""
+
+
+class RemoteStore(SnapshotStore):
+    """Snapshots below a URL."""
+
+    look_s = 5.0
+
+    def __init__(self, root: RemotePath) -> None:
+        super().__init__(root)
+        self._url = root
+
+    @property
+    def root(self) -> RemotePath:
+        return self._url
+
+    def folder(self, snapshot: str) -> RemotePath:
+        return self.root / snapshot
+
+    def work(self, snapshot: str) -> RemotePath:
+        return self.root / f"{WORK}{snapshot}"
+
+    def _mark(self, snapshot: str) -> RemotePath:
+        return self.root / f"{GONE}{snapshot}" / MARK
+
+    def check_writable(self) -> None:
+        """By writing: what a store allows it tells by refusing."""
+        probe = self.root / f".probe-{uuid4().hex}"
+        try:
+            probe.write(b"")
+            probe.unlink(missing_ok=True)
+        except (OSError, StoreError) as error:
+            raise ConfigError(f"{self.root} cannot be written to: {error}") from None
+
+    def begin(self) -> None:
+        """The first file makes it."""
+
+    def lock_or_none(self, folder: Location) -> Lease | None:
+        assert isinstance(folder, RemotePath)
+        return Lease.or_none(folder)
+
+    def is_torn(self, snapshot: str) -> bool:
+        busy = self.work(snapshot).exists() or self._mark(snapshot).exists()
+        return not busy and self.folder(snapshot).is_dir()
+
+    def may_continue(self, parent: str) -> bool:
+        return not self._mark(parent).exists() and (self.folder(parent) / manifests.NAME).exists()
+
+    # ── coming and going ──
+
+    def place_of(self, snapshot: str, piece: str, file: DataFile) -> RemotePath:
+        return self.folder(snapshot) / manifests.DATA / file.path.rpartition("/")[2]
+
+    def publish(self, manifest: Manifest, moves: Mapping[Location, Location]) -> None:
+        folder = self.folder(manifest.id)
+        with ThreadPoolExecutor(MOVES, "publish") as threads:
+            list(threads.map(_move, moves, moves.values()))
+            sizes = [file.size_bytes for file in manifest.files]
+            list(threads.map(_check_size, [folder / file.path for file in manifest.files], sizes))
+        if not (folder / manifests.NAME).create(manifests.encode(manifest)):
+            for file in manifest.files:
+                (folder / file.path).unlink(missing_ok=True)
+            raise Unavailable(f"snapshot {manifest.id} was published by another driver, which took this one for dead")
+
+    @contextmanager
+    def coming_and_going(self) -> Iterator[None]:
+        """The plan, put before the mark was looked for, keeps the parent."""
+        yield
+
+    def remove(self, snapshot: str) -> bool:
+        mark = self._mark(snapshot)
+        mark.write(b"")
+        if self._is_continued(snapshot):
+            mark.unlink(missing_ok=True)
+            return False
+        (self.folder(snapshot) / manifests.NAME).unlink(missing_ok=True)
+        self.folder(snapshot).remove_all()
+        mark.parent.remove_all()
+        return True
+
+    def _is_continued(self, snapshot: str) -> bool:
+        plans = (self._plan_or_none(each) for each in self.remains() if each.name.startswith(WORK))
+        if any(plan is not None and plan.parent == snapshot for plan in plans):
+            return True
+        return any(each.parent == snapshot for each in self.load_readable()[0].values())
+
+    @staticmethod
+    def _plan_or_none(folder: Location) -> Plan | None:
+        try:
+            return codec.decode(Plan, (folder / PLAN).read_bytes(), what=str(folder))
+        except (FileNotFoundError, Corrupted):
+            return None
+
+    def remove_work(self, folder: Location) -> None:
+        """The files that were moved already go first: what is left has a name by which it is found."""
+        assert isinstance(folder, RemotePath)
+        snapshot = folder.name.removeprefix(WORK)
+        try:
+            if not (self.folder(snapshot) / manifests.NAME).exists():
+                self.folder(snapshot).remove_all()
+            folder.remove_all()
+        except (OSError, StoreError) as error:
+            log.warning("folder=%s is left to `kvstore snapshot prune`: %s", folder, error)
+
+    def stale_remains(self, now_s: float) -> list[Location]:
+        return [each for each in self.remains() if self._age_s(each, now_s) > (RESUMABLE_S, MARK_S)[_is_mark(each)]]
+
+    def _age_s(self, folder: Location, now_s: float) -> float:
+        """Since anything was last written there."""
+        assert isinstance(folder, RemotePath)
+        return now_s - folder.last_written_s()
+
+    def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
+        for folder in folders:
+            assert isinstance(folder, RemotePath)
+            if not _is_mark(folder):
+                self.remove_work(folder)
+                continue
+            snapshot = self.folder(folder.name.removeprefix(GONE))
+            if not (snapshot / manifests.NAME).exists():  # else whoever marked it died before it removed anything
+                snapshot.remove_all()
+            folder.remove_all()
+        return [folder for folder in folders if not folder.exists()]
+
+
+def _is_mark(folder: Location) -> bool:
+    return folder.name.startswith(GONE)
+
+
+def _move(source: Location, place: Location) -> None:
+    assert isinstance(source, RemotePath)
+    assert isinstance(place, RemotePath)
+    if source.exists():
+        source.move_to(place)
+
+
+def _check_size(place: RemotePath, wanted: int) -> None:
+    try:
+        found = place.size()
+    except FileNotFoundError:
+        found = None
+    if found != wanted:
+        raise Corrupted(
+            f"{place} has {found} bytes, its task wrote {wanted}: driver and executors must reach the same store "
+            "(its address is in the environment of each)"
+        )
+
+
+class Lease:
+    """Counts in `lock-<n>` of a folder as long as this process lives."""
+
+    def __init__(self, folder: RemotePath, number: int) -> None:
+        self._folder, self._number = folder, number
+        self._owner = uuid4().hex
+        self._count = 0
+        self._over = threading.Event()
+        self._lost = False
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    @classmethod
+    def or_none(cls, folder: RemotePath) -> Lease | None:
+        """None if another driver lives; it is watched for that for LEASE_S."""
+        number, said = _last_of(folder)
+        over = time.monotonic() + LEASE_S
+        while number and time.monotonic() < over:
+            if _is_given_back(said):
+                break
+            time.sleep(min(COUNT_S, LEASE_S) / 2)
+            if _last_of(folder) != (number, said):
+                return None
+        lease = cls(folder, number + 1)
+        if not lease._place.create(lease._said()):
+            return None
+        lease._thread.start()
+        return lease
+
+    @property
+    def _place(self) -> RemotePath:
+        return self._folder / f"{LOCK}{self._number:06d}"
+
+    def _said(self) -> bytes:
+        return json.dumps({"owner": self._owner, "count": self._count}).encode()
+
+    def check(self) -> None:
+        if self._lost or _last_of(self._folder)[0] != self._number:
+            raise Unavailable(
+                f"{self._folder}: another driver took this one for dead and goes on with its work: leave it to that"
+            )
+
+    def _keep(self) -> None:
+        while not self._over.wait(COUNT_S):
+            self._count += 1
+            try:
+                if _last_of(self._folder)[0] != self._number:
+                    self._lost = True
+                    return
+                self._place.write(self._said())
+            except (OSError, StoreError) as error:
+                log.warning("folder=%s cannot say that this driver lives: %s", self._folder, error)
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def release(self) -> None:
+        """Somebody may go on at once."""
+        self.stop()
+        try:
+            if not self._lost and self._place.exists():
+                self._place.write(b"{}")
+        except (OSError, StoreError) as error:
+            log.info("folder=%s its lock ends by itself: %s", self._folder, error)
+
+
+def _is_given_back(said: bytes) -> bool:
+    return said == b"{}"
+
+
+def _last_of(folder: RemotePath) -> tuple[int, bytes]:
+    """The number of the last driver's lock, 0 without one, and what it says."""
+    try:
+        names = [
+            each.name for each in folder.iterdir() if each.name.startswith(LOCK) and each.name[len(LOCK) :].isdigit()
+        ]
+    except FileNotFoundError:
+        return 0, b""
+    if not names:
+        return 0, b""
+    last = max(names)
+    try:
+        return int(last.removeprefix(LOCK)), (folder / last).read_bytes()
+    except FileNotFoundError:
+        return 0, b""

@@ -1,0 +1,291 @@
+"""A place on a file system that is not mounted here: `s3://bucket/x`, `sftp://host/x`, `webhdfs://host/x` and whatever
+else fsspec has a driver for. With those of pathlib's methods that snapshots use, and no others.
+
+A driver finds its credentials and addresses as it always does: by its environment, fsspec's own configuration
+(FSSPEC_S3_ENDPOINT_URL and so on) or its files. Executors need the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+from kvstore.errors import ConfigError, Unavailable
+
+BLOCK_BYTES = 8 << 20
+"""What is read ahead."""
+SETTLE_S = 0.5
+"""Where a rename writes over what is there, those who began at the same time have all done it by then, and the last
+one is in."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
+
+
+class RemotePath:
+    """A place; it need not be there. Pickled: the URL only."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"RemotePath({self._url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and self._url == other._url
+
+    def __lt__(self, other: RemotePath) -> bool:
+        return self._url < other._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self._url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self._url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self._url.rpartition("/")[0])
+
+    def relative_to(self, folder: RemotePath) -> str:
+        return self._url.removeprefix(f"{folder}/")
+
+    # ── what is there ──
+
+    def exists(self) -> bool:
+        """Whether there is a file, or anything below a folder of this name."""
+        with self._answered() as (fs, path):
+            fs.invalidate_cache()
+            return bool(fs.exists(path))
+
+    def is_file(self) -> bool:
+        with self._answered() as (fs, path):
+            fs.invalidate_cache()
+            return bool(fs.isfile(path))
+
+    def is_dir(self) -> bool:
+        with self._answered() as (fs, path):
+            fs.invalidate_cache()
+            return bool(fs.isdir(path))
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """Raises FileNotFoundError; an object store knows no empty folder."""
+        with self._answered() as (fs, path):
+            fs.invalidate_cache()
+            own = path.rstrip("/")
+            found = {each.rstrip("/") for each in fs.ls(path, detail=False)}
+        return iter([self / each.rpartition("/")[2] for each in sorted(found) if each != own and each != f"/{own}"])
+
+    def files_below(self) -> list[str]:
+        """The names of all files below, with the folders between."""
+        with self._answered() as (fs, path):
+            fs.invalidate_cache()
+            own = path.strip("/")
+            return sorted(each.strip("/").removeprefix(f"{own}/") for each in fs.find(path))
+
+    def size(self) -> int:
+        """Raises FileNotFoundError."""
+        with self._answered() as (fs, path):
+            fs.invalidate_cache()
+            return int(fs.info(path)["size"])
+
+    def last_written_s(self) -> float:
+        """When a file directly below was last written, or any, by the store's clock; now, where the driver does not
+        say."""
+        names = [each for each in self.files_below() if "/" not in each] or self.files_below()
+        try:
+            with self._answered() as (fs, path):
+                return max((float(fs.modified(f"{path}/{each}").timestamp()) for each in names), default=0.0)
+        except NotImplementedError:
+            return time.time()
+        except FileNotFoundError:  # somebody removes it
+            return time.time()
+
+    # ── bytes ──
+
+    def read_bytes(self) -> bytes:
+        with self._answered() as (fs, path):
+            fs.invalidate_cache()
+            return bytes(fs.cat_file(path))
+
+    def open(self) -> BinaryIO:
+        with self._answered() as (fs, path):
+            found: BinaryIO = fs.open(path, "rb", block_size=BLOCK_BYTES)
+            return found
+
+    def write(self, data: bytes) -> None:
+        """There as a whole or not at all: by one put, or, where a put is seen while it is written, by a rename."""
+        with self._answered() as (fs, path):
+            _make_folder(fs, path)
+            if not _renames(fs):
+                fs.pipe_file(path, data)
+                return
+            temporary = f"{path}.{uuid4().hex}.tmp"
+            fs.pipe_file(temporary, data)
+            if fs.exists(path):
+                fs.rm_file(path)
+            fs.mv(temporary, path)
+
+    def create(self, data: bytes) -> bool:
+        """The same, unless something is there already: False. Of several at once, one succeeds where the store can
+        refuse a put (S3, Google's, Azure's) or a rename (HDFS, SFTP); on others, whoever reads its own bytes back a
+        moment later."""
+        with self._answered() as (fs, path):
+            _make_folder(fs, path)
+            fs.invalidate_cache()
+            if fs.exists(path):
+                return False
+            try:
+                if _renames(fs):
+                    _renamed_into_place(fs, path, data)
+                    time.sleep(SETTLE_S)
+                else:
+                    fs.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
+            except (TypeError, NotImplementedError):  # a driver that does not know the mode
+                fs.pipe_file(path, data)
+            fs.invalidate_cache()
+            return bool(fs.cat_file(path) == data)
+
+    def upload(self, source: Path) -> None:
+        """A whole local file. Raises Unavailable if it has not come whole."""
+        with self._answered() as (fs, path):
+            _make_folder(fs, path)
+            fs.put_file(str(source), path)
+        wanted, found = source.stat().st_size, self.size()
+        if wanted != found:
+            raise Unavailable(f"{self} has {found} bytes, {wanted} were sent: try again")
+
+    def move_to(self, place: RemotePath) -> None:
+        """By a rename where there is one, else by a copy that the store makes itself."""
+        with self._answered() as (fs, path):
+            target = _opened(str(place))[1]
+            _make_folder(fs, target)
+            if _renames(fs):
+                fs.mv(path, target)
+            else:
+                fs.cp_file(path, target)
+                fs.rm_file(path)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            with self._answered() as (fs, path):
+                fs.rm_file(path)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def remove_all(self) -> None:
+        """With all that is below; what is not there is as good."""
+        try:
+            with self._answered() as (fs, path):
+                fs.invalidate_cache()
+                if fs.exists(path):
+                    fs.rm(path, recursive=True)
+        except FileNotFoundError:
+            return  # somebody else removes it too
+
+    @contextmanager
+    def _answered(self) -> Iterator[tuple[Any, str]]:
+        """The driver's file system, and the path in it. What a driver raises beside OSError becomes Unavailable."""
+        try:
+            yield _opened(self._url)
+        except (OSError, ConfigError, Unavailable, TypeError, NotImplementedError):
+            raise
+        except Exception as error:  # whatever a driver raises
+            raise Unavailable(f"{self._url}: {type(error).__name__}: {error}") from error
+
+
+Location = Path | RemotePath
+"""Where files are."""
+
+
+def location(text: str) -> Location:
+    """A path, or a URL of fsspec's. Raises ConfigError for a URL that nobody here can read."""
+    text = text.removeprefix("file://")
+    if not _URL.fullmatch(text):
+        return Path(text)
+    found = RemotePath(text)
+    _opened(str(found))
+    return found
+
+
+@contextmanager
+def local_copy_of(place: Location) -> Iterator[Path]:
+    """A local path to write a new file to: it is at `place` when the block has ended well."""
+    if isinstance(place, Path):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="kvstore-") as folder:
+        path = Path(folder) / place.name
+        yield path
+        place.upload(path)
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise ConfigError(f"{url}: a URL needs fsspec: install kvstore-log[remote]") from None
+    place = (os.getpid(), *url.split("/")[:3])
+    if (fs := _shared.get(place)) is not None:
+        return fs, str(fs._strip_protocol(url))
+    try:
+        fs, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{url}: {error}") from None
+    if getattr(fs, "async_impl", False):
+        _shared[place] = fs
+    return fs, str(path)
+
+
+_shared: dict[tuple[object, ...], Any] = {}
+"""File systems that any thread may use, by process and server: fsspec would make one for each thread, and a client of
+S3's takes half a second to make."""
+
+
+def _renames(fs: Any) -> bool:
+    """Whether files are written in place and renamed, as on a disk. Object stores show a file when it is whole, and
+    have no rename of their own: there fsspec's copies and removes."""
+    from fsspec.spec import AbstractFileSystem
+
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    return type(fs).mv is not AbstractFileSystem.mv and not protocols & OBJECT_STORES
+
+
+OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "cos", "obs", "tos", "oci", "swift"}
+"""They put files whole, whatever their drivers call a move."""
+
+
+def _renamed_into_place(fs: Any, path: str, data: bytes) -> None:
+    """Raises FileExistsError."""
+    temporary = f"{path}.{uuid4().hex}.tmp"
+    fs.pipe_file(temporary, data)
+    try:
+        fs.mv(temporary, path)
+    except OSError:
+        if not fs.exists(path):
+            raise
+        raise FileExistsError(path) from None
+    finally:
+        if fs.exists(temporary):
+            fs.rm_file(temporary)
+
+
+def _make_folder(fs: Any, path: str) -> None:
+    """Object stores have none, and would make a bucket."""
+    if _renames(fs):
+        fs.makedirs(path.rpartition("/")[0], exist_ok=True)

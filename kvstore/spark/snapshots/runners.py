@@ -1,0 +1,160 @@
+"""Runners of the work of a snapshot, piece by piece: Spark's tasks, or threads of this process.
+
+A JVM takes seconds to start, and a small snapshot is a second of work. The files are the same: both call `write_piece`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Protocol
+
+from kvstore import errors
+from kvstore.client.blocking.client import Client
+from kvstore.client.feed import FeedReader
+from kvstore.errors import NoSuchPin, PositionTrimmed, Retryable, StoreError, Unavailable
+from kvstore.spark.snapshots.manifest import DataFile
+from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind
+from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
+from kvstore.spark.snapshots.work import Piece
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+LOST = ("Py4JError", "Py4JNetworkError")
+"""What Spark's calls to a JVM raise that is there no more."""
+SMALL_ROWS = 200_000
+"""Rows that threads of this process write about as soon as Spark has started."""
+THREADS = 2
+ATTEMPTS = 3
+"""Of a piece, as Spark makes them."""
+_RAISED = re.compile(r"kvstore\.errors\.(\w+): (.*)")
+
+
+class Runner(Protocol):
+    """Runs the pieces of one snapshot."""
+
+    @property
+    def parallelism(self) -> int:
+        """Pieces at a time."""
+
+    def wake(self) -> None:
+        """Get ready, before servers keep a position. Raises StoreError."""
+
+    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
+        """By the names of the pieces, the file of the attempt that counts. Raises StoreError."""
+
+    def cancel(self, group: str) -> None:
+        """Have `run` end soon, with an error. Called from another thread."""
+
+
+class SparkRunner:
+    """Tasks of a Spark session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    @property
+    def parallelism(self) -> int:
+        return self._session.sparkContext.defaultParallelism
+
+    def wake(self) -> None:
+        """Have workers started, with the libraries of tasks loaded: a second of a processor for each."""
+        workers = self.parallelism
+        try:
+            self._session.sparkContext.parallelize(range(workers), workers).foreach(load_libraries)
+        except Exception as error:  # whatever Spark and its JVM raise
+            raise failure_of(error) from error
+
+    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
+        """One task for each piece."""
+        context = self._session.sparkContext
+        context.setJobGroup(group, group, interruptOnCancel=True)
+        try:
+            found = context.parallelize(pieces, len(pieces)).map(lambda piece: (piece.name, write_piece(job, piece)))
+            return dict(found.collect())
+        except Exception as error:  # whatever Spark and its JVM raise
+            raise failure_of(error) from error
+
+    def cancel(self, group: str) -> None:
+        self._session.sparkContext.cancelJobGroup(group)
+
+
+class ThreadRunner:
+    """Threads of this process; needs pyarrow only."""
+
+    parallelism = THREADS
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def wake(self) -> None:
+        load_libraries(None)
+
+    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
+        found: dict[str, DataFile] = {}
+        with ThreadPoolExecutor(self.parallelism, "piece") as threads:
+            running = {threads.submit(self._piece, job, piece): piece for piece in pieces}
+            try:
+                for each in as_completed(running):
+                    found[running[each].name] = each.result()
+            except BaseException:  # also an interrupt: what is under way stops at its next batch
+                self._cancelled.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return found
+
+    def _piece(self, job: Job, piece: Piece) -> DataFile:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return write_piece(job, piece, self._check)
+            except PositionTrimmed as error:
+                raise NotContinuable(str(error)) from None
+            except NoSuchPin:
+                raise
+            except Retryable as error:
+                if attempt == ATTEMPTS or self._cancelled.is_set():
+                    raise
+                log.warning("piece=%s attempt=%d failed, is made again: %s", piece.name, attempt, error)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise Unavailable("the snapshot was given up")
+
+    def cancel(self, group: str) -> None:
+        self._cancelled.set()
+
+
+def is_small(wanted: Wanted) -> bool:
+    """Whether the snapshot is not worth a JVM, by what the servers say now. Raises StoreError."""
+    if wanted.parent is None:
+        with Client(wanted.cluster) as client:
+            return client.count() <= SMALL_ROWS
+    with FeedReader(wanted.cluster) as feed:
+        feeds = feed.positions()
+    starts = behind(wanted.parent, feeds)
+    return sum(max(0, each.latest - starts[each.partition]) for each in feeds if each.partition in starts) <= SMALL_ROWS
+
+
+def failure_of(error: Exception) -> StoreError:
+    """Find the error that a task has raised in Spark's pages of two stacks."""
+    if isinstance(error, ConnectionError) or type(error).__name__ in LOST:
+        return errors.Unavailable("the Spark job failed: its JVM was killed, perhaps for want of memory: run it again")
+    text = str(error)
+    found = _RAISED.findall(text)
+    if found:
+        name, message = found[-1]
+        kind = getattr(errors, name, None)
+        message = message.strip()
+        if isinstance(kind, type) and issubclass(kind, StoreError) and kind.__init__ is StoreError.__init__:
+            return kind(message)
+        return NotContinuable(message) if kind is PositionTrimmed else errors.OutcomeUnknown(f"{name}: {message}")
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
+    rest = [line for line in lines if not line.startswith("at ")]
+    return errors.Unavailable(f"the Spark job failed: {(told or rest or [type(error).__name__])[0][:500]}")

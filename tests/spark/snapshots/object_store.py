@@ -1,0 +1,39 @@
+"""An S3 server on this machine (moto's), which clients reach over HTTP as they reach any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import boto3
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+BUCKET = "backups"
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """The URL of an empty bucket. The environment says how it is reached: to this process, and to those that it
+    starts."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    where = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": "tests",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    before = {name: os.environ.get(name) for name in where}
+    os.environ |= where
+    try:
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield f"s3://{BUCKET}"
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        server.stop()

@@ -1,0 +1,341 @@
+"""Snapshots where nothing is renamed as a whole: each step at which a driver may die, two drivers at once, a parent
+that goes while it gets a child. On S3 over HTTP, on fsspec's memory, and on a file system that renames.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+from kvstore.cli.main import build
+from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
+from kvstore.spark.snapshots import chains, objects, verify
+from kvstore.spark.snapshots.create import resumed_or_none
+from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.objects import RemoteStore
+from kvstore.spark.snapshots.places import store_at
+from kvstore.spark.snapshots.remote import RemotePath, local_copy_of, location
+from kvstore.spark.snapshots.store import RESUMABLE_S
+from kvstore.spark.snapshots.table import TableWriter
+from kvstore.spark.snapshots.tasks import write_durably
+from kvstore.spark.snapshots.work import Piece, Work, note_of
+from tests.spark.snapshots.object_store import s3_server
+from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED, Killed, died
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["s3", "memory", "renaming"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> RemotePath:
+    match request.param:
+        case "s3":
+            return RemotePath(f"{request.getfixturevalue('s3')}/{uuid4().hex}")
+        case "memory":
+            return RemotePath(f"memory://{uuid4().hex}/x")
+        case _:
+            return RemotePath(f"file://{tmp_path}/x")
+
+
+@pytest.fixture
+def store(root: RemotePath, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
+    """Drivers are soon taken for dead."""
+    monkeypatch.setattr(objects, "COUNT_S", 0.05)
+    monkeypatch.setattr(objects, "LEASE_S", 0.5)
+    return RemoteStore(root)
+
+
+def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
+    """What a task leaves: the file and, if it came to its end, the note beside it."""
+    name = f"{piece.name}.{uuid4().hex}"
+    with local_copy_of(work.attempts / f"{name}.parquet") as path:
+        file = TableWriter(path, piece.partition).close(path.name)
+    if noted:
+        write_durably(work.attempts / f"{name}.json", note_of(file))
+    return file
+
+
+def published(store: RemoteStore, name: str, parent: str | None = None) -> None:
+    kind = Kind.FULL if parent is None else Kind.INCREMENTAL
+    plan = replace(PLAN, id=name, kind=kind, parent=parent)
+    work = Work.begin(store, plan)
+    work.publish(plan, {piece.name: attempt(work, piece) for piece in PIECES}, 2)
+
+
+def killed(work: Work) -> None:
+    """As by a signal: its lock stays, and counts no more."""
+    assert work._lock is not None
+    work._lock.stop()
+
+
+# ── coming ──
+
+
+def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: RemoteStore) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    attempt(work, PIECES[0])  # of a speculative task
+    attempt(work, PIECES[1], noted=False)  # of one that was killed
+    assert store.ids() == []
+    manifest = work.publish(PLAN, winners, 2)
+    assert store.load("s1") == manifest
+    assert [each.path for each in manifest.files] == sorted(f"data/{file.path}" for file in winners.values())
+    assert store.folder("s1").files_below() == sorted([NAME, *(each.path for each in manifest.files)])
+    assert [each.name for each in store.root.iterdir()] == ["s1"]
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+@pytest.mark.parametrize("root", ["memory", "renaming"], indirect=True)
+@pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
+def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
+    store: RemoteStore, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {}
+    if step != "plan":
+        winners["p1-00000"] = attempt(work, PIECES[0])
+    if step in ("moved", "manifest"):
+        winners["p2-00000"] = attempt(work, PIECES[1])
+        with monkeypatch.context() as patched:
+            if step == "moved":
+                patched.setattr(objects, "_check_size", died)
+            else:
+                patched.setattr(RemotePath, "create", died)
+            with pytest.raises(Killed):
+                work.publish(PLAN, winners, 2)
+    killed(work)
+    assert store.ids() == []
+    (found,) = store.remains()
+    again = Work.of_the_dead_or_none(store, found)
+    assert again is not None
+    assert again.plan_or_none() == PLAN
+    assert again.finished() == winners
+    for piece in PIECES:
+        if piece.name not in winners:
+            winners[piece.name] = attempt(again, piece)
+    manifest = again.publish(PLAN, winners, 3)
+    assert store.ids() == ["s1"]
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+def test_killed_behind_the_manifest_the_snapshot_is_there_and_nobody_makes_it_again(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    monkeypatch.setattr(work, "remove", died)
+    with pytest.raises(Killed):
+        work.publish(PLAN, winners, 2)
+    killed(work)
+    assert store.ids() == ["s1"]
+    assert resumed_or_none(store, WANTED) is None
+    assert store.remains() == []
+    assert list(verify.problems_of(store, [store.load("s1")])) == []
+
+
+def test_work_that_nobody_goes_on_with_goes_with_the_files_that_were_moved(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "create", died)
+        with pytest.raises(Killed):
+            work.publish(PLAN, winners, 2)
+    killed(work)
+    assert store.stale_remains(time.time() + RESUMABLE_S - 60) == []
+    stale = store.stale_remains(time.time() + RESUMABLE_S + 60)
+    assert stale == [store.work("s1")]
+    assert store.remove_remains(stale) == stale
+    assert not store.root.exists() or list(store.root.iterdir()) == []
+
+
+def test_a_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: RemoteStore) -> None:
+    work = Work.begin(store, PLAN)
+    damaged, torn = attempt(work, PIECES[0]), attempt(work, PIECES[1], noted=False)
+    path = work.attempts / damaged.path
+    path.write(path.read_bytes()[:-1] + b"\0")
+    (work.attempts / torn.path.replace(".parquet", ".json")).write(note_of(torn)[:50])
+    assert work.finished() == {}
+    assert work.notes() == []
+    work.release()
+
+
+# ── two drivers ──
+
+
+def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore) -> None:
+    work = Work.begin(store, PLAN)
+    (folder,) = store.remains()
+    assert Work.of_the_dead_or_none(store, folder) is None
+    work.release()
+    again = Work.of_the_dead_or_none(store, folder)
+    assert again is not None, "at once, since the one before gave it back"
+    again.release()
+
+
+@pytest.mark.parametrize("root", ["s3", "memory"], indirect=True)
+def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore) -> None:
+    killed(Work.begin(store, PLAN))
+    (folder,) = store.remains()
+    with ThreadPoolExecutor(4) as threads:
+        found = [each for each in threads.map(lambda _: Work.of_the_dead_or_none(store, folder), range(4)) if each]
+    assert len(found) == 1
+    found[0].release()
+
+
+def test_a_driver_that_was_only_stopped_gives_way_and_what_the_other_published_stays_whole(store: RemoteStore) -> None:
+    stopped = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
+    killed(stopped)
+    other = Work.of_the_dead_or_none(store, stopped.folder)
+    assert other is not None
+    with pytest.raises(Unavailable, match="another driver took this one for dead and goes on with its work"):
+        stopped.publish(PLAN, winners, 2)
+    manifest = other.publish(PLAN, {piece.name: attempt(other, piece) for piece in PIECES}, 3)
+
+    # Behind its look at the lock, at the last moment: only one manifest is put, and the files are not the same ones.
+    late = Work(store, stopped.folder)
+    mine = {piece.name: attempt(late, piece) for piece in PIECES}
+    with pytest.raises(Unavailable, match="snapshot s1 was published by another driver"):
+        late.publish(PLAN, mine, 4)
+    assert store.load("s1") == manifest
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+# ── going ──
+
+
+def test_what_another_continues_stays(store: RemoteStore) -> None:
+    published(store, "a")
+    published(store, "b", "a")
+    assert not store.remove("a")
+    assert store.may_continue("a")
+    assert store.remove("b")
+    assert store.remove("a")
+    assert store.ids() == []
+    assert store.remains() == []
+    with pytest.raises(InvalidRequest, match="no snapshot a in"):
+        store.load("a")
+
+
+def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_goes(store: RemoteStore) -> None:
+    published(store, "a")
+    plan = replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a")
+    work = Work.begin(store, plan)
+    assert not store.remove("a")
+    assert store.ids() == ["a"]
+    work.remove()
+    store._mark("a").write(b"")  # whoever removes it has come so far
+    assert not store.may_continue("a")
+    assert store.remove("a")
+
+
+def test_a_removal_that_was_killed_is_finished_or_taken_back(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(store, "a")
+    published(store, "b")
+    store._mark("b").write(b"")  # killed behind the mark
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "remove_all", died)
+        with pytest.raises(Killed):
+            store.remove("a")
+    assert store.ids() == ["b"]
+    assert sorted(store.load_all()) == ["b"], "files without a manifest are known to be going"
+    now_s = time.time()
+    assert store.stale_remains(now_s) == [], "somebody may still be at it"
+    stale = store.stale_remains(now_s + objects.MARK_S + 60)
+    assert sorted(store.remove_remains(stale)) == sorted(stale)
+    assert [each.name for each in store.root.iterdir()] == ["b"]
+    assert store.may_continue("b")
+
+
+def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> None:
+    published(store, "a")
+    path = store.folder("a") / NAME
+    whole = path.read_bytes()
+    path.write(whole[:-20])
+    with pytest.raises(Corrupted, match=r"its checksum does not fit|is no manifest"):
+        store.load("a")
+    path.unlink()
+    with pytest.raises(Corrupted, match=r"manifest\.json is missing"):
+        store.load("a")
+
+
+# ── places ──
+
+
+def run(*words: object) -> tuple[int, str]:
+    answer = CliRunner().invoke(build(), ["snapshot", *map(str, words)], env={"COLUMNS": "300"})
+    return answer.exit_code, answer.output
+
+
+@pytest.mark.parametrize("root", ["s3"], indirect=True)
+def test_the_commands_take_a_url(store: RemoteStore) -> None:
+    published(store, "a")
+    published(store, "b", "a")
+    assert store_at(f"{store.root}/b")[1] == "b"
+    assert run("verify", store.root) == (0, "whole: a, b; 0 rows\n")
+    code, told = run("list", store.root)
+    assert (code, told.count("usable")) == (0, 2)
+    path = store.folder("b") / store.load("b").files[0].path
+    path.write(path.read_bytes() + b"\0")
+    assert "the manifest says" in run("verify", store.root)[1]
+    published(store, "c")
+    code, told = run("prune", store.root, "--keep", "1")
+    assert (code, sorted(told.split())[:1]) == (0, ["a"]) or "removed" in told
+    assert store.ids() == [chains.newest_or_none(store.load_all()).id]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("nothing://host/x", "nothing://host/x: Protocol not known: nothing"),
+        ("memory://nowhere/at/all", "memory://nowhere/at/all is no directory of snapshots"),
+    ],
+)
+def test_urls_that_name_nothing_are_refused(url: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        store_at(url)
+
+
+def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
+    with pytest.raises(ConfigError, match=r"a URL needs fsspec: install kvstore-log\[remote\]"):
+        location("s3://bucket/x")
+
+
+def test_a_bucket_that_is_not_there_is_told_before_anything_is_begun(s3: str) -> None:
+    with pytest.raises(ConfigError, match="s3://elsewhere/x cannot be written to"):
+        RemoteStore(RemotePath("s3://elsewhere/x")).check_writable()
+    with pytest.raises(Unavailable, match="has 0 bytes, 1 were sent"):
+        _upload_that_is_cut(RemotePath(f"{s3}/cut"))
+
+
+def _upload_that_is_cut(place: RemotePath) -> None:
+    class Cut(RemotePath):
+        def size(self) -> int:
+            return 0
+
+    path = Path(os.environ.get("TMPDIR", "/tmp")) / uuid4().hex
+    path.write_bytes(b"x")
+    try:
+        Cut(str(place)).upload(path)
+    finally:
+        path.unlink()
+
+
+def test_a_file_url_is_its_path(tmp_path: Path) -> None:
+    assert location(f"file://{tmp_path}") == tmp_path
