@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.limits import VALUE_BYTES_MAX
@@ -170,19 +171,28 @@ def test_what_is_done_is_told_whatever_room_there_is() -> None:
 
 
 async def test_an_answer_that_nobody_takes_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up, send = asyncio.Event(), gateway._send
+
+    async def watched(request: web.BaseRequest, told: Any) -> web.Response:
+        response = await send(request, told)
+        if request.transport is None or request.transport.is_closing():
+            given_up.set()
+        return response
+
     monkeypatch.setattr(gateway, "SEND_S", 0.05)
+    monkeypatch.setattr(gateway, "_send", watched)
     assert (await world.ask("PUT", "/v1/keys/k", b"v" * VALUE_BYTES_MAX)).status == 200
     reader, writer = await connected(world, b"GET /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
-    await wait_until(lambda: is_over(world), what="the place is free")
     async with asyncio.timeout(PATIENCE_S):
+        await given_up.wait()
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(17 * VALUE_BYTES_MAX)
+    await wait_until(lambda: is_free(world), what="the place is free")
     writer.close()
 
 
-async def is_over(world: World) -> bool:
-    numbers = world.gateway.statistics()
-    return bool(numbers["http_request_s"]["get"].count and not numbers["http_requests"])
+async def is_free(world: World) -> bool:
+    return not world.gateway.statistics()["http_requests"]
 
 
 async def test_a_gateway_that_closes_takes_nothing_more(world: World) -> None:
