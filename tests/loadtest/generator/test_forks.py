@@ -36,3 +36,9 @@ def test_a_command_that_is_started_beside_grpc_calls_runs() -> None:
         [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.stdout.split() == ["0"], done.stderr[-2000:]
+
+
+def test_the_checkouts_locustfile_has_the_users_of_the_command() -> None:
+    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert [line.strip() for line in done.stdout.splitlines()[1:]] == ["GrpcUser", "RespUser"], done.stderr
