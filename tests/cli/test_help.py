@@ -87,7 +87,7 @@ def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own
 
 LOCAL = {"up", "down", "node run", "node check", "cluster init", "access found", "bench suite"} | {
     *(f"cluster metadata {name}" for name in ("export", "import", "secure", "open")),
-    *(f"snapshot {name}" for name in ("list", "prune", "diff")),
+    *(f"snapshot {name}" for name in ("list", "prune", "diff", "delta")),
 }
 """What is about the processes of this machine, or makes a cluster or its first administrator."""
 
