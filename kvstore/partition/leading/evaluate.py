@@ -76,7 +76,6 @@ class Evaluator:
     """Knows what the log will say after all entries in flight."""
 
     def __init__(self, state: State, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
-        self.draft: Draft
         self._serving_ranges = serving_ranges
         self._frozen: list[Item] = []
         self._away: list[tuple[Item, Moved]] = []
@@ -85,6 +84,8 @@ class Evaluator:
         self.usage = Usage(state, epoch, self._overlay)
         self._next_seq = state.seq + 1
         self._time_ms = state.record_time_ms
+        self.draft = Draft(self._next_seq, self._time_ms)
+        """Of the entry in the making."""
         self._stored: dict[bytes, bytes | None] = {}
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
