@@ -33,7 +33,7 @@ def damage(path: Path) -> None:
     assert meta is not None
     found = rows.meta_of(meta)
     batch = engine.batch()
-    batch.put(rows.META_KEY, found._replace(crc=found.crc ^ 1).encode())
+    batch.put(rows.META_KEY, rows.encode_meta(*found._replace(crc=found.crc ^ 1)))
     engine.write(batch)
     engine.close()
 

@@ -36,9 +36,6 @@ class RemotePath:
     def __str__(self) -> str:
         return self._url
 
-    def __repr__(self) -> str:
-        return f"RemotePath({self._url!r})"
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and self._url == other._url
 

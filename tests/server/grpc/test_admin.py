@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from kvstore import versions
 from kvstore.env import Env
 from kvstore.env.log_config import LogOutput
 from kvstore.env.log_output import Output
@@ -22,6 +23,7 @@ from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
+from kvstore.namespaces import Book
 from kvstore.partition.election.ranking import Published
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc import calls
@@ -59,6 +61,7 @@ class Source:
     zookeeper = "zk:2181/kvstore"
     is_draining = False
     rings: Any = None
+    versions = versions.FIXED
 
     def __init__(self, store: MemoryStore, topology: View) -> None:
         self.store, self.topology = store, topology
@@ -66,6 +69,7 @@ class Source:
         nobody: Any = SimpleNamespace(leading=dict, call=self.silent)
         self.ledger_survey = LedgerSurvey(TaskNursery("test"), self, nobody, nobody)
         self.access = Access()
+        self.namespaces = SimpleNamespace(book=Book(), refusals=dict, uncounted=tuple)
         self.log_output = Output(LogOutput())
         self.env = SimpleNamespace(slow=SlowLog(100, lambda: 1.0, lambda: 5_000))
 
