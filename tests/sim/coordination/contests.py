@@ -5,24 +5,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstore.client.coordination import AsyncLock, AsyncSession, NotInTime
+from kvstore.client.core.batch import Batch
 from kvstore.errors import StoreError
+from kvstore.types import PartitionId
 from tests.sim.cluster import Cluster
 from tests.sim.coordination.owners import Owner
-from tests.sim.nodes import small_journals
+from tests.sim.nodes import Node, small_journals
 from tests.sim.run import TAIL, UP_S_MAX, all_serve, heal, until_broken
 from tests.sim.strikes.faults import Chaos
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.watching import watching
-from tests.sim.world.env import SimWorld
+from tests.sim.world.env import ClockConfig, SimWorld
 
 OWNERS = 5
 TAG, NAME = b"jobs", b"nightly"
+PARTITION = PartitionId("p1")
 TTL_S, GRACE_S = 3.0, 2.0
 """The grace is more than what simulated wall clocks differ by, if nobody moves them: 1.8 s."""
+LONG_TTL_S = 10.0
+"""A hand-over takes a part of it only."""
 JUDGE_S = 0.005
+APART_MS = 1_800
+"""So much are the dates of leaders apart where that is what matters."""
 TAKEOVER_S = 8.0
 """Without a leader nothing ends; this and a sweep."""
 
@@ -143,17 +153,83 @@ async def play_out(contest: Contest, seconds: float) -> None:
         await task
 
 
+async def hand_over_to_a_later_date(contest: Contest) -> None:
+    """The leader of whose date a holder has its lock goes while that one stands still; the next one's date is later,
+    and somebody stands in line there."""
+    cluster = contest.cluster
+    early, *late = cluster.nodes
+    for node in late:
+        node.sim.clock.step_wall(APART_MS)
+    await cluster.found()
+    await all_serve(cluster, UP_S_MAX)
+    tasks = [cluster.spawn(work, name="beside") for work in (contest.judge(), _write_on(contest))]
+    await _lead(cluster, [early])
+    await asyncio.sleep(APART_MS / 1000)  # what a late one has logged before is over by the early one's date too
+    holder, session = await _holder(contest, "holder")
+    holder.stop()
+    await _lead(cluster, late)
+    assert session.lease.deadline - cluster.world.loop.time() > APART_MS / 1000, "its lock would go too late to see it"
+    await _holder(contest, "next")
+    contest.look()
+    contest.is_over = True
+    for task in tasks:
+        await task
+
+
+async def _write_on(contest: Contest) -> None:
+    """Each record brings the date on by which keys go: nobody waits for a sweep."""
+    owner = Owner(contest.cluster, "writer", contest.cluster.world.fork("writer"))
+    while not contest.is_over:
+        with suppress(StoreError):
+            await owner.batch(Batch().put(b"else", b""), timeout_s=1.0)
+        await asyncio.sleep(0.1)
+
+
+async def _lead(cluster: Cluster, wanted: list[Node]) -> None:
+    """Restart whoever leads until one of these does."""
+    while True:
+        leader = cluster.leader(PARTITION)
+        if leader in wanted:
+            return
+        if leader is not None:
+            await leader.stop()
+            leader.start()
+        await asyncio.sleep(0.05)
+
+
+async def _holder(contest: Contest, name: str) -> tuple[Owner, AsyncSession]:
+    """One who has waited for the lock."""
+    owner = Owner(contest.cluster, name, contest.cluster.world.fork(name))
+    session = owner.session(TAG, ttl_s=LONG_TTL_S, grace_s=contest.grace_s)
+    lock = contest.locks[name] = AsyncLock(session, NAME)
+    await session.open()
+    await lock.acquire(timeout_s=3 * LONG_TTL_S)
+    contest.counts["held"] += 1
+    return owner, session
+
+
 def play(
     seed: int, knobs: Knobs, *, seconds: float = 20.0, shared: float = 0.0, grace_s: float = GRACE_S
 ) -> Counter[str]:
     """One run; raises RuleBroken if the lock was held twice. Returns what happened how often."""
     with SimWorld(seed) as world:
-        cluster = Cluster(world, knobs)
-        contest = Contest(cluster, shared, grace_s)
-        try:
-            with watching(cluster.logbook, cluster.rules), small_journals(knobs):
-                world.run(until_broken(cluster, play_out(contest, seconds)), limit_s=300.0)
-        except BaseException as error:
-            error.add_note(f"seed {seed}\n{world.trace.tail(TAIL)}")
-            raise
+        contest = Contest(Cluster(world, knobs), shared, grace_s)
+        return _played(contest, play_out(contest, seconds))
+
+
+def play_dates_apart(seed: int) -> Counter[str]:
+    """The same of one lock that is handed over to a leader with a later date."""
+    with SimWorld(seed, clock=ClockConfig(wall_skew_ms_max=0)) as world:
+        contest = Contest(Cluster(world, Knobs()))
+        return _played(contest, hand_over_to_a_later_date(contest))
+
+
+def _played(contest: Contest, story: Coroutine[Any, Any, None]) -> Counter[str]:
+    cluster, world = contest.cluster, contest.cluster.world
+    try:
+        with watching(cluster.logbook, cluster.rules), small_journals(cluster.knobs):
+            world.run(until_broken(cluster, story), limit_s=300.0)
+    except BaseException as error:
+        error.add_note(f"seed {world.seed}\n{world.trace.tail(TAIL)}")
+        raise
     return contest.counts

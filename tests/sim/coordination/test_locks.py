@@ -14,7 +14,7 @@ from kvstore.client.coordination import queueing
 from kvstore.client.coordination.lease import GRACE_S, Lease
 from kvstore.client.coordination.steps import Find, Recipe, Write
 from tests.sim.cluster import RuleBroken
-from tests.sim.coordination.contests import play
+from tests.sim.coordination.contests import play, play_dates_apart
 from tests.sim.strikes.knobs import Knobs
 
 pytestmark = pytest.mark.sim
@@ -102,6 +102,29 @@ def trusts_any_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(queueing, "has_released", lambda turn, token: bool(turn))
 
 
+@pytest.mark.parametrize(
+    ("breaks", "knobs"),
+    [
+        (counts_from_the_answer, QUIET),
+        (trusts_what_it_was_told, QUIET),
+        (asks_for_names_in_order, QUIET),
+        (trusts_the_end_of_the_one_in_front, QUIET),
+        (trusts_any_release, QUIET),
+    ],
+)
+def test_without_this_rule_a_lock_is_held_twice(
+    breaks: Callable[[pytest.MonkeyPatch], None], knobs: Knobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    with pytest.raises(RuleBroken, match=r"Q[45]"):
+        played(range(12), knobs)
+
+
+def test_a_lock_outlives_a_leader_whose_date_was_earlier(seed: int) -> None:
+    for each in range(seed, seed + 2):
+        assert play_dates_apart(each)["held"] == 2
+
+
 def has_no_grace(patch: pytest.MonkeyPatch) -> None:
     """Q3: keys go as soon as the owner stops to count on them, by another leader's date before that."""
     init = Lease.__post_init__
@@ -113,20 +136,8 @@ def has_no_grace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases.Lease, "__post_init__", none)
 
 
-@pytest.mark.parametrize(
-    ("breaks", "knobs"),
-    [
-        (counts_from_the_answer, QUIET),
-        (trusts_what_it_was_told, QUIET),
-        (asks_for_names_in_order, QUIET),
-        (trusts_the_end_of_the_one_in_front, QUIET),
-        (trusts_any_release, QUIET),
-        (has_no_grace, JUMPING),
-    ],
-)
-def test_without_this_rule_a_lock_is_held_twice(
-    breaks: Callable[[pytest.MonkeyPatch], None], knobs: Knobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    breaks(monkeypatch)
-    with pytest.raises(RuleBroken, match=r"Q[45]"):
-        played(range(12), knobs)
+def test_without_the_grace_a_lock_is_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_no_grace(monkeypatch)
+    for seed in range(3):
+        with pytest.raises(RuleBroken, match="Q4"):
+            play_dates_apart(seed)
