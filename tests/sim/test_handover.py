@@ -296,6 +296,7 @@ def test_a_node_that_stops_while_the_metadata_store_is_away_still_says_in_the_lo
 def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
     """A node is told to stop at the `step`-th wait of a hand-back of its lead. False if that has fewer steps."""
     struck: list[Node] = []
+    handed: list[Node] = []
 
     async def story(stage: Stage) -> None:
         leads, back = await led_by_another(stage)
@@ -308,17 +309,25 @@ def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
                     struck.append(leads)
                     sigterm.set()
 
-            return await Stepped(original(self, *args, **more), stop)
+            await Stepped(original(self, *args, **more), stop)
+            if self.server == leads.id:
+                handed.append(leads)
 
         patch.setattr(Replica, "hand_over", stepped)
         third = next(node for node in stage.cluster.nodes if node not in (leads, back))
-        writing = [stage.spawn(told(stage, third, 4 * BACK_S)) for _ in range(4)]
+        over = asyncio.Event()
+        writing = [stage.spawn(told(stage, third, over)) for _ in range(4)]
         try:
-            statuses = [await each for each in writing]
+            # When it comes is not known: a leader that has handed back before waits for twice as long.
+            await stage.until(lambda: bool(struck) or bool(handed))
         finally:
             patch.undo()
         if struck:
             await stage.until(lambda: not leads.is_running)
+        await asyncio.sleep(1)
+        over.set()
+        statuses = [await each for each in writing]
+        if struck:
             leads.start()
         assert set().union(*statuses) == {Status.OK}, f"step {step}"
 
@@ -326,11 +335,10 @@ def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
     return bool(struck)
 
 
-async def told(stage: Stage, asked: Node, seconds: float) -> set[Status]:
+async def told(stage: Stage, asked: Node, over: asyncio.Event) -> set[Status]:
     """Write through one node without a pause, each write once; what was told."""
-    loop = asyncio.get_running_loop()
-    end, statuses = loop.time() + seconds, set[Status]()
-    while loop.time() < end:
+    statuses = set[Status]()
+    while not over.is_set():
         statuses.add((await stage.put(asked)).status)
     return statuses
 
