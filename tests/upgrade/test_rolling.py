@@ -20,7 +20,7 @@ from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.layout import NodePlace
 from kvstore.server.app import VERSION
 from kvstore.spark.snapshots import verify
-from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.directory import DirectoryStore
 from loadtest.drills.ring_load import RingLoad
 from loadtest.drills.ring_stage import PROBLEMS, RingStage
 from loadtest.drills.stage import Report
@@ -104,7 +104,7 @@ async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
     """The statics as a snapshot has them that the operators' command takes."""
     code, _ = await stage.command("snapshot", "create", "--to", str(directory), "--nice", "0", "--master", "local[1]")
     assert code == 0
-    store = SnapshotStore(directory)
+    store = DirectoryStore(directory)
     manifest = store.newest()
     assert list(verify.problems_of(store, [manifest])) == []
     return {row["key"]: row["value"] for row in rows_of(store, manifest) if row["key"].startswith(b"static")}

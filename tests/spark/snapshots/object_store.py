@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 import boto3
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from s3fs import S3FileSystem
+
+from kvstore.spark.snapshots import remote
 
 BUCKET = "backups"
 
@@ -28,6 +31,7 @@ def s3_server() -> Iterator[str]:
     }
     before = {name: os.environ.get(name) for name in where}
     os.environ |= where
+    _forget()
     try:
         boto3.client("s3").create_bucket(Bucket=BUCKET)
         yield f"s3://{BUCKET}"
@@ -36,4 +40,11 @@ def s3_server() -> Iterator[str]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
+        _forget()
         server.stop()
+
+
+def _forget() -> None:
+    """Clients of another server than the environment names now."""
+    remote._shared.clear()
+    S3FileSystem.clear_instance_cache()
