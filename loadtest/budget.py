@@ -81,7 +81,7 @@ IDLE = "idle"
 IDLE_S, SETTLE_S = 30.0, 15.0
 """For so long an idle cluster is watched, once for processor time and once for calls; and the time that a new one has
 to come to rest."""
-IDLE_CALLS_PER_S = 1_800
+IDLE_CALLS_PER_S = 2_000
 
 
 @dataclass

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Between two looks whether the cluster has risen."""
+LOOK_AT_TOP_S = 30.0
+"""The same of a log that is at the highest version that this build can do: only its state may be replaced by one from
+before."""
 
 
 class Versioning:
@@ -45,8 +48,9 @@ class Versioning:
         self._lead_changed.set()
 
     async def _follow(self) -> None:
-        while True:  # a state may be replaced by one from before
-            await wait_within(self._lead_changed, self._env.beat.delay_s(LOOK_S))
+        while True:
+            rest_s = LOOK_S if self._state.log_version < self._versions.can else LOOK_AT_TOP_S
+            await wait_within(self._lead_changed, self._env.beat.delay_s(rest_s))
             self._lead_changed.clear()
             await self._look()
 

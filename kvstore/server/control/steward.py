@@ -135,6 +135,8 @@ class Steward:
     # docs/protocol.md V1
     async def _rise(self, servers: Mapping[ServerId, Member]) -> None:
         """Raise the cluster's version if every server can do more; by what the metadata store says now of each."""
+        if self._versions.found.version >= versions.LATEST:
+            return
         wanted = replicas_held(self._rings.ring)
         unreadable = self._membership.undecodable_servers
         # Of those with replicas nothing is believed that is not there now.
