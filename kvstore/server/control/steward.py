@@ -136,6 +136,7 @@ class Steward:
     async def _rise(self, servers: Mapping[ServerId, Member]) -> None:
         """Raise the cluster's version if every server can do more; by what the metadata store says now of each."""
         if self._versions.found.version >= versions.LATEST:
+            self._rise_waits_for = ""
             return
         wanted = replicas_held(self._rings.ring)
         unreadable = self._membership.undecodable_servers
