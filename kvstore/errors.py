@@ -127,6 +127,10 @@ class InvalidRequest(Refused):
     """The request can never succeed as it is; says what was expected and what came."""
 
 
+class NotThere(InvalidRequest):
+    """A change names a user, a role, a right, a token or a namespace that is not in its table."""
+
+
 class ConditionFailed(Refused):
     """The version or absence that the request named was not met."""
 

@@ -1,7 +1,7 @@
 """Changes of the access table: each with what it wants, and the table that it makes. Decides only.
 
 A change that finds its work done returns the table as it is, so that it can be tried again when its outcome is unknown;
-to remove what is not there is an error of its own (NotThere), which whoever tries again knows for success.
+to change what is not there is an error of its own (NotThere), which whoever removes again knows for success.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from typing import assert_never
 
 from kvstore.access.table import TOKENS_OF_USER_MAX, AccessTable, Grant, Right, Role, User
 from kvstore.access.tokens import TTL_MAX_MS, TTL_MIN_MS, Token, check_id
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, NotThere
 
 ADMIN = "admin"
 """The built-in role: the right admin and nothing else."""
-
-
-class NotThere(InvalidRequest):
-    """The user, role or right to be changed is not in the table."""
 
 
 @dataclass(frozen=True, slots=True)

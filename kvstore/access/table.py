@@ -1,5 +1,5 @@
 """The access table: users, roles, their rights, and whether anybody is asked at all. Decides only: values that cannot
-be built wrong. kvstore/meta/access.py keeps it in the metadata store."""
+be built wrong. kvstore/meta/tables/access.py keeps it in the metadata store."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 
 from kvstore.access import AddRole, AddUser, Found, GrantRight, GrantRole, Right, SetPassword, encoded
-from kvstore.meta.access import AccessStore
 from kvstore.meta.store import MetadataStore
+from kvstore.meta.tables.access import AccessStore
 from kvstore.rpc.login import Login
 
 ROLE = "everything"

@@ -1,7 +1,7 @@
 """Namespaces: names for prefixes of keys, with quotas of their own and a time that their keys live."""
 
 from kvstore.namespaces.book import Amounts, Book, Report
-from kvstore.namespaces.changes import Add, Change, NotThere, Remove, Set, applied
+from kvstore.namespaces.changes import Add, Change, Remove, Set, applied
 from kvstore.namespaces.meter import Meter
 from kvstore.namespaces.table import Namespace, NamespaceTable
 
@@ -13,7 +13,6 @@ __all__ = [
     "Meter",
     "Namespace",
     "NamespaceTable",
-    "NotThere",
     "Remove",
     "Report",
     "Set",

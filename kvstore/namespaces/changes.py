@@ -9,12 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, NotThere
 from kvstore.namespaces.table import Namespace, NamespaceTable
-
-
-class NotThere(InvalidRequest):
-    """No namespace has that name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """The table of namespaces: names for prefixes of keys, and what holds for the keys of each. Decides only: values that
-cannot be built wrong. kvstore/server/namespaces/store.py keeps it in the metadata store.
+cannot be built wrong. kvstore/meta/tables/namespaces.py keeps it in the metadata store.
 
 A key is in one namespace or in none: prefixes of which one begins with another are refused. Were they allowed, a key
 would have two quotas and two TTLs, and a write that one of them refuses would be told the other's name.

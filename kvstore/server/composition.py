@@ -29,7 +29,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.entry import is_release
 from kvstore.server.access.doorman import StreamDoorman
-from kvstore.server.access.follow import Follower
+from kvstore.server.access.follow import AccessFollower
 from kvstore.server.app import VERSION, Node
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
@@ -45,7 +45,7 @@ from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.ledger_passwords import made_with, password_of
-from kvstore.server.namespaces.follow import Follower as NamespaceFollower
+from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import NAMESPACES, Keeper
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
@@ -132,7 +132,7 @@ async def serve(
 async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
     """Know who may do what before any door opens, also on a node that has only bookies: it has an HTTP door."""
     stack.callback(node.logins.close)
-    follower = Follower(node.env, node.store, node.access)
+    follower = AccessFollower(node.env, node.store, node.access)
     stack.push_async_callback(follower.close)
     await follower.open()
 

@@ -41,8 +41,8 @@ from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.env.tls import Tls
-from kvstore.meta.access import AccessStore
 from kvstore.meta.connect import connect as connect_to_metadata
+from kvstore.meta.tables.access import AccessStore
 from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.budget import Counted, Load, Streams, run_load, scheduled

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kvstore.access import AccessTable, AddToken, RemoveToken, RemoveUser, SetPassword, Token, applied, encoded
-from kvstore.access.changes import NotThere
 from kvstore.access.table import TOKENS_OF_USER_MAX
 from kvstore.access.tokens import TTL_MAX_MS, TTL_MIN_MS, hash_of, id_or_none, made
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, NotThere
 from kvstore.meta import codec
-from kvstore.meta.access import decoded
+from kvstore.meta.tables.access import decoded
 from tests.access.test_table import OTHER, TENANT, table_of
 
 WORD = made(b"\x01" * 6, b"\x02" * 32)

@@ -9,8 +9,8 @@ import pytest
 from kvstore.access import ADMIN, Change, Right, SetPassword, Switch, encoded, parsed, permissions_of
 from kvstore.devcluster.founding import ROLE, found_access
 from kvstore.devcluster.secure_folder import SecureFolder
-from kvstore.meta.access import AccessStore
 from kvstore.meta.memory import MemoryStore
+from kvstore.meta.tables.access import AccessStore
 from kvstore.rpc.login import Login
 
 LOGIN = Login("admin", b"a long one")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvstore.errors import InvalidRequest
-from kvstore.namespaces import Add, Namespace, NamespaceTable, NotThere, Remove, Set, applied
+from kvstore.errors import InvalidRequest, NotThere
+from kvstore.namespaces import Add, Namespace, NamespaceTable, Remove, Set, applied
 from kvstore.namespaces.table import NAMESPACES_MAX, Prefixes
 
 SHOP = Namespace(name="shop", prefix=b"shop/", keys_max=10, bytes_max=1000)

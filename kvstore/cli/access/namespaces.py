@@ -119,23 +119,21 @@ def remove(
 def _read(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.NamespacesResponse:
     from kvstore.proto import admin_pb2
 
-    def work(stub: Any, timeout_s: float) -> admin_pb2.NamespacesResponse:
-        found: admin_pb2.NamespacesResponse = stub.Namespaces(admin_pb2.NamespacesRequest(), timeout=timeout_s)
-        return found
-
-    return ask_admin(data_dir, zookeeper, server, work)
+    request = admin_pb2.NamespacesRequest()
+    found: admin_pb2.NamespacesResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.Namespaces(request, timeout=timeout_s)
+    )
+    return found
 
 
 def _change(data_dir: Path, zookeeper: str | None, server: str | None, **asked: Any) -> admin_pb2.NamespacesResponse:
     from kvstore.proto import admin_pb2
 
     request = admin_pb2.ChangeNamespacesRequest(**asked)
-
-    def work(stub: Any, timeout_s: float) -> admin_pb2.NamespacesResponse:
-        done: admin_pb2.NamespacesResponse = stub.ChangeNamespaces(request, timeout=timeout_s)
-        return done
-
-    return ask_admin(data_dir, zookeeper, server, work)
+    done: admin_pb2.NamespacesResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeNamespaces(request, timeout=timeout_s)
+    )
+    return done
 
 
 def _limits(

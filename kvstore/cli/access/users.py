@@ -219,7 +219,7 @@ def found(
     """Make the first administrator and switch access control on, in one step, in the metadata store itself: nodes that
     other machines reach serve nobody before. Roles and other users stay; a user of this name gets this password."""
     from kvstore.access import Found
-    from kvstore.meta.access import AccessStore
+    from kvstore.meta.tables.access import AccessStore
 
     change = Found(name, _hashed(_password(password_stdin)))
 

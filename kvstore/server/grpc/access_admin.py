@@ -22,8 +22,8 @@ from kvstore.access import (
     Switch,
 )
 from kvstore.errors import InvalidRequest
-from kvstore.meta.access import AccessStore
 from kvstore.meta.store import MetadataStore
+from kvstore.meta.tables.access import AccessStore
 from kvstore.proto import admin_pb2
 from kvstore.server.access.identities import Access
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from kvstore.errors import InvalidRequest, NotYetRaised
 from kvstore.meta.store import MetadataStore
+from kvstore.meta.tables.namespaces import NamespaceStore
 from kvstore.namespaces import Add, Book, Change, Namespace, NamespaceTable, Remove, Set
 from kvstore.proto import admin_pb2
-from kvstore.server.namespaces.store import NamespaceStore
 from kvstore.types import PartitionId
 from kvstore.versions import RELEASES, Versions
 

@@ -16,14 +16,14 @@ from kvstore.access import AddToken, Change, RemoveToken, RemoveUser, RevokeRole
 from kvstore.access.tokens import hash_of, made
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import NotAuthenticated
-from kvstore.meta.access import AccessStore
 from kvstore.meta.memory import MemoryStore
+from kvstore.meta.tables.access import AccessStore
 from kvstore.partition.state import commands
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.follow import Follower
+from kvstore.server.access.follow import AccessFollower
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.http_doorman import HttpDoorman
 from kvstore.server.access.identities import Access
@@ -208,7 +208,7 @@ async def test_a_server_notices_by_itself_that_one_has_expired() -> None:
     for change in (*CHANGES, add()):
         await AccessStore(store).change(change)
     access = Access()
-    follower = Follower(env, store, access)
+    follower = AccessFollower(env, store, access)
     await follower.open()
     identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms)).login("", WORD, "a")
 

@@ -14,8 +14,8 @@ from aiohttp.test_utils import make_mocked_request
 from kvstore.access import AccessTable, Found, Switch, applied
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import AccessUnfounded, InvalidRequest, NotAuthenticated
-from kvstore.meta.access import AccessStore
 from kvstore.meta.memory import MemoryStore
+from kvstore.meta.tables.access import AccessStore
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
 from kvstore.rpc.login import Login

@@ -21,8 +21,9 @@ from kvstore.access import (
 )
 from kvstore.errors import InvalidRequest, MetadataUnknown, UndecodableNode
 from kvstore.meta import codec, paths
-from kvstore.meta.access import TABLE_BYTES_MAX, AccessStore, decoded
 from kvstore.meta.store import MetadataStore
+from kvstore.meta.tables.access import AccessStore, decoded
+from kvstore.meta.tables.table import TABLE_BYTES_MAX
 
 HASH = encoded(b"secret", bytes(16), p=1)
 

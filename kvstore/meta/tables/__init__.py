@@ -1,0 +1,1 @@
+"""Tables of the whole cluster in the metadata store, each in one node: users and roles, namespaces."""

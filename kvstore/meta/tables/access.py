@@ -1,0 +1,42 @@
+"""The access table in the metadata store (docs/design/0014)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore.access import AccessTable, Change, applied
+from kvstore.access.changes import RemoveRole, RemoveToken, RemoveUser, RevokeRight, RevokeRole
+from kvstore.meta import codec, paths
+from kvstore.meta.store import MetadataStore
+from kvstore.meta.tables.table import Kind, TableStore
+
+
+class AccessStore(TableStore[AccessTable, Change]):
+    """That of a cluster without one is empty: it has never been told of a user."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        super().__init__(store, _KIND)
+
+
+class _Whole(msgspec.Struct):
+    """A table with all of its parts. One that does not say whether anybody is asked must not be taken for a no."""
+
+    is_on: bool
+    users: list[msgspec.Raw]
+    roles: list[msgspec.Raw]
+
+
+def decoded(data: bytes) -> AccessTable:
+    """Raises UndecodableNode."""
+    codec.decode(_Whole, data, what=paths.ACCESS)
+    return codec.decode(AccessTable, data, what=paths.ACCESS)
+
+
+_KIND: Kind[AccessTable, Change] = Kind(
+    path=paths.ACCESS,
+    what="the table of users and roles",
+    empty=AccessTable(),
+    decoded=decoded,
+    applied=applied,
+    removals=(RemoveUser, RemoveRole, RevokeRole, RevokeRight, RemoveToken),
+)

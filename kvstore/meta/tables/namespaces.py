@@ -1,0 +1,39 @@
+"""The table of namespaces in the metadata store (docs/design/0019)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore.meta import codec, paths
+from kvstore.meta.store import MetadataStore
+from kvstore.meta.tables.table import Kind, TableStore
+from kvstore.namespaces import Change, NamespaceTable, Remove, applied
+
+
+class NamespaceStore(TableStore[NamespaceTable, Change]):
+    """That of a cluster without one is empty."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        super().__init__(store, _KIND)
+
+
+class _Whole(msgspec.Struct):
+    """A table with its one part. What does not say which namespaces there are must not be taken for none."""
+
+    namespaces: list[msgspec.Raw]
+
+
+def decoded(data: bytes) -> NamespaceTable:
+    """Raises UndecodableNode."""
+    codec.decode(_Whole, data, what=paths.NAMESPACES)
+    return codec.decode(NamespaceTable, data, what=paths.NAMESPACES)
+
+
+_KIND: Kind[NamespaceTable, Change] = Kind(
+    path=paths.NAMESPACES,
+    what="the table of namespaces",
+    empty=NamespaceTable(),
+    decoded=decoded,
+    applied=applied,
+    removals=(Remove,),
+)

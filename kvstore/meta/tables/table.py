@@ -1,0 +1,88 @@
+"""A table in one node of the metadata store, so that each change of it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvstore.errors import InvalidRequest, NodeExists, NoSuchNode, NotThere, VersionConflict
+from kvstore.meta import codec
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.meta.update import update
+
+TABLE_BYTES_MAX = 512 << 10
+"""Of ZooKeeper's megabyte a node."""
+_ABSENT = -1
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind(Generic[T, C]):
+    """A table: where it is, how it is read, what changes it."""
+
+    path: str
+    what: str
+    """As in "the table of users and roles"."""
+    empty: T
+    """That of a cluster without one."""
+    decoded: Callable[[bytes], T]
+    """Raises UndecodableNode."""
+    applied: Callable[[T, C], T]
+    """The table after a change. Raises InvalidRequest, and NotThere for what is not in the table."""
+    removals: tuple[type, ...]
+    """Changes that find their work done where there is nothing to remove."""
+
+
+class TableStore(Generic[T, C]):
+    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore, kind: Kind[T, C]) -> None:
+        self._store, self._kind = store, kind
+
+    async def read(self) -> T:
+        """The table; that of a cluster without one is empty. Raises UndecodableNode."""
+        return (await self._read())[0]
+
+    async def change(self, change: C) -> T:
+        """Carry out a change; returns the table after it. Raises InvalidRequest, UndecodableNode, VersionConflict."""
+        kind, is_tried = self._kind, False
+
+        def decide(table: T) -> T:
+            nonlocal is_tried
+            try:
+                wanted = kind.applied(table, change)
+            except NotThere:
+                if is_tried and isinstance(change, kind.removals):  # the attempt before this one may have removed it
+                    return table
+                raise
+            is_tried = True
+            if len(codec.encode(wanted)) > TABLE_BYTES_MAX:
+                raise InvalidRequest(f"{kind.what} would be larger than {TABLE_BYTES_MAX} bytes")
+            return wanted
+
+        return (await update(self._read, self._write, decide))[0]
+
+    def watch(self, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after the table may have changed."""
+        return self._store.watch(self._kind.path, changed)
+
+    async def _read(self) -> tuple[T, int]:
+        await self._store.sync(self._kind.path)
+        try:
+            data, stat = await self._store.get(self._kind.path)
+        except NoSuchNode:
+            return self._kind.empty, _ABSENT
+        return self._kind.decoded(data), stat.version
+
+    async def _write(self, table: T, version: int) -> int:
+        path, data = self._kind.path, codec.encode(table)
+        if version != _ABSENT:
+            return await self._store.set(path, data, version)
+        try:
+            await self._store.create(path, data)
+        except NodeExists as error:
+            raise VersionConflict(f"{path} was made by another writer") from error
+        return 0
