@@ -151,8 +151,12 @@ class FileLock:
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
-    def check(self) -> None:
+    def is_held(self) -> bool:
         """Nobody else can have it."""
+        return True
+
+    def check(self) -> None:
+        """As long as this process lives, it has it."""
 
     def stop(self) -> None:
         """It writes nothing."""

@@ -38,6 +38,8 @@ COUNT_S, LEASE_S = 5.0, 30.0
 """How often a driver says that it lives, and how long others wait for that."""
 MARK_S = 3600.0
 """Whoever marked a snapshot and neither removed it nor gave it back by then has died."""
+LOOKS, AGAIN_S = 4, 0.1
+"""How often a driver looks for its own lock before it believes that the lock is gone, and the pause between."""
 MOVES = 8
 """Files that are moved at a time."""
 
@@ -99,9 +101,15 @@ class RemoteStore(SnapshotStore):
             sizes = [file.size_bytes for file in manifest.files]
             list(threads.map(_check_size, [folder / file.path for file in manifest.files], sizes))
         if not (folder / manifests.NAME).create(manifests.encode(manifest)):
-            for file in manifest.files:
-                (folder / file.path).unlink(missing_ok=True)
+            self._leave_to_other(manifest)
             raise Unavailable(f"snapshot {manifest.id} was published by another driver, which took this one for dead")
+
+    def _leave_to_other(self, manifest: Manifest) -> None:
+        """Remove the files that only this driver's manifest names: the other one went on with those that it found."""
+        theirs = self.load(manifest.id).files
+        for file in manifest.files:
+            if file not in theirs:
+                (self.folder(manifest.id) / file.path).unlink(missing_ok=True)
 
     @contextmanager
     def coming_and_going(self) -> Iterator[None]:
@@ -147,15 +155,18 @@ class RemoteStore(SnapshotStore):
         return [each for each in self.remains() if self._age_s(each, now_s) > (RESUMABLE_S, MARK_S)[_is_mark(each)]]
 
     def _age_s(self, folder: Location, now_s: float) -> float:
-        """Since anything was last written there."""
+        """Since anything was last written there. Who only looked, and gave the lock back, made it no younger."""
         assert isinstance(folder, RemotePath)
-        return now_s - folder.last_written_s()
+        locks = [each for each in _names_in(folder) if _is_lock(each)]
+        return now_s - folder.last_written_s({each for each in locks if _is_given_back(_bytes_of(folder / each))})
 
     def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
         for folder in folders:
             assert isinstance(folder, RemotePath)
             if not _is_mark(folder):
-                self.remove_work(folder)
+                if (lease := Lease.or_none(folder)) is not None:  # its age is by this machine's clock
+                    lease.stop()
+                    self.remove_work(folder)
                 continue
             snapshot = self.folder(folder.name.removeprefix(GONE))
             if not (snapshot / manifests.NAME).exists():  # else whoever marked it died before it removed anything
@@ -222,8 +233,17 @@ class Lease:
     def _said(self) -> bytes:
         return json.dumps({"owner": self._owner, "count": self._count}).encode()
 
+    def is_held(self) -> bool:
+        for _ in range(LOOKS):
+            if self._lost or (number := _last_of(self._folder)[0]) > self._number:
+                return False
+            if number == self._number:
+                return True
+            time.sleep(AGAIN_S)  # where it cannot be renamed over, it is gone for a moment at each count
+        return False
+
     def check(self) -> None:
-        if self._lost or _last_of(self._folder)[0] != self._number:
+        if not self.is_held():
             raise Unavailable(
                 f"{self._folder}: another driver took this one for dead and goes on with its work: leave it to that"
             )
@@ -232,7 +252,7 @@ class Lease:
         while not self._over.wait(COUNT_S):
             self._count += 1
             try:
-                if _last_of(self._folder)[0] != self._number:
+                if not self.is_held():
                     self._lost = True
                     return
                 self._place.write(self._said())
@@ -259,16 +279,28 @@ def _is_given_back(said: bytes) -> bool:
 
 def _last_of(folder: RemotePath) -> tuple[int, bytes]:
     """The number of the last driver's lock, 0 without one, and what it says."""
-    try:
-        names = [
-            each.name for each in folder.iterdir() if each.name.startswith(LOCK) and each.name[len(LOCK) :].isdigit()
-        ]
-    except FileNotFoundError:
+    last = max(filter(_is_lock, _names_in(folder)), default=None)
+    if last is None:
         return 0, b""
-    if not names:
-        return 0, b""
-    last = max(names)
     try:
         return int(last.removeprefix(LOCK)), (folder / last).read_bytes()
     except FileNotFoundError:
         return 0, b""
+
+
+def _is_lock(name: str) -> bool:
+    return name.startswith(LOCK) and name.removeprefix(LOCK).isdigit()
+
+
+def _names_in(folder: RemotePath) -> list[str]:
+    try:
+        return [each.name for each in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def _bytes_of(place: RemotePath) -> bytes:
+    try:
+        return place.read_bytes()
+    except FileNotFoundError:  # somebody removes it
+        return b""

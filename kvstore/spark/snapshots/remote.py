@@ -7,14 +7,15 @@ A driver finds its credentials and addresses as it always does: by its environme
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 from uuid import uuid4
 
 from kvstore.errors import ConfigError, Unavailable
@@ -25,16 +26,18 @@ SETTLE_S = 0.5
 """Where a rename writes over what is there, those who began at the same time have all done it by then, and the last
 one is in."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
+_PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
 
 class RemotePath:
-    """A place; it need not be there. Pickled: the URL only."""
+    """A place; it need not be there. Pickled: the URL only. As text it goes into messages, the cluster's record and
+    names, so a password in the URL is left out there."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     def __str__(self) -> str:
-        return self._url
+        return _told(self._url)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and self._url == other._url
@@ -57,7 +60,7 @@ class RemotePath:
         return RemotePath(self._url.rpartition("/")[0])
 
     def relative_to(self, folder: RemotePath) -> str:
-        return self._url.removeprefix(f"{folder}/")
+        return self._url.removeprefix(f"{folder._url}/")
 
     # ── what is there ──
 
@@ -98,10 +101,11 @@ class RemotePath:
             fs.invalidate_cache()
             return int(fs.info(path)["size"])
 
-    def last_written_s(self) -> float:
+    def last_written_s(self, but: Container[str] = ()) -> float:
         """When a file directly below was last written, or any, by the store's clock; now, where the driver does not
-        say."""
-        names = [each for each in self.files_below() if "/" not in each] or self.files_below()
+        say. `but`: names directly below that do not count."""
+        below = [each for each in self.files_below() if each not in but]
+        names = [each for each in below if "/" not in each] or below
         try:
             with self._answered() as (fs, path):
                 return max((float(fs.modified(f"{path}/{each}").timestamp()) for each in names), default=0.0)
@@ -119,8 +123,7 @@ class RemotePath:
 
     def open(self) -> BinaryIO:
         with self._answered() as (fs, path):
-            found: BinaryIO = fs.open(path, "rb", block_size=BLOCK_BYTES)
-            return found
+            return cast(BinaryIO, _Reading(self, fs.open(path, "rb", block_size=BLOCK_BYTES)))
 
     def write(self, data: bytes) -> None:
         """There as a whole or not at all: by one put, or, where a put is seen while it is written, by a rename."""
@@ -131,29 +134,29 @@ class RemotePath:
                 return
             temporary = f"{path}.{uuid4().hex}.tmp"
             fs.pipe_file(temporary, data)
-            if fs.exists(path):
+            try:
+                fs.mv(temporary, path)
+            except OSError:  # some rename over nothing that is there
+                if not fs.exists(temporary):
+                    raise
                 fs.rm_file(path)
-            fs.mv(temporary, path)
+                fs.mv(temporary, path)
 
     def create(self, data: bytes) -> bool:
-        """The same, unless something is there already: False. Of several at once, one succeeds where the store can
-        refuse a put (S3, Google's, Azure's) or a rename (HDFS, SFTP); on others, whoever reads its own bytes back a
-        moment later."""
+        """The same, unless something else is there already: False. Of several at once, one succeeds where the store can
+        refuse a put (S3, Google's, Azure's) or a rename (HDFS); on others, whoever reads its own bytes back a moment
+        later. What is there decides: an answer may have been lost, and then a client that asks again is refused by what
+        it has put itself. So `data` must be no other's."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             fs.invalidate_cache()
-            if fs.exists(path):
-                return False
-            try:
-                if _renames(fs):
-                    _renamed_into_place(fs, path, data)
-                    time.sleep(SETTLE_S)
-                else:
-                    fs.pipe_file(path, data, mode="create")
-            except FileExistsError:
-                return False
-            except (TypeError, NotImplementedError):  # a driver that does not know the mode
-                fs.pipe_file(path, data)
+            if not fs.exists(path):
+                try:
+                    _put_new(fs, path, data)
+                except OSError:
+                    fs.invalidate_cache()
+                    if not fs.exists(path):
+                        raise
             fs.invalidate_cache()
             return bool(fs.cat_file(path) == data)
 
@@ -169,7 +172,7 @@ class RemotePath:
     def move_to(self, place: RemotePath) -> None:
         """By a rename where there is one, else by a copy that the store makes itself."""
         with self._answered() as (fs, path):
-            target = _opened(str(place))[1]
+            target = _opened(place._url)[1]
             _make_folder(fs, target)
             if _renames(fs):
                 fs.mv(path, target)
@@ -191,19 +194,22 @@ class RemotePath:
             with self._answered() as (fs, path):
                 fs.invalidate_cache()
                 if fs.exists(path):
-                    fs.rm(path, recursive=True)
+                    _remove_all(fs, path)
         except FileNotFoundError:
             return  # somebody else removes it too
 
     @contextmanager
     def _answered(self) -> Iterator[tuple[Any, str]]:
-        """The driver's file system, and the path in it. What a driver raises beside OSError becomes Unavailable."""
+        """The driver's file system, and the path in it. An OSError of a driver names the place; what else it raises
+        becomes Unavailable."""
         try:
             yield _opened(self._url)
-        except (OSError, ConfigError, Unavailable, TypeError, NotImplementedError):
+        except OSError as error:
+            raise _named(self, error) from error
+        except (ConfigError, Unavailable, TypeError, NotImplementedError):
             raise
         except Exception as error:  # whatever a driver raises
-            raise Unavailable(f"{self._url}: {type(error).__name__}: {error}") from error
+            raise _failed(self, error) from error
 
 
 Location = Path | RemotePath
@@ -216,7 +222,7 @@ def location(text: str) -> Location:
     if not _URL.fullmatch(text):
         return Path(text)
     found = RemotePath(text)
-    _opened(str(found))
+    _opened(text)
     return found
 
 
@@ -232,18 +238,65 @@ def local_copy_of(place: Location) -> Iterator[Path]:
         place.upload(path)
 
 
+class _Reading(io.RawIOBase):
+    """A file that is read. A driver that fails amid it says nothing about the bytes: Unavailable."""
+
+    def __init__(self, place: RemotePath, file: Any) -> None:
+        self._place, self._file = place, file
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return bytes(self._file.read(size))
+        except Exception as error:  # whatever a driver raises
+            raise _failed(self._place, error) from error
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _failed(place: RemotePath, error: Exception) -> Unavailable:
+    """The error for what a driver has raised."""
+    return Unavailable(f"{place}: {type(error).__name__}: {_told(str(error))}")
+
+
+def _named(place: RemotePath, error: OSError) -> OSError:
+    """The same error with the place in it, of the same kind: callers tell them apart."""
+    text = _told(error.strerror or str(error) or type(error).__name__)
+    what = text if str(place) in text else f"{place}: {text}"
+    kind = type(error) if type(error).__module__ == "builtins" else OSError
+    return kind(error.errno, what) if error.errno else kind(what)
+
+
+def _told(text: str) -> str:
+    """Without passwords of URLs."""
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
 def _opened(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise ConfigError(f"{url}: a URL needs fsspec: install kvstore-log[remote]") from None
+        raise ConfigError(f"{_told(url)}: a URL needs fsspec: install kvstore-log[remote]") from None
     place = (os.getpid(), *url.split("/")[:3])
     if (fs := _shared.get(place)) is not None:
         return fs, str(fs._strip_protocol(url))
     try:
         fs, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{url}: {error}") from None
+        raise ConfigError(f"{_told(url)}: {_told(str(error))}") from None
     if getattr(fs, "async_impl", False):
         _shared[place] = fs
     return fs, str(path)
@@ -267,19 +320,40 @@ OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "cos", 
 """They put files whole, whatever their drivers call a move."""
 
 
-def _renamed_into_place(fs: Any, path: str, data: bytes) -> None:
-    """Raises FileExistsError."""
+def _put_new(fs: Any, path: str, data: bytes) -> None:
+    """Raises OSError if the store refuses it, as far as it can."""
+    if not _renames(fs):
+        try:
+            fs.pipe_file(path, data, mode="create")
+        except (TypeError, NotImplementedError):  # a driver that does not know the mode
+            fs.pipe_file(path, data)
+            time.sleep(SETTLE_S)
+        return
     temporary = f"{path}.{uuid4().hex}.tmp"
     fs.pipe_file(temporary, data)
     try:
         fs.mv(temporary, path)
-    except OSError:
-        if not fs.exists(path):
-            raise
-        raise FileExistsError(path) from None
     finally:
         if fs.exists(temporary):
             fs.rm_file(temporary)
+    time.sleep(SETTLE_S)
+
+
+def _remove_all(fs: Any, path: str) -> None:
+    """To fsspec's own removal a name with * or [ in it is a pattern, which may fit others, too."""
+    from fsspec.core import has_magic
+
+    if not has_magic(path):
+        fs.rm(path, recursive=True)
+        return
+    for each in sorted(fs.find(path, withdirs=True), reverse=True):  # what is in a folder before it
+        if fs.isdir(each):
+            with suppress(FileNotFoundError):  # of an object store, which had no more than its files
+                fs.rmdir(each)
+        else:
+            fs.rm_file(each)
+    if fs.isdir(path):
+        fs.rmdir(path)
 
 
 def _make_folder(fs: Any, path: str) -> None:

@@ -29,6 +29,9 @@ RESUMABLE_S = 86_400.0
 class Lock(Protocol):
     """Says that the driver lives which makes a snapshot. It ends with its process."""
 
+    def is_held(self) -> bool:
+        """False if another driver has it meanwhile."""
+
     def check(self) -> None:
         """Raises Unavailable if another driver has it meanwhile."""
 

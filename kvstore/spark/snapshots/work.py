@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, StoreError
 from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import write_durably
@@ -22,6 +23,7 @@ from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.store import WORK, Lock, SnapshotStore
 from kvstore.spark.snapshots.table import sha256_of
 
+log = logging.getLogger(__name__)
 PLAN, ATTEMPTS = "plan.json", "attempts"
 
 
@@ -70,7 +72,7 @@ class Work:
 
     @classmethod
     def begin(cls, store: SnapshotStore, plan: Plan) -> Work:
-        """Raises OSError: then nothing is left."""
+        """Raises OSError, StoreError: then nothing is left."""
         work = cls(store, store.work(plan.id))
         try:
             if not isinstance(work.attempts, RemotePath):
@@ -79,7 +81,7 @@ class Work:
             if work._lock is None:  # a driver that began just now took the folder for what a killed one has left
                 raise BlockingIOError(errno.EAGAIN, "another snapshot is being begun here, try again", str(work.folder))
             write_durably(work.folder / PLAN, codec.encode(plan))
-        except OSError:
+        except (OSError, StoreError):
             work.remove()
             raise
         return work
@@ -176,11 +178,21 @@ class Work:
             self._lock.check()
 
     def remove(self) -> None:
-        """Leave nothing."""
+        """Leave nothing, unless another driver goes on with it."""
         if self._lock is not None:
             self._lock.stop()
+            if not self._is_ours(self._lock):
+                self._lock = None
+                return
         self._store.remove_work(self.folder)
         self.release()
+
+    def _is_ours(self, lock: Lock) -> bool:
+        try:
+            return lock.is_held()
+        except (OSError, StoreError) as error:
+            log.warning("folder=%s is left to `kvstore snapshot prune`: %s", self.folder, error)
+            return False
 
     def release(self) -> None:
         """Leave all as it is, for whoever goes on."""

@@ -1,0 +1,224 @@
+"""Object stores at their worst: answers that are lost, drivers that sleep, clocks that are wrong, servers that fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiobotocore.httpsession import AIOHTTPSession
+from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+from kvstore.errors import Unavailable
+from kvstore.spark.snapshots import objects, verify
+from kvstore.spark.snapshots.manifest import NAME, Kind
+from kvstore.spark.snapshots.objects import RemoteStore
+from kvstore.spark.snapshots.remote import RemotePath
+from kvstore.spark.snapshots.store import RESUMABLE_S
+from kvstore.spark.snapshots.work import Work
+from tests.spark.snapshots.object_store import s3_server
+from tests.spark.snapshots.test_remote import attempt, killed, published
+from tests.spark.snapshots.test_work import PIECES, PLAN
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
+    """In memory; drivers are soon taken for dead."""
+    monkeypatch.setattr(objects, "COUNT_S", 0.05)
+    monkeypatch.setattr(objects, "LEASE_S", 0.5)
+    return RemoteStore(RemotePath(f"memory://{uuid4().hex}/x"))
+
+
+# ── answers that are lost ──
+
+
+def test_a_manifest_whose_answer_was_lost_is_published_and_keeps_its_files(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sends again what has arrived already, and is refused: by its own manifest."""
+    store = RemoteStore(RemotePath(f"{bucket}/{uuid4().hex}"))
+    send = AIOHTTPSession.send
+    lost: list[str] = []
+
+    async def lose_answer(self: AIOHTTPSession, request: Any) -> Any:
+        answer = await send(self, request)
+        if request.method == "PUT" and request.url.endswith(NAME) and not lost:
+            assert answer.status_code == 200
+            lost.append(request.url)
+            raise ConnectionClosedError(endpoint_url=request.url)
+        return answer
+
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    monkeypatch.setattr(AIOHTTPSession, "send", lose_answer)
+    manifest = work.publish(PLAN, winners, 2)
+    assert len(lost) == 1
+    assert store.load("s1") == manifest
+    assert list(verify.problems_of(store, [manifest])) == []
+    assert store.remains() == []
+
+
+@pytest.mark.parametrize("fails", [FileExistsError("refused"), OSError(22, "PreconditionFailed")])
+def test_what_was_put_in_spite_of_an_error_counts_as_put(monkeypatch: pytest.MonkeyPatch, fails: OSError) -> None:
+    """Not all stores say that it was the condition which failed."""
+    place = RemotePath(f"memory://{uuid4().hex}/x")
+    put = MemoryFileSystem.pipe_file
+
+    def put_and_fail(self: MemoryFileSystem, path: str, value: bytes, **more: Any) -> None:
+        put(self, path, value, **more)
+        raise fails
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", put_and_fail)
+    assert place.create(b"mine")
+    assert place.create(b"mine"), "who asks twice is not refused by itself"
+    assert not place.create(b"another's")
+    assert place.read_bytes() == b"mine"
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", lambda *_, **__: (_ for _ in ()).throw(fails))
+    with pytest.raises(OSError, match=str(fails.args[-1])):
+        RemotePath(f"memory://{uuid4().hex}/x").create(b"mine")
+
+
+# ── drivers that sleep ──
+
+
+def test_a_driver_that_slept_takes_no_file_that_the_other_has_published(store: RemoteStore) -> None:
+    """The other went on with its pieces: the manifest names the files of both."""
+    stopped = Work.begin(store, PLAN)
+    winners = {PIECES[0].name: attempt(stopped, PIECES[0])}
+    own = {**winners, PIECES[1].name: attempt(stopped, PIECES[1], noted=False)}
+    killed(stopped)
+    other = Work.of_the_dead_or_none(store, stopped.folder)
+    assert other is not None
+    found = other.finished()
+    assert found == winners
+    (stopped.folder / "attempts" / own[PIECES[1].name].path).write(b"")  # it wakes up, and writes what is its own
+    manifest = other.publish(PLAN, {**found, PIECES[1].name: attempt(other, PIECES[1])}, 3)
+
+    late = Work(store, stopped.folder)  # behind its look at the lock
+    own[PIECES[1].name] = attempt(late, PIECES[1])
+    with pytest.raises(Unavailable, match="was published by another driver"):
+        late.publish(PLAN, own, 4)
+    assert store.load("s1") == manifest
+    assert list(verify.problems_of(store, [manifest])) == [], "and none of its own files is left"
+
+
+def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: RemoteStore) -> None:
+    stopped = Work.begin(store, PLAN)
+    killed(stopped)
+    other = Work.of_the_dead_or_none(store, stopped.folder)
+    assert other is not None
+    winners = {piece.name: attempt(other, piece) for piece in PIECES}
+    stopped.remove()  # as when its pin has ended
+    manifest = other.publish(PLAN, winners, 3)
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+# ── clocks, and what stays behind ──
+
+
+def test_work_ages_also_where_others_look_at_it_every_night(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who wants something else takes its lock, and gives it back: that makes it no younger."""
+    killed(Work.begin(store, PLAN))
+    (folder,) = store.remains()
+    later_s = time.time() + RESUMABLE_S - 60
+    monkeypatch.setattr(
+        MemoryFileSystem, "modified", lambda fs, path: _moved(fs.store[path], "000002" in path, RESUMABLE_S)
+    )
+    again = Work.of_the_dead_or_none(store, folder)
+    assert again is not None
+    again.release()
+    assert store.stale_remains(later_s) == []
+    assert store.stale_remains(later_s + 120) == [folder]
+
+
+def _moved(file: MemoryFile, later: bool, seconds: float) -> Any:
+    from datetime import timedelta
+
+    return file.modified + timedelta(seconds=seconds * later)
+
+
+def test_prune_with_a_wrong_clock_takes_nothing_from_a_driver_that_lives(store: RemoteStore) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    stale = store.stale_remains(time.time() + 2 * RESUMABLE_S)
+    assert stale == [work.folder]
+    assert store.remove_remains(stale) == []
+    manifest = work.publish(PLAN, winners, 3)
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+# ── names ──
+
+
+def test_any_name_of_a_place_will_do(bucket: str) -> None:
+    store = RemoteStore(RemotePath(f"{bucket}/{uuid4().hex}/a b%20ü+&#*[x]//"))
+    published(store, "a")
+    published(store, "b", "a")
+    assert store.ids() == ["a", "b"]
+    assert list(verify.problems_of(store, list(store.load_all().values()))) == []
+    assert store.remove("b")
+    assert store.ids() == ["a"]
+    assert store.remains() == []
+
+
+def test_a_password_in_a_url_is_not_told() -> None:
+    place = RemotePath("sftp://backup:s%40cret@host:22/x y/") / "20260101T000000Z-full-0000"
+    assert str(place) == "sftp://backup:***@host:22/x y/20260101T000000Z-full-0000"
+    assert "s%40cret" not in f"{place} {place!r} {place.parent}"
+    assert place.parent == RemotePath("sftp://backup:s%40cret@host:22/x y")
+    assert str(RemotePath("s3://bucket/a:b@c")) == "s3://bucket/a:b@c"
+
+
+# ── servers that fail ──
+
+
+def test_what_a_store_refuses_is_told_with_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refused)
+    with pytest.raises(PermissionError, match="memory://somewhere/x: Access Denied"):
+        RemotePath("memory://somewhere/x").read_bytes()
+
+
+@pytest.mark.parametrize("fails", [ReadTimeoutError(endpoint_url="http://s3"), OSError("reset"), TimeoutError()])
+def test_a_server_that_fails_while_a_file_is_read_is_no_damage(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
+) -> None:
+    published(store, "a")
+    manifest = store.load("a")
+    opened = MemoryFileSystem._open
+
+    def fail(*_: Any) -> None:
+        raise fails
+
+    def broken(*args: Any, **more: Any) -> Any:
+        file = opened(*args, **more)
+        monkeypatch.setattr(file, "read", fail, raising=False)
+        return file
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", broken)
+    with pytest.raises(Unavailable, match=r"memory://.*parquet"):
+        list(verify.problems_of(store, [manifest]))
+
+
+def test_a_plan_that_cannot_be_put_leaves_nothing(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(RemotePath, "write", refused)
+    with pytest.raises(Unavailable, match="no answer"):
+        Work.begin(store, replace(PLAN, kind=Kind.FULL))
+    assert store.remains() == []
