@@ -1,66 +1,114 @@
-"""A snapshot as a Delta table: one row for each key, one version of the table for each snapshot of the chain.
+"""A snapshot as a Delta table: one row for each key, one version of the table for each snapshot.
 
-Without Spark. A commit says of which snapshot it is (`kvstore.snapshot`). So the next one merges only what came since,
-and one that was killed goes on behind its last commit; a table of something else is refused.
+Without Spark. A commit says of which snapshot it is. So the next call merges only what came since, or, where another
+full snapshot was taken meanwhile, writes that over it; one that was killed goes on behind its last commit. A table of
+something else is refused. What users do to keep a table quick (OPTIMIZE, VACUUM) changes no row.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.client.pinned.arrow import SCHEMA
-from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.errors import ConfigError, InvalidRequest, Unavailable
+from kvstore.spark.snapshots.chains import complete_until_ms
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.verify import parquet_paths
 
-SNAPSHOT = "kvstore.snapshot"
+SNAPSHOT, CLUSTER, UNTIL = "kvstore.snapshot", "kvstore.cluster", "kvstore.complete_until_ms"
+"""What a commit says of its snapshot."""
+KEEPS_ROWS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 MERGE_ROWS = 100_000
 """Changes that are held in memory at a time."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a table is."""
+
+    snapshot: str
+    cluster: str
+    until_ms: int
 
 
 def export(
     store: SnapshotStore, chain: Sequence[Manifest], table: str, done: Callable[[int], None] = lambda rows: None
 ) -> list[str]:
     """Bring the table at this path or URL to the end of the chain; the snapshots that were added. Raises ConfigError
-    without deltalake, InvalidRequest for a table that is not of this chain, Corrupted."""
+    without deltalake, InvalidRequest for a table that is none of this cluster or is later, Unavailable, Corrupted."""
     try:
         import deltalake
+        from deltalake.exceptions import DeltaError
     except ImportError:
         raise ConfigError("deltalake is not installed: install kvstore-log[delta]") from None
-    known = _snapshots_of(deltalake, table)
-    names = [each.id for each in chain]
-    if known and known[-1] not in names:
-        raise InvalidRequest(
-            f"the table at {table} is at snapshot {known[-1]}, which {names[-1]} does not stand on: give another place"
-        )
-    missing = chain[names.index(known[-1]) + 1 :] if known else chain
-    for manifest in missing:
-        if manifest.parent is None:
-            _write(deltalake, store, manifest, table, done)
-        else:
-            _merge(deltalake, store, manifest, table, done)
+    with _told(table, DeltaError):
+        at = _at_or_none(deltalake, table)
+        missing = _missing(chain, at, table)
+        for manifest in missing:
+            if manifest.parent is None:
+                _write(deltalake, store, manifest, table, "error" if at is None else "overwrite", done)
+            else:
+                _merge(deltalake, store, manifest, table, done)
     return [each.id for each in missing]
 
 
-def _snapshots_of(deltalake: Any, table: str) -> list[str]:
-    """Those that the table has, oldest first. Raises InvalidRequest for a table that somebody else has made."""
+@contextmanager
+def _told(table: str, kind: type[Exception]) -> Iterator[None]:
+    """What Delta's library raises, in one line."""
+    try:
+        yield
+    except (kind, OSError) as error:
+        lines = [" ".join(line.split()) for line in _COLOUR.sub("", str(error)).splitlines()]
+        what = next((line for line in lines if line), type(error).__name__)
+        raise Unavailable(f"the table at {table} could not be read or written: {what}") from error
+
+
+def _at_or_none(deltalake: Any, table: str) -> At | None:
+    """None if there is no table. Raises InvalidRequest for one that somebody else has made or written to."""
     if not deltalake.DeltaTable.is_deltatable(table):
-        return []
-    commits = [each.get(SNAPSHOT) for each in reversed(deltalake.DeltaTable(table).history())]
-    if not all(commits):
+        return None
+    commits = [each for each in deltalake.DeltaTable(table).history() if each.get("operation") not in KEEPS_ROWS]
+    if not commits or not all(each.get(SNAPSHOT) and each.get(CLUSTER) and each.get(UNTIL) for each in commits):
         raise InvalidRequest(f"the table at {table} has versions that are no snapshot's: give another place")
-    return commits
+    last = commits[0]
+    return At(last[SNAPSHOT], last[CLUSTER], int(last[UNTIL]))
 
 
-def _write(deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, done: Callable[[int], None]) -> None:
+def _missing(chain: Sequence[Manifest], at: At | None, table: str) -> Sequence[Manifest]:
+    """What is to be added, in this order."""
+    if at is None:
+        return chain
+    names = [each.id for each in chain]
+    if at.snapshot in names:
+        return chain[names.index(at.snapshot) + 1 :]
+    if at.cluster != chain[-1].cluster:
+        raise InvalidRequest(
+            f"the table at {table} is at snapshot {at.snapshot} of cluster {at.cluster}, {names[-1]} is of "
+            f"{chain[-1].cluster}: give another place"
+        )
+    if complete_until_ms(chain[-1]) < at.until_ms:
+        raise InvalidRequest(
+            f"the table at {table} is at snapshot {at.snapshot}, which is later than {names[-1]}: its earlier versions "
+            "are there by Delta's time travel"
+        )
+    return chain
+
+
+def _write(
+    deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, mode: str, done: Callable[[int], None]
+) -> None:
     rows = pa.RecordBatchReader.from_batches(SCHEMA, _batches(store, manifest, done))
-    deltalake.write_deltalake(table, rows, mode="error", commit_properties=_said(deltalake, manifest.id))
+    deltalake.write_deltalake(table, rows, mode=mode, commit_properties=_said(deltalake, manifest))
 
 
 def _merge(deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, done: Callable[[int], None]) -> None:
@@ -80,7 +128,7 @@ def _merge(deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str,
             predicate="old.key = new.key",
             source_alias="new",
             target_alias="old",
-            commit_properties=_said(deltalake, manifest.id),
+            commit_properties=_said(deltalake, manifest),
         )
         .when_matched_delete(predicate="new.value IS NULL")
         .when_matched_update_all()
@@ -89,8 +137,9 @@ def _merge(deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str,
     )
 
 
-def _said(deltalake: Any, snapshot: str) -> Any:
-    return deltalake.CommitProperties(custom_metadata={SNAPSHOT: snapshot})
+def _said(deltalake: Any, manifest: Manifest) -> Any:
+    said = {SNAPSHOT: manifest.id, CLUSTER: manifest.cluster, UNTIL: str(complete_until_ms(manifest))}
+    return deltalake.CommitProperties(custom_metadata=said)
 
 
 def _batches(store: SnapshotStore, manifest: Manifest, done: Callable[[int], None]) -> Iterator[pa.RecordBatch]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from kvstore.cli.main import build
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.spark.snapshots import chains, delta
 from kvstore.spark.snapshots.directory import DirectoryStore
 from tests.spark.snapshots.made import Change, full, incremental, some_log
@@ -54,18 +58,76 @@ def test_each_snapshot_is_a_version_and_the_next_adds_only_what_came_since(
     assert delta.export(store, chain, str(table)) == []
 
 
+def test_another_full_snapshot_of_the_cluster_is_written_over_it(store: DirectoryStore, tmp_path: Path) -> None:
+    """As on Sundays: no incremental leads there from the one at which the table is."""
+    table = tmp_path / "table"
+    log = FIRST + SECOND + THIRD
+    delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
+    incremental(store, "y", full(store, "x", log[:80], hour=8), log, hour=9)
+    assert delta.export(store, chains.chain_of(store.load_all(), "y"), str(table)) == ["x", "y"]
+    found = [rows(table, version) for version in range(1, 4)]
+    assert found == [left(log[:70]), left(log[:80]), left(log)]
+    with pytest.raises(InvalidRequest, match="is at snapshot y, which is later than b"):
+        delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
+
+
+def test_a_table_that_was_optimized_goes_on(store: DirectoryStore, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    catalogue = store.load_all()
+    delta.export(store, chains.chain_of(catalogue, "a"), str(table))
+    delta.export(store, chains.chain_of(catalogue, "b"), str(table))
+    found = DeltaTable(str(table))
+    found.optimize.compact()
+    found.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    incremental(store, "c", store.load("b"), FIRST + SECOND + THIRD, hour=2)
+    assert delta.export(store, chains.chain_of(store.load_all(), "c"), str(table)) == ["c"]
+    assert rows(table) == left(FIRST + SECOND + THIRD)
+
+
 def test_a_table_of_something_else_is_refused(store: DirectoryStore, tmp_path: Path) -> None:
     table = tmp_path / "table"
     delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
-    full(store, "z", FIRST, hour=9)
-    with pytest.raises(InvalidRequest, match="is at snapshot b, which z does not stand on: give another place"):
-        delta.export(store, chains.chain_of(store.load_all(), "z"), str(table))
-    with pytest.raises(InvalidRequest, match="is at snapshot b, which a does not stand on"):
+    another = replace(full(store, "z", FIRST, hour=9), cluster="cluster-2")
+    with pytest.raises(InvalidRequest, match="is at snapshot b of cluster cluster-1, z is of cluster-2: give another"):
+        delta.export(store, [another], str(table))
+    with pytest.raises(InvalidRequest, match="is at snapshot b, which is later than a"):
         delta.export(store, chains.chain_of(store.load_all(), "a"), str(table))
     before = DeltaTable(str(table)).to_pyarrow_table()
     write_deltalake(str(table), before, mode="append")
     with pytest.raises(InvalidRequest, match="has versions that are no snapshot's"):
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
+
+
+def test_of_two_at_once_one_adds_and_the_other_is_told(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = str(tmp_path / "table")
+    chain = chains.chain_of(store.load_all(), "b")
+    delta.export(store, chain[:1], table)
+    merge, both = DeltaTable.merge, threading.Barrier(2)
+
+    def together(*args: Any, **more: Any) -> Any:
+        both.wait(60)
+        return merge(*args, **more)
+
+    def add(_: int) -> list[str] | str:
+        try:
+            return delta.export(store, chain, table)
+        except Unavailable as error:
+            return str(error)
+
+    monkeypatch.setattr(DeltaTable, "merge", together)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(add, range(2)))
+    assert ["b"] in found
+    (refused,) = (each for each in found if each != ["b"])
+    assert refused[0:200].startswith(f"the table at {table} could not be read or written: Failed to commit")
+    assert rows(Path(table)) == left(FIRST + SECOND)
+
+
+def test_a_place_that_delta_cannot_reach_is_one_line(store: DirectoryStore) -> None:
+    with pytest.raises(Unavailable, match=r"the table at nothing://x/y could not be read or written: Unknown scheme"):
+        delta.export(store, [store.load("a")], "nothing://x/y")
 
 
 def test_the_command_tells_what_it_added(store: DirectoryStore, tmp_path: Path) -> None:
