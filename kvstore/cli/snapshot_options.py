@@ -66,8 +66,8 @@ Wanted = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapsh
 Master = Annotated[
     str,
     typer.Option(
-        help="Spark's master: local[*], spark://HOST:PORT, k8s://… or yarn. auto: local[*], but a small snapshot is "
-        "taken without Spark; none: without Spark, whatever its size."
+        help="Spark's master: local[*], spark://HOST:PORT, k8s://… or yarn. auto: local[*], but little work is done "
+        "without Spark; none: without Spark, however much it is."
     ),
 ]
 Conf = Annotated[

@@ -1,4 +1,5 @@
-"""A Spark session of its own for each command of `kvstore snapshot`, quiet, and ended by an interrupt."""
+"""A Spark session of its own for each command of `kvstore snapshot` that is worth one, quiet, and ended by an
+interrupt."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.cli.snapshot_options import Setting
 from kvstore.cli.snapshot_tools import AUTO, HERE, NICENESS, NO_SPARK, SETTINGS, Bar, need_spark
-from kvstore.errors import ConfigError, StoreError, Unavailable
+from kvstore.errors import StoreError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from kvstore.spark.snapshots.tables import Tables
 
 T = TypeVar("T")
 ATTEMPTS = 3
@@ -28,6 +31,35 @@ ATTEMPTS = 3
 LOOK_S = 0.2
 END_S = 10.0
 """What was interrupted has so long to give back what it has pinned."""
+
+
+def with_tables(
+    job: Callable[[Tables[Any]], T],
+    is_small: Callable[[], bool],
+    master: str,
+    conf: Sequence[Setting] | None,
+    progress: Bar,
+    niceness: int,
+) -> T:
+    """Run `job` on tables of this process if that is wanted or quicker, else on Spark's. Raises what `in_session`
+    raises."""
+    if is_for_here(master, conf, is_small):
+        from kvstore.spark.snapshots.here import HereTables
+
+        os.nice(niceness)
+        return job(HereTables())
+
+    def on_spark(session: SparkSession) -> T:
+        from kvstore.spark.snapshots.on_spark import SparkTables
+
+        return job(SparkTables(session))
+
+    return in_session(on_spark, master, conf, progress, niceness)
+
+
+def is_for_here(master: str, conf: Sequence[Setting] | None, is_small: Callable[[], bool]) -> bool:
+    """Whether this process does the work itself: it is told to, or may choose and has little to do."""
+    return master == NO_SPARK or (master == AUTO and not conf and is_small())
 
 
 def in_session(
@@ -44,8 +76,6 @@ def in_session(
     It runs in a thread, since interrupts are raised in the main one: raised amid a call to the JVM, an interrupt leaves
     half an answer for which the next call waits for ever; raised where Python only forgets an object, it is lost.
     """
-    if master == NO_SPARK:
-        raise ConfigError("this needs Spark: leave --master out, or name another")
     master = HERE if master == AUTO else master
     done: Future[T] = Future()
 

@@ -23,11 +23,11 @@ from kvstore.errors import ConfigError, Corrupted, InvalidRequest, StoreError, U
 if TYPE_CHECKING:
     from kvstore.client.core.config import ClientConfig
     from kvstore.spark.snapshots.chains import Cut
-    from kvstore.spark.snapshots.compare import Differences
     from kvstore.spark.snapshots.manifest import Manifest
     from kvstore.spark.snapshots.remote import Location
     from kvstore.spark.snapshots.runners import Runner
     from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.tables import Differences
     from kvstore.spark.snapshots.verify import Problem
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ def need_spark(*modules: str) -> None:
     """Raises ConfigError if what the work needs is not installed."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"{name} is not installed: install kvstore-log[spark]")
+            without = "" if name == "pyarrow" else ", or say --master none, which does without and is slower"
+            raise ConfigError(f"{name} is not installed: install kvstore-log[spark]{without}")
 
 
 def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tuple[ClientConfig, str]:
@@ -202,6 +203,17 @@ def take_here(job: Callable[[Runner], T], nice: int) -> T:
 
     os.nice(nice)
     return job(ThreadRunner())
+
+
+def is_small(chain: Sequence[Manifest], origin: tuple[ClientConfig, str] | None = None) -> bool:
+    """Whether these snapshots, and what has happened in the cluster since, are not worth a JVM. Raises StoreError."""
+    from kvstore.spark.snapshots import here, runners
+    from kvstore.spark.snapshots.planning import Wanted
+
+    if not here.is_small(chain) or origin is None:
+        return here.is_small(chain)
+    cluster, instance = origin
+    return runners.is_small(Wanted(cluster=cluster, instance=instance, parent=chain[-1]))
 
 
 @contextmanager

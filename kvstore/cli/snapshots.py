@@ -28,17 +28,15 @@ from kvstore.cli.snapshot_options import (
     Wanted,
     Where,
 )
-from kvstore.cli.snapshot_spark import in_session
+from kvstore.cli.snapshot_spark import in_session, is_for_here, with_tables
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from kvstore.spark.snapshots.compare import Differences
     from kvstore.spark.snapshots.manifest import Manifest
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
     from kvstore.spark.snapshots.runners import Runner
     from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.tables import Differences, Tables
 
 
 CLOCKS_APART_H = 0.25
@@ -134,7 +132,7 @@ def _take(
     def by(runner: Runner) -> Manifest:
         return job.create(store, wanted, runner, progress, published)
 
-    if master == tools.NO_SPARK or (master == tools.AUTO and not conf and is_small(wanted)):
+    if is_for_here(master, conf, partial(is_small, wanted)):
         return tools.take_here(by, nice)
     settings = tools.SETTINGS | tools.QUICK_START
     return in_session(lambda session: by(SparkRunner(session)), master, conf, progress, nice, settings)
@@ -218,16 +216,19 @@ def verify(
         if against_store and not problems:
             cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
 
-            def compared(session: SparkSession) -> Differences:
+            is_origin = instance == chain[-1].cluster and cut == chains.Cut()
+
+            def compared(tables: Tables[Any]) -> Differences:
                 from kvstore.spark.snapshots import compare
 
                 progress("comparing with the store", 0, None)
-                if instance == chain[-1].cluster and cut == chains.Cut():
-                    return compare.against_origin(session, store, chain, cluster, show)
-                return compare.against_restored(session, store, chain, cut, cluster, show)
+                if is_origin:
+                    return compare.against_origin(tables, store, chain, cluster, show)
+                return compare.against_restored(tables, store, chain, cut, cluster, show)
 
             with tools.Bar() as progress:
-                found = in_session(compared, master, conf, progress, nice)
+                small = partial(tools.is_small, chain, (cluster, instance) if is_origin else None)
+                found = with_tables(compared, small, master, conf, progress, nice)
     view = tools.verdict_document(chain, problems, found) if json else tools.verdict(chain, problems, found)
     print(as_json(view) if json else view)
     raise typer.Exit(1 if problems or (found is not None and found.count) else 0)
@@ -265,8 +266,9 @@ def restore(
             verify.check_files(
                 store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
             )
-        done = in_session(
-            lambda session: restore.restore(session, store, chain, cut, cluster, into_filled=merge, progress=progress),
+        done = with_tables(
+            lambda tables: restore.restore(tables, store, chain, cut, cluster, into_filled=merge, progress=progress),
+            partial(tools.is_small, chain),
             master,
             conf,
             progress,
@@ -341,16 +343,16 @@ def diff(
 
         sides = [chains.chain_of(store.load_chain(each), each) for each in (old, new)]
 
-        def compared(session: SparkSession) -> Differences:
-            from kvstore.spark.snapshots import compare
-            from kvstore.spark.snapshots.fold import folded
+        def compared(tables: Tables[Any]) -> Differences:
+            from kvstore.spark.snapshots.tables import CONTENT
 
             progress("comparing", 0, None)
-            tables = [folded(session, store, chain, chains.Cut()) for chain in sides]
-            return compare.differences(tables[0], tables[1], compare.CONTENT, show)
+            old_side, new_side = (tables.folded(store, chain, chains.Cut()) for chain in sides)
+            return tables.differences(old_side, new_side, CONTENT, show)
 
         with tools.Bar() as progress:
-            found = in_session(compared, master, conf, progress, nice)
+            small = partial(tools.is_small, [*sides[0], *sides[1]])
+            found = with_tables(compared, small, master, conf, progress, nice)
     print(as_json(tools.difference_document(found)) if json else tools.difference_text(found))
     raise typer.Exit(1 if found.count else 0)
 

@@ -13,10 +13,12 @@ from shutil import rmtree
 
 import pytest
 
+from kvstore.cli import snapshot_spark
 from kvstore.cli.main import main
 from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
 from kvstore.errors import ConfigError
+from kvstore.spark.snapshots import here
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
@@ -317,6 +319,25 @@ def test_spark_is_asked_for_only_when_it_is_needed(
     assert run("prune", store.root, "--keep", 1)[0] == 0
     code, _, err = run("verify", store.root)
     assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install kvstore-log[spark]\n")
+
+
+def test_little_work_starts_no_spark_unless_it_is_told_to(
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_spark(*_: object, **__: object) -> None:
+        raise ConfigError("Spark was asked for")
+
+    monkeypatch.setattr(snapshot_spark, "in_session", no_spark)
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    code, out, _ = run("diff", store.root, "a", "a")
+    assert (code, out.startswith("0 keys added, 0 removed, 0 changed, ")) == (0, True)
+    code, out, _ = run("diff", store.root, "a", "b", "--show", 1)
+    assert (code, out.count("key-")) == (1, 1)
+    for asked in (("--conf", "a=b"), ("--master", "local[1]")):
+        assert run("diff", store.root, "a", "b", *asked)[::2] == (3, "kvstore: not checked: Spark was asked for\n")
+    monkeypatch.setattr(here, "SMALL_ROWS", 10)
+    assert run("diff", store.root, "a", "b")[0] == 3
+    assert run("diff", store.root, "a", "b", "--master", "none")[0] == 1
 
 
 def test_where_no_snapshot_can_be_made_nobody_is_asked_for_one(run: Run, tmp_path: Path) -> None:

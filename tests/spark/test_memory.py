@@ -21,6 +21,7 @@ from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.restore import restore
 from tests.cluster.harness import Cluster
 from tests.spark.jobs import read
@@ -148,6 +149,8 @@ def test_a_restore_holds_some_batches(
     spark.conf.set("spark.sql.files.minPartitionNum", "1")  # one task has all of it
     spark.conf.set("spark.sql.files.maxPartitionBytes", "4g")
     with measured(cluster) as peaks:
-        done = restore(spark, store, [manifest], Cut(), config(cluster), into_filled=True, progress=lambda *_: None)
+        done = restore(
+            SparkTables(spark), store, [manifest], Cut(), config(cluster), into_filled=True, progress=lambda *_: None
+        )
     assert done.written == VALUES
     assert_bounded(peaks[0])

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,16 +19,13 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.create import Progress
-from kvstore.spark.snapshots.fold import folded
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.runners import failure_of
 from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.tables import Tables
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+T = TypeVar("T")
 LOOK_S = 1.0
-COUNTS = "written long, expired long"
+COLUMNS, COUNTS = ("key", "value", "expires_at"), ("written", "expired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Restored:
 
 
 def restore(
-    session: SparkSession,
+    tables: Tables[T],
     store: SnapshotStore,
     chain: Sequence[Manifest],
     cut: Cut,
@@ -59,23 +57,19 @@ def restore(
             "has and keep the rest"
         )
     total = sum(manifest.rows for manifest in chain)
-
-    def write(batches: Iterator[Any]) -> Iterator[Any]:
-        yield _write(cluster, batches, now_ms)
-
-    records = folded(session, store, chain, cut).select("key", "value", "expires_at")
+    records = tables.folded(store, chain, cut)
     with _watched(cluster, there, total, progress):
         try:
-            counts = records.mapInArrow(write, COUNTS).collect()
-        except Exception as error:  # whatever Spark and its JVM raise
-            failure = failure_of(error)
-            if isinstance(failure, Corrupted):
-                raise failure from error
-            raise type(failure)(f"{failure}; what is written stays: run it again with --merge") from error
-    return Restored(sum(row["written"] for row in counts), sum(row["expired"] for row in counts))
+            return Restored(**tables.work_through(records, COLUMNS, partial(_write, cluster, now_ms), COUNTS))
+        except Corrupted:
+            raise
+        except StoreError as error:
+            if type(error).__init__ is not StoreError.__init__:
+                raise  # it says what to do by itself
+            raise type(error)(f"{error}; what is written stays: run it again with --merge") from error
 
 
-def _write(cluster: ClientConfig, batches: Iterator[Any], now_ms: int) -> pa.RecordBatch:
+def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any]) -> dict[str, int]:
     """One task's records."""
     from kvstore.client.bulk import Loader
     from kvstore.env.real import run
@@ -93,8 +87,7 @@ def _write(cluster: ClientConfig, batches: Iterator[Any], now_ms: int) -> pa.Rec
                 await loader.add(zip(*columns, strict=True))
         return loader.written
 
-    written = run(load())
-    return pa.RecordBatch.from_pydict({"written": [written], "expired": [expired]})
+    return {"written": run(load()), "expired": expired}
 
 
 def _living(batch: Any, now_ms: int) -> Any:

@@ -21,10 +21,13 @@ from kvstore.client.pinned.pins import list_pins
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import WORK, DirectoryStore
+from kvstore.spark.snapshots.here import HereTables
 from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.planning import Wanted
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.table import read_table
+from kvstore.spark.snapshots.tables import Tables
 from tests.cluster.harness import Cluster, is_alive
 from tests.waiting import wait_until_blocking
 
@@ -112,11 +115,18 @@ def _contents(rows: dict[bytes, dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
     return {key: {**row, "partition": None} for key, row in rows.items()}
 
 
-def assert_store_is_the_same(spark: SparkSession, cluster: Cluster, store: DirectoryStore, last: Manifest) -> None:
+def assert_store_is_the_same(
+    spark: SparkSession | None, cluster: Cluster, store: DirectoryStore, last: Manifest
+) -> None:
+    """By Spark; where the claim is not about that, by this process."""
     chain = chains.chain_of(store.load_all(), last.id)
-    found = compare.against_origin(spark, store, chain, config(cluster), 5)
+    found = compare.against_origin(tables_of(spark), store, chain, config(cluster), 5)
     assert found.count == 0, found
     assert found.same > ROWS
+
+
+def tables_of(spark: SparkSession | None) -> Tables[Any]:
+    return SparkTables(spark) if spark else HereTables()
 
 
 @contextmanager

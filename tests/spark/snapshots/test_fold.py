@@ -1,22 +1,23 @@
-"""A chain of snapshots is what its logs leave, up to any cut; and two of them differ where their records do."""
+"""A chain of snapshots is what its logs leave, up to any cut; and two of them differ where their records do. By Spark,
+and by this process alone."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kvstore.spark.snapshots import chains, compare
+from kvstore.spark.snapshots import chains, here
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.fold import folded
+from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.tables import CONTENT, EXACT, Tables
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental, some_log
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.spark]
 
 LOG = some_log(180)
 
@@ -37,49 +38,102 @@ def model(log: list[Change]) -> dict[bytes, tuple[bytes, int]]:
     return {key: (change.value, change.sequence) for key, change in last.items() if change.value is not None}
 
 
-def records(spark: SparkSession, store: DirectoryStore, last: str, cut: Cut) -> dict[bytes, tuple[bytes, int]]:
+@pytest.fixture(params=["here", pytest.param("spark", marks=pytest.mark.spark)])
+def tables(request: pytest.FixtureRequest) -> Tables[Any]:
+    if request.param == "here":
+        return HereTables()
+    from kvstore.spark.snapshots.on_spark import SparkTables
+
+    return SparkTables(request.getfixturevalue("spark"))
+
+
+def records(tables: Tables[Any], store: DirectoryStore, last: str, cut: Cut) -> dict[bytes, tuple[bytes, int]]:
     chain = chains.covering(store.load_all(), last, cut)
-    rows = folded(spark, store, chain, cut).collect()
+    table = tables.folded(store, chain, cut)
+    if isinstance(table, here.Rows):
+        rows = [row for batch in table.batches() for row in batch.to_pylist()]
+    else:
+        rows = [row.asDict() for row in table.collect()]
     found = {bytes(row["key"]): (bytes(row["value"]), row["version"]) for row in rows}
     assert len(found) == len(rows), "each key once"
     return found
 
 
-def test_a_chain_is_what_the_log_leaves(spark: SparkSession, store: DirectoryStore) -> None:
-    assert records(spark, store, "a", Cut()) == model(LOG[:60])
-    assert records(spark, store, "c", Cut()) == records(spark, store, "d", Cut()) == model(LOG)
+def at(count: int) -> Cut:
+    """After so many changes: no snapshot stands at the very moment of a write."""
+    return Cut(time_ms=EPOCH_MS + (count - 1) * 1000 + 1)
+
+
+def test_a_chain_is_what_the_log_leaves(tables: Tables[Any], store: DirectoryStore) -> None:
+    assert records(tables, store, "a", Cut()) == model(LOG[:60])
+    assert records(tables, store, "c", Cut()) == records(tables, store, "d", Cut()) == model(LOG)
 
 
 @pytest.mark.parametrize("count", [60, 61, 119, 120, 121, 175])
-def test_a_chain_can_be_cut_at_any_moment(spark: SparkSession, store: DirectoryStore, count: int) -> None:
-    cut = Cut(time_ms=EPOCH_MS + (count - 1) * 1000 + 1)  # no snapshot stands at the very moment of a write
-    assert records(spark, store, "c", cut) == model(LOG[:count])
+def test_a_chain_can_be_cut_at_any_moment(store: DirectoryStore, count: int) -> None:
+    assert records(HereTables(), store, "c", at(count)) == model(LOG[:count])
 
 
-def test_a_chain_can_be_cut_at_a_sequence_of_one_partition(spark: SparkSession, store: DirectoryStore) -> None:
+def test_a_chain_can_be_cut(tables: Tables[Any], store: DirectoryStore) -> None:
+    assert records(tables, store, "c", at(121)) == model(LOG[:121])
     kept = [change for change in LOG if change.partition == "p2" or change.sequence <= 100]
-    assert records(spark, store, "c", Cut(sequences={"p1": 100})) == model(kept)
+    assert records(tables, store, "c", Cut(sequences={"p1": 100})) == model(kept)
 
 
-def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_directory_may_have_any_name(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "a b\\c *?[x]{y,z}%20,\nü")
     full(store, "a", LOG)
-    assert records(spark, store, "a", Cut()) == model(LOG)
+    assert records(tables, store, "a", Cut()) == model(LOG)
 
 
-def test_a_record_is_gone_at_its_expiry(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_record_is_gone_at_its_expiry(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     first = full(store, "a", [Change(b"k", b"v", 1, EPOCH_MS)])
     expiring = Change(b"k", b"w", 2, EPOCH_MS + 1000, expires_ms=EPOCH_MS + 3000)
     later = Change(b"later", b"", 3, EPOCH_MS + 9000)
     incremental(store, "b", first, [Change(b"k", b"v", 1, EPOCH_MS), expiring, later])
-    assert records(spark, store, "b", Cut(time_ms=EPOCH_MS + 2999)) == {b"k": (b"w", 2)}
-    assert records(spark, store, "b", Cut(time_ms=EPOCH_MS + 3000)) == {}
+    assert records(tables, store, "b", Cut(time_ms=EPOCH_MS + 2999)) == {b"k": (b"w", 2)}
+    assert records(tables, store, "b", Cut(time_ms=EPOCH_MS + 3000)) == {}
 
 
-def test_two_snapshots_differ_where_their_records_do(spark: SparkSession, store: DirectoryStore) -> None:
-    old, new = (folded(spark, store, chains.chain_of(store.load_all(), name), Cut()) for name in ("a", "c"))
-    found = compare.differences(old, new, compare.CONTENT, 1000)
+@dataclass(frozen=True)
+class Moving(Change):
+    """Of a key whose range changes hands."""
+
+    owner: str = "p1"
+
+    @property
+    def partition(self) -> str:
+        return self.owner
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 32), st.lists(st.integers(0, 60), min_size=1, max_size=4), st.integers(1, 61))
+def test_any_chain_is_the_state_at_any_cut(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, ends: list[int], count: int
+) -> None:
+    """Puts and deletes of binary, long and empty keys and values, over partitions, snapshots at any of them."""
+    chooser = random.Random(seed)
+    keys = [b"", b"\0", b"\xff\xfe", b"k" * 4096, b"a", b"b"][1:]
+    log: list[Change] = []
+    for number in range(61):
+        value = None if chooser.random() < 0.3 else chooser.choice([b"", b"\0", b"x" * 5000, b"%d" % number])
+        owner = chooser.choice(["p1", "p2"])
+        log.append(Moving(chooser.choice(keys), value, number + 1, EPOCH_MS + number * 1000, owner=owner))
+    store = DirectoryStore(tmp_path_factory.mktemp("snapshots"))
+    first, *others = sorted(ends)
+    last = full(store, "a", log[:first])
+    for hour, end in enumerate(others, start=1):
+        last = incremental(store, f"b{hour}", last, log[:end], hour=hour)
+    end = max(ends)
+    assert records(HereTables(), store, last.id, Cut()) == model(log[:end])
+    if first < count < end:
+        assert records(HereTables(), store, last.id, at(count)) == model(log[:count])
+
+
+def test_two_snapshots_differ_where_their_records_do(tables: Tables[Any], store: DirectoryStore) -> None:
+    old, new = (tables.folded(store, chains.chain_of(store.load_all(), name), Cut()) for name in ("a", "c"))
+    found = tables.differences(old, new, CONTENT, 1000)
     before, after = model(LOG[:60]), model(LOG)
     both = before.keys() & after.keys()
     changed = {key for key in both if before[key][0] != after[key][0]}
@@ -93,12 +147,12 @@ def test_two_snapshots_differ_where_their_records_do(spark: SparkSession, store:
     assert found.new_bytes == sum(len(key) + len(value) for key, (value, _) in after.items())
 
 
-def test_an_expiry_counts_as_content(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_expiry_counts_as_content(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     full(store, "a", [Change(b"k", b"v", 1, EPOCH_MS)])
     full(store, "b", [Change(b"k", b"v", 9, EPOCH_MS, expires_ms=EPOCH_MS + 1)], hour=1)
     full(store, "c", [Change(b"k", b"v", 12, EPOCH_MS)], hour=2)
-    tables = {name: folded(spark, store, [store.load(name)], Cut()) for name in "abc"}
-    assert compare.differences(tables["a"], tables["b"], compare.CONTENT, 5).changed == 1
-    assert compare.differences(tables["a"], tables["c"], compare.CONTENT, 5).count == 0
-    assert compare.differences(tables["a"], tables["c"], compare.EXACT, 5).changed == 1
+    sides = {name: tables.folded(store, [store.load(name)], Cut()) for name in "abc"}
+    assert tables.differences(sides["a"], sides["b"], CONTENT, 5).changed == 1
+    assert tables.differences(sides["a"], sides["c"], CONTENT, 5).count == 0
+    assert tables.differences(sides["a"], sides["c"], EXACT, 5).changed == 1

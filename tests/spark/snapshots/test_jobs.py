@@ -26,8 +26,10 @@ from kvstore.spark.snapshots import compare, runners, tasks
 from kvstore.spark.snapshots import create as jobs
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import DirectoryStore
+from kvstore.spark.snapshots.here import HereTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.objects import RemoteStore
+from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.runners import ThreadRunner
@@ -111,12 +113,13 @@ def test_full_and_incremental_are_the_logs_at_their_positions(
 def test_a_store_that_differs_is_found(
     spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
-    first = take(spark, cluster, store)
+    first = take(None, cluster, store)
     rows = rows_of(store, first)
     other = DirectoryStore(store.root.parent / "other")
     forged = _forged(other, first, [row for row in rows if row["key"] != b"key00007"])
-    found = compare.against_origin(spark, other, [forged], config(cluster), 5)
-    assert (found.examples, found.same) == (((b"key00007", "added"),), len(rows) - 1)
+    for tables in (SparkTables(spark), HereTables()):
+        found = compare.against_origin(tables, other, [forged], config(cluster), 5)
+        assert (found.examples, found.same) == (((b"key00007", "added"),), len(rows) - 1)
 
 
 def _forged(store: DirectoryStore, like: Manifest, rows: list[dict[str, Any]]) -> Manifest:
@@ -237,7 +240,9 @@ def test_a_small_snapshot_needs_no_spark_and_has_the_same_files_wherever_it_is(
         last = store.load(told["id"])
         assert_right(cluster, store, last)
         assert_store_is_the_same(spark, cluster, store, last)
-        assert "no Java" in command(cluster, "verify", str(store.root), "--store").stderr
+        done = command(cluster, "verify", str(store.root), "--store")
+        assert (done.returncode, done.stdout.splitlines()[1:2]) == (0, [f"the store is the same: {_same(client)}"])
+        assert "no Java" in command(cluster, "verify", str(store.root), "--store", "--master", "local[1]").stderr
 
         third = take(spark, cluster, store, instance=last.cluster)
         assert_right(cluster, store, third)
@@ -247,6 +252,11 @@ def test_a_small_snapshot_needs_no_spark_and_has_the_same_files_wherever_it_is(
     assert_right(cluster, own, here)
     by_spark = take(spark, cluster, own)
     assert rows_of(own, by_spark) == rows_of(own, here)
+
+
+def _same(client: Client) -> str:
+    size = sum(len(key) + len(item.value) for key, item in client.scan())
+    return f"0 keys added, 0 removed, 0 changed, {client.count()} the same; {size} bytes before, {size} after"
 
 
 # ── S6: pins ──

@@ -1,11 +1,12 @@
-"""A snapshot comes back in a cluster of another shape: all of it, or as it was at a moment."""
+"""A snapshot comes back in a cluster of another shape: all of it, or as it was at a moment. By Spark, and by this
+process alone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,14 @@ from kvstore.errors import InvalidRequest
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
+from kvstore.spark.snapshots.here import HereTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import Restored, restore
+from kvstore.spark.snapshots.tables import Tables
 from tests.cluster.harness import Cluster, running_cluster
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental
-from tests.spark.snapshots.taken import kill, running
+from tests.spark.snapshots.taken import kill, running, tables_of
 from tests.waiting import wait_until_blocking
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
@@ -64,17 +64,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> DirectoryStore:
 
 
 def restored(
-    spark: SparkSession, store: DirectoryStore, chain: list[Manifest], cut: Cut, config: ClientConfig, *, filled: bool
+    tables: Tables[Any], store: DirectoryStore, chain: list[Manifest], cut: Cut, config: ClientConfig, *, filled: bool
 ) -> Restored:
-    return restore(spark, store, chain, cut, config, into_filled=filled, progress=lambda *_: None)
+    return restore(tables, store, chain, cut, config, into_filled=filled, progress=lambda *_: None)
 
 
+@pytest.mark.parametrize("by", ["here", "spark"])
 def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
-    spark: SparkSession, store: DirectoryStore, config: ClientConfig
+    request: pytest.FixtureRequest, by: str, store: DirectoryStore, config: ClientConfig
 ) -> None:
+    tables = tables_of(request.getfixturevalue("spark") if by == "spark" else None)
     chain = chains.chain_of(store.load_all(), "b")
-    assert restored(spark, store, chain, Cut(), config, filled=False) == Restored(2001, 1)
     with Client(config) as client:
+        emptied(client)
+        assert restored(tables, store, chain, Cut(), config, filled=False) == Restored(2001, 1)
         found = {key: item.value for key, item in client.scan()}
         last = {change.key: change.value for change in BEFORE + LATER}
         del last[b"lived"]
@@ -82,26 +85,29 @@ def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
         lives = client.get(b"lives")
         assert lives is not None
         assert lives.expires_ms == NOW_MS + 7_200_000
-        assert compare.against_restored(spark, store, chain, Cut(), config, 5).count == 0
+        assert compare.against_restored(tables, store, chain, Cut(), config, 5).count == 0
 
         client.put(b"key0500", b"by somebody else")
         client.delete(b"key0501")
         client.put(b"new", b"")
-        different = compare.against_restored(spark, store, chain, Cut(), config, 5)
+        different = compare.against_restored(tables, store, chain, Cut(), config, 5)
         assert different.examples == ((b"key0500", "changed"), (b"key0501", "removed"), (b"new", "added"))
 
 
+def emptied(client: Client) -> None:
+    for key in [key for key, _ in client.scan(keys_only=True)]:
+        client.delete(key)
+
+
 def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
-    spark: SparkSession, store: DirectoryStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: (NOW_MS + 365 * 86_400_000) * 1_000_000)
     chain = chains.chain_of(store.load_all(), "b")
-    assert restored(spark, store, chain, Cut(), config, filled=True) == Restored(2001, 1)
+    assert restored(HereTables(), store, chain, Cut(), config, filled=True) == Restored(2001, 1)
 
 
-def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
-    spark: SparkSession, store: DirectoryStore, config: ClientConfig
-) -> None:
+def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: DirectoryStore, config: ClientConfig) -> None:
     chain = chains.covering(store.load_all(), "b", Cut(time_ms=MIDDLE_MS))
     with Client(config) as client:
         client.put(b"new", b"stays")
@@ -109,8 +115,8 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
         with pytest.raises(
             InvalidRequest, match=r"the cluster holds \d+ keys: restore into an empty one, or say --merge"
         ):
-            restored(spark, store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
-        assert restored(spark, store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
+            restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
+        assert restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
         values = client.get_many([b"new", b"key0500", b"key0001", b"key0003"])
         assert [values[key].value for key in (b"new", b"key0500", b"key0001", b"key0003")] == [
             b"stays",
@@ -120,37 +126,37 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
         ]
 
 
-def test_a_moment_comes_back_as_it_was(spark: SparkSession, store: DirectoryStore, config: ClientConfig) -> None:
+def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConfig) -> None:
     cut = Cut(time_ms=MIDDLE_MS + 4)
     chain = chains.covering(store.load_all(), None, cut)
     with Client(config) as client:
-        for key in [key for key, _ in client.scan(keys_only=True)]:
-            client.delete(key)
-        restored(spark, store, chain, cut, config, filled=False)
+        emptied(client)
+        restored(HereTables(), store, chain, cut, config, filled=False)
         assert client.get(b"key0003") is not None
         assert client.get(b"key0002") is None
-        assert compare.against_restored(spark, store, chain, cut, config, 5).count == 0
-        assert compare.against_restored(spark, store, chain, Cut(), config, 5).examples == ((b"key0003", "added"),)
+        assert compare.against_restored(HereTables(), store, chain, cut, config, 5).count == 0
+        assert compare.against_restored(HereTables(), store, chain, Cut(), config, 5).examples == (
+            (b"key0003", "added"),
+        )
 
 
 @pytest.mark.slow
 def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_leader(
-    spark: SparkSession, cluster: Cluster, config: ClientConfig, tmp_path: Path
+    cluster: Cluster, config: ClientConfig, tmp_path: Path
 ) -> None:
     store = DirectoryStore(tmp_path / "snapshots")
     log = [Change(b"key-%d" % number, b"v" * 50, number + 1, EPOCH_MS) for number in range(RESTORED)]
     whole = full(store, "20260101T000000Z-full-0000", log)
     chain = chains.chain_of(store.load_all(), whole.id)
     with Client(config) as client:
-        for key in [key for key, _ in client.scan(keys_only=True)]:
-            client.delete(key)
-        with running(cluster, tmp_path / "log", "restore", str(store.root)) as driver:
+        emptied(client)
+        with running(cluster, tmp_path / "log", "restore", str(store.root), master="none") as driver:
             wait_until_blocking(client.count, timeout_s=200, what="a first key")
             kill(driver)
         there = client.count()
         assert 0 < there < RESTORED
         with pytest.raises(InvalidRequest, match=rf"the cluster holds {there} keys: .*--merge"):
-            restore(spark, store, chain, Cut(), config, into_filled=False, progress=lambda *_: None)
+            restored(HereTables(), store, chain, Cut(), config, filled=False)
         victim = cluster.wait_led()["p1"]
         killed: list[str] = []
 
@@ -159,8 +165,8 @@ def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_le
                 killed.append(victim)
                 cluster.kill(victim)
 
-        done = restore(spark, store, chain, Cut(), config, into_filled=True, progress=kill_once)
+        done = restore(HereTables(), store, chain, Cut(), config, into_filled=True, progress=kill_once)
         assert (killed, done.written) == ([victim], RESTORED)
         assert client.count() == RESTORED
-    found = compare.against_restored(spark, store, chain, Cut(), config, 5)
+    found = compare.against_restored(HereTables(), store, chain, Cut(), config, 5)
     assert (found.count, found.same) == (0, RESTORED)

@@ -1,0 +1,139 @@
+"""Tables of records that this process reads batch by batch, without Spark.
+
+Rows pass through: held in memory are batches of some MiB, and of each key that the incrementals change, or that is
+compared, some hundred bytes beside the key. So a full snapshot of any size can be restored, if slower than Spark does
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.client.pinned.arrow import TIMESTAMP
+from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.runners import SMALL_ROWS
+from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.table import read_table
+from kvstore.spark.snapshots.tables import Differences, Read, Work
+from kvstore.spark.snapshots.verify import parquet_paths
+
+_NO_TIME = -1
+
+
+def is_small(chain: Sequence[Manifest]) -> bool:
+    """Whether these snapshots are not worth a JVM."""
+    return sum(manifest.rows for manifest in chain) <= SMALL_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table that can be read again and again."""
+
+    batches: Read
+
+
+class HereTables:
+    """Tables of this process."""
+
+    def folded(self, store: SnapshotStore, chain: Sequence[Manifest], cut: Cut, later: Sequence[Read] = ()) -> Rows:
+        full, *incrementals = [[partial(read_table, path) for path in parquet_paths(store, each)] for each in chain]
+        changes = [partial(_within, cut, part) for parts in incrementals for part in parts]
+        found = Rows(partial(_last_rows, full, [*changes, *later]))
+        return found if cut.time_ms is None else self.living(found, cut.time_ms)
+
+    def read(self, parts: Sequence[Read]) -> Rows:
+        return Rows(lambda: (batch for part in parts for batch in part()))
+
+    def living(self, table: Rows, horizon_ms: int) -> Rows:
+        def is_living(batch: Any) -> Any:
+            return pc.fill_null(pc.greater(batch["expires_at"], _moment(horizon_ms)), True)
+
+        return Rows(lambda: (batch.filter(is_living(batch)) for batch in table.batches()))
+
+    def differences(self, old: Rows, new: Rows, columns: Sequence[str], examples: int) -> Differences:
+        waiting: dict[bytes, bytes] = {}
+        counts = {"same": 0, "added": 0, "removed": 0, "changed": 0}
+        shown: list[tuple[bytes, str]] = []
+        sizes = [0, 0]
+        for batch in old.batches():
+            sizes[0] += _size(batch)
+            waiting.update(_contents(batch, columns))
+        for batch in new.batches():
+            sizes[1] += _size(batch)
+            for key, content in _contents(batch, columns):
+                before = waiting.pop(key, None)
+                kind = "added" if before is None else "same" if before == content else "changed"
+                counts[kind] += 1
+                if kind != "same" and len(shown) < examples:
+                    shown.append((key, kind))
+        counts["removed"] = len(waiting)
+        shown += [(key, "removed") for key, _ in zip(waiting, range(examples - len(shown)), strict=False)]
+        return Differences(**counts, old_bytes=sizes[0], new_bytes=sizes[1], examples=tuple(sorted(shown)))
+
+    def work_through(self, table: Rows, columns: Sequence[str], work: Work, counts: Sequence[str]) -> dict[str, int]:
+        found = work(batch.select(list(columns)) for batch in table.batches())
+        return {name: found[name] for name in counts}
+
+
+def _last_rows(full: Sequence[Read], changes: Sequence[Read]) -> Iterator[Any]:
+    """Of each key the row with the largest version, in whatever partition; nothing of those that are deleted. The
+    changes are read twice: for their versions, then for what is the last."""
+    last: dict[bytes, int] = {}
+    for part in changes:
+        for batch in part():
+            for key, version in _versions(batch):
+                if version > last.get(key, -1):
+                    last[key] = version
+    for part in full:
+        for batch in part():
+            yield batch.filter(_mask(batch, [last.get(key, -1) < version for key, version in _versions(batch)]))
+    for part in changes:
+        for batch in part():
+            newest = _mask(batch, [last[key] == version for key, version in _versions(batch)])
+            yield batch.filter(pc.and_(newest, pc.is_valid(batch["value"])))
+
+
+def _versions(batch: Any) -> Iterator[tuple[bytes, int]]:
+    return zip(batch["key"].to_pylist(), batch["version"].to_pylist(), strict=True)
+
+
+def _mask(batch: Any, found: list[bool]) -> Any:
+    return pa.array(np.fromiter(found, bool, batch.num_rows))
+
+
+def _within(cut: Cut, part: Read) -> Iterator[Any]:
+    """The rows of an incremental that lie before the cut."""
+    for batch in part():
+        inside = pa.repeat(pa.scalar(True), batch.num_rows)
+        if cut.time_ms is not None:
+            inside = pc.and_(inside, pc.less_equal(batch["written_at"], _moment(cut.time_ms)))
+        for partition, sequence in (cut.sequences or {}).items():
+            other = pc.not_equal(batch["partition"], partition)
+            inside = pc.and_(inside, pc.or_(other, pc.less_equal(batch["version"], sequence)))
+        yield batch.filter(inside)
+
+
+def _moment(time_ms: int) -> Any:
+    return pa.scalar(time_ms * 1000, TIMESTAMP)
+
+
+def _size(batch: Any) -> int:
+    return sum(pc.sum(pc.binary_length(batch[name])).as_py() or 0 for name in ("key", "value"))
+
+
+def _contents(batch: Any, columns: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
+    """Each key, and a checksum of what these columns hold."""
+    others = [pc.fill_null(batch[each].cast(pa.int64()), _NO_TIME).to_pylist() for each in columns if each != "value"]
+    packed = struct.Struct(f"<{len(others)}q").pack
+    for key, value, *rest in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), *others, strict=True):
+        yield key, hashlib.blake2b(packed(*rest) + value, digest_size=16).digest()
