@@ -52,6 +52,7 @@ def create(
         store.begin()
         progress("starting workers", 0, None)
         runner.wake()
+        progress("looking for what a killed job has left", 0, None)
         work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
         manifest = _finished(store, work, plan, wanted, runner, progress)
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Container, Iterator
@@ -25,6 +26,8 @@ BLOCK_BYTES = 8 << 20
 SETTLE_S = 0.5
 """Where a rename writes over what is there, those who began at the same time have all done it by then, and the last
 one is in."""
+COPIES, COPY_S = "kvstore-piece-", 86_400.0
+"""How folders of local copies are called, and after what time without a write they belong to nobody."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
@@ -232,7 +235,8 @@ def local_copy_of(place: Location) -> Iterator[Path]:
     if isinstance(place, Path):
         yield place
         return
-    with tempfile.TemporaryDirectory(prefix="kvstore-") as folder:
+    _sweep(time.time())
+    with tempfile.TemporaryDirectory(prefix=COPIES) as folder:
         path = Path(folder) / place.name
         yield path
         place.upload(path)
@@ -318,6 +322,14 @@ def _renames(fs: Any) -> bool:
 
 OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "cos", "obs", "tos", "oci", "swift"}
 """They put files whole, whatever their drivers call a move."""
+
+
+def _sweep(now_s: float) -> None:
+    """Remove the copies of processes that were killed: nobody writes to one for so long."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{COPIES}*"):
+        with suppress(OSError):  # another's, or just going
+            if now_s - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > COPY_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put_new(fs: Any, path: str, data: bytes) -> None:

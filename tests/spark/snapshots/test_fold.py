@@ -147,12 +147,12 @@ def test_two_snapshots_differ_where_their_records_do(tables: Tables[Any], store:
     assert found.new_bytes == sum(len(key) + len(value) for key, (value, _) in after.items())
 
 
-def test_an_expiry_counts_as_content(tables: Tables[Any], tmp_path: Path) -> None:
+def test_an_expiry_counts_as_content_and_a_version_if_it_is_asked_for(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    full(store, "a", [Change(b"k", b"v", 1, EPOCH_MS)])
-    full(store, "b", [Change(b"k", b"v", 9, EPOCH_MS, expires_ms=EPOCH_MS + 1)], hour=1)
-    full(store, "c", [Change(b"k", b"v", 12, EPOCH_MS)], hour=2)
-    sides = {name: tables.folded(store, [store.load(name)], Cut()) for name in "abc"}
-    assert tables.differences(sides["a"], sides["b"], CONTENT, 5).changed == 1
-    assert tables.differences(sides["a"], sides["c"], CONTENT, 5).count == 0
-    assert tables.differences(sides["a"], sides["c"], EXACT, 5).changed == 1
+    keys = [b"expires", b"written again", b"same"]
+    full(store, "a", [Change(key, b"v", number, EPOCH_MS) for number, key in enumerate(keys, start=1)])
+    expiring, again = Change(keys[0], b"v", 1, EPOCH_MS, expires_ms=EPOCH_MS + 1), Change(keys[1], b"v", 9, EPOCH_MS)
+    full(store, "b", [expiring, again, Change(keys[2], b"v", 3, EPOCH_MS)], hour=1)
+    old, new = (tables.folded(store, [store.load(name)], Cut()) for name in "ab")
+    assert tables.differences(old, new, CONTENT, 5).examples == ((keys[0], "changed"),)
+    assert tables.differences(old, new, EXACT, 5).examples == ((keys[0], "changed"), (keys[1], "changed"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +20,7 @@ from kvstore.errors import Unavailable
 from kvstore.spark.snapshots import objects, verify
 from kvstore.spark.snapshots.manifest import NAME, Kind
 from kvstore.spark.snapshots.objects import RemoteStore
-from kvstore.spark.snapshots.remote import RemotePath
+from kvstore.spark.snapshots.remote import RemotePath, local_copy_of
 from kvstore.spark.snapshots.store import RESUMABLE_S
 from kvstore.spark.snapshots.work import Work
 from tests.spark.snapshots.object_store import s3_server
@@ -157,6 +160,21 @@ def test_prune_with_a_wrong_clock_takes_nothing_from_a_driver_that_lives(store: 
     assert store.remove_remains(stale) == []
     manifest = work.publish(PLAN, winners, 3)
     assert list(verify.problems_of(store, [manifest])) == []
+
+
+def test_copies_of_processes_that_were_killed_go_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old, new, other = (tmp_path / name for name in ("kvstore-piece-old", "kvstore-piece-new", "another"))
+    for folder in (old, new, other):
+        folder.mkdir()
+        (folder / "x.parquet").touch()
+    before_s = time.time() - RESUMABLE_S - 60
+    for path in (old / "x.parquet", old, new, other / "x.parquet", other):
+        os.utime(path, (before_s, before_s))
+    with local_copy_of(RemotePath(f"memory://{uuid4().hex}/y")) as path:
+        path.touch()
+        assert path.is_relative_to(tmp_path)
+        assert sorted(each.name for each in tmp_path.iterdir() if each != path.parent) == ["another", new.name]
 
 
 # ── names ──

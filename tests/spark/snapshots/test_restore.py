@@ -85,18 +85,17 @@ def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
         lives = client.get(b"lives")
         assert lives is not None
         assert lives.expires_ms == NOW_MS + 7_200_000
-        assert compare.against_restored(tables, store, chain, Cut(), config, 5).count == 0
-
         client.put(b"key0500", b"by somebody else")
         client.delete(b"key0501")
         client.put(b"new", b"")
         different = compare.against_restored(tables, store, chain, Cut(), config, 5)
+        assert different.same == 1999
         assert different.examples == ((b"key0500", "changed"), (b"key0501", "removed"), (b"new", "added"))
 
 
 def emptied(client: Client) -> None:
-    for key in [key for key, _ in client.scan(keys_only=True)]:
-        client.delete(key)
+    for first in {key[:1] for key, _ in client.scan(keys_only=True)}:
+        client.delete_prefix(first)
 
 
 def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
