@@ -320,7 +320,7 @@ def test_a_leader_that_is_killed_during_the_job(
 
 
 def test_a_partition_that_joins_during_the_job_changes_nothing_in_it(
-    spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
+    cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     first = take(None, cluster, store)
 
@@ -330,14 +330,14 @@ def test_a_partition_that_joins_during_the_job_changes_nothing_in_it(
 
     with writing(cluster):
         with meanwhile(store, add):
-            second = take(spark, cluster, store)
+            second = take(None, cluster, store, bytes_per_s=256 << 10)
         wait_until_blocking(lambda: "p4" in _owners(cluster), timeout_s=120, what="p4 owns something")
         client.delete(b"key00002")
-        third = take(spark, cluster, store, first)
+        third = take(None, cluster, store, first)
     assert_right(cluster, store, second)
     assert "p4" in third.places()
     assert_right(cluster, store, third)
-    assert_store_is_the_same(spark, cluster, store, third)
+    assert_store_is_the_same(None, cluster, store, third)
 
 
 def _owners(cluster: Cluster) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -15,7 +14,7 @@ from kvstore.errors import StoreError
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
+from kvstore.spark.snapshots.runners import ThreadRunner
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
 from tests.spark.snapshots.taken import (
@@ -30,9 +29,6 @@ from tests.spark.snapshots.taken import (
     wanted,
 )
 from tests.waiting import wait_until_blocking
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 SLOW_MIB = 0.2
@@ -65,7 +61,7 @@ def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, tmp_pa
 
 
 def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with(
-    spark: SparkSession, cluster: Cluster, base: Base, tmp_path: Path
+    cluster: Cluster, base: Base, tmp_path: Path
 ) -> None:
     store, full = DirectoryStore(tmp_path / "snapshots"), base[1]
     log = tmp_path / "log"
@@ -76,9 +72,7 @@ def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with
         told = "kvstore: interrupted: the same command goes on with what is done, if it runs within 15 minutes\n"
         assert (driver.returncode, log.read_text()) == (130, told)
     assert len(store.remains()) == 1
-    assert_right(
-        cluster, store, create(store, wanted(cluster, instance=full.cluster), SparkRunner(spark), lambda *_: None)
-    )
+    assert_right(cluster, store, take(None, cluster, store, instance=full.cluster))
 
 
 def test_an_incremental_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, base: Base) -> None:
@@ -99,18 +93,18 @@ def test_an_incremental_whose_driver_is_killed_is_gone_on_with(cluster: Cluster,
     assert_right(cluster, store, manifest)
 
 
-def test_an_incremental_outlives_a_leader_or_is_not_there(spark: SparkSession, cluster: Cluster, base: Base) -> None:
+def test_an_incremental_outlives_a_leader_or_is_not_there(cluster: Cluster, base: Base) -> None:
     store, full = base
     before, victim, manifest = store.ids(), cluster.wait_led()["p1"], None
     try:
         with meanwhile(store, lambda: cluster.kill(victim)):
             try:
-                manifest = take(spark, cluster, store, full, bytes_per_s=SLOW_MIB * (1 << 20), instance=full.cluster)
+                manifest = take(None, cluster, store, full, bytes_per_s=SLOW_MIB * (1 << 20), instance=full.cluster)
             except StoreError:
                 assert store.ids() == before, "whole, or not there"
         cluster.wait_led(by_other_than=victim)
     finally:
         cluster.start_node(victim)
     cluster.wait_ready(victim)
-    manifest = manifest or take(spark, cluster, store, full, instance=full.cluster)
+    manifest = manifest or take(None, cluster, store, full, instance=full.cluster)
     assert_right(cluster, store, manifest)

@@ -31,7 +31,7 @@ NOW_MS = time.time_ns() // 1_000_000
 BEFORE_MS = NOW_MS - 3_600_000
 BIG = b"\x05" * (1 << 20)
 BEFORE = [Change(b"key%04d" % n, b"value %d" % n, n + 1, BEFORE_MS + n) for n in range(2000)]
-RESTORED = 60_000
+RESTORED = 100_000
 MIDDLE_MS = BEFORE_MS + 100_000
 LATER = [
     Change(b"key0001", b"changed", 3001, MIDDLE_MS),
@@ -152,9 +152,8 @@ def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_le
         with running(cluster, tmp_path / "log", "restore", str(store.root), master="none") as driver:
             wait_until_blocking(client.count, timeout_s=200, what="a first key")
             kill(driver)
-        there = client.count()
-        assert 0 < there < RESTORED
-        with pytest.raises(InvalidRequest, match=rf"the cluster holds {there} keys: .*--merge"):
+        assert 0 < client.count() < RESTORED, "what was on its way may still come"
+        with pytest.raises(InvalidRequest, match=r"the cluster holds \d+ keys: .*--merge"):
             restored(HereTables(), store, chain, Cut(), config, filled=False)
         victim = cluster.wait_led()["p1"]
         killed: list[str] = []
