@@ -177,7 +177,7 @@ def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], l
         while not ended.wait(look_s):
             try:
                 look()
-            except OSError as error:  # of a shared file system: only progress is not told
+            except (OSError, StoreError) as error:  # of where it is written: only progress is not told
                 log.info("snapshot=%s what is finished cannot be listed just now: %s", plan.id, error)
             if time.monotonic() < due:
                 continue

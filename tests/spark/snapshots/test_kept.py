@@ -174,11 +174,12 @@ def test_work_of_the_dead_is_gone_on_with_only_while_its_logs_are_held_too(monke
     assert not create._renewed(PLAN, wanted(parent=parent))
 
 
-def test_a_directory_that_cannot_be_listed_ends_no_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared file system has its moments; the pin ended while the job ran."""
+@pytest.mark.parametrize("fails", [OSError(errno.ESTALE, "stale file handle"), Unavailable("s3://x: Timeout")])
+def test_a_directory_that_cannot_be_listed_ends_no_renewal(monkeypatch: pytest.MonkeyPatch, fails: Exception) -> None:
+    """A shared file system has its moments, and so has an object store; the pin ended while the job ran."""
 
     def look() -> None:
-        raise OSError(errno.ESTALE, "stale file handle")
+        raise fails
 
     found = servers(monkeypatch, None)
     with create.kept(wanted(), PLAN, SparkRunner(found.session), look, LOOK_S):
