@@ -292,6 +292,7 @@ def _told(text: str) -> str:
 def _opened(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
+        from fsspec.dircache import DirCache
     except ImportError:
         raise ConfigError(f"{_told(url)}: a URL needs fsspec: install kvstore-log[remote]") from None
     place = (os.getpid(), *url.split("/")[:3])
@@ -301,6 +302,8 @@ def _opened(url: str) -> tuple[Any, str]:
         fs, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{_told(url)}: {_told(str(error))}") from None
+    # A listing that one thread begins before another writes would hide what was written, as if it had been lost.
+    fs.dircache = DirCache(use_listings_cache=False)
     if getattr(fs, "async_impl", False):
         _shared[place] = fs
     return fs, str(path)

@@ -15,9 +15,10 @@ import pytest
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from s3fs import S3FileSystem
 
 from kvstore.errors import Unavailable
-from kvstore.spark.snapshots import objects, verify
+from kvstore.spark.snapshots import objects, remote, verify
 from kvstore.spark.snapshots.manifest import NAME, Kind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of
@@ -124,6 +125,27 @@ def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: Re
     stopped.remove()  # as when its pin has ended
     manifest = other.publish(PLAN, winners, 3)
     assert list(verify.problems_of(store, [manifest])) == []
+
+
+# ── several threads ──
+
+
+def test_a_listing_that_another_thread_has_begun_before_hides_no_file(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer came in between: drivers remember listings, and a file that had been sent was not there."""
+    folder = RemotePath(f"{bucket}/{uuid4().hex}")
+    (folder / "a").write(b"a")
+    _, path = remote._opened(str(folder))
+
+    def remember(self: S3FileSystem, _: str | None = None) -> None:
+        self.dircache[path] = [{"name": f"{path}/a", "Key": f"{path}/a", "size": 1, "type": "file"}]
+
+    monkeypatch.setattr(S3FileSystem, "invalidate_cache", remember)
+    (folder / "b").write(b"bb")
+    assert (folder / "b").size() == 2
+    assert (folder / "b").is_file()
+    assert [each.name for each in folder.iterdir()] == ["a", "b"]
 
 
 # ── clocks, and what stays behind ──
