@@ -64,7 +64,7 @@ def export(
 
 @contextmanager
 def _told(table: str, kind: type[Exception]) -> Iterator[None]:
-    """What Delta's library raises, in one line."""
+    """Raise in one line what Delta's library raises in many."""
     try:
         yield
     except (kind, OSError) as error:
@@ -85,7 +85,7 @@ def _at_or_none(deltalake: Any, table: str) -> At | None:
 
 
 def _missing(chain: Sequence[Manifest], at: At | None, table: str) -> Sequence[Manifest]:
-    """What is to be added, in this order."""
+    """The snapshots that are to be added, in this order."""
     if at is None:
         return chain
     names = [each.id for each in chain]
