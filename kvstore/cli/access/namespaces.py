@@ -32,6 +32,8 @@ Ttl = Annotated[
         "--ttl", help="How long a record lives whose write says nothing about it, as in 90s, 12h or 30d; 0: for ever."
     ),
 ]
+NUMBER_MAX = 1 << 53
+"""Of any limit. Where servers take less they say so."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _COUNTS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 _TIMES_MS = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -159,7 +161,10 @@ def _number(option: str, text: str | None, units: dict[str, int]) -> int | None:
         raise typer.BadParameter(
             f"want a whole number, perhaps with one of {shown} behind it, got {text[:40]!r}", param_hint=option
         )
-    return int(match[1]) * units[unit]
+    number = int(match[1]) * units[unit]
+    if number > NUMBER_MAX:
+        raise typer.BadParameter(f"want at most {NUMBER_MAX}, got {number}", param_hint=option)
+    return number
 
 
 def _row(each: admin_pb2.Namespace) -> dict[str, Any]:

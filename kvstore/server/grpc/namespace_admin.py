@@ -22,7 +22,7 @@ class Known(Protocol):
 
     @property
     def book(self) -> Book: ...
-    def take(self, table: NamespaceTable) -> None: ...
+    def take_own(self, table: NamespaceTable) -> None: ...
     def refusals(self) -> Mapping[str, Mapping[str, int]]: ...
     def uncounted(self) -> Iterable[PartitionId]: ...
 
@@ -46,7 +46,7 @@ class NamespaceAdmin:
                 "says what it waits for"
             )
         table = await self._store.change(change)
-        self._known.take(table)  # here at once; the others hear of it by their watch
+        self._known.take_own(table)  # here at once; the others hear of it by their watch
         return self._response(table)
 
     def _response(self, table: NamespaceTable) -> admin_pb2.NamespacesResponse:
