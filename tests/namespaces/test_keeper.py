@@ -47,10 +47,11 @@ class Links:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.refused: dict[str, dict[str, int]] = {}
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         self.asked += 1
-        return encode(Said([Report(P3, 1, {"n": Amount(self.asked, 0)})], wanted={"n": 50.0}))
+        return encode(Said([Report(P3, 1, {"n": Amount(self.asked, 0)})], wanted={"n": 50.0}, refused=self.refused))
 
 
 def keeper_of(links: Links) -> tuple[Keeper, TaskNursery]:
@@ -110,4 +111,24 @@ async def test_a_table_that_was_written_here_may_be_old_by_now_so_it_is_looked_a
     keeper.take(later)  # another server's change, which this one's answer was late behind
     keeper.take_own(TABLE)
     assert keeper.book.table == later
+    await nursery.close()
+
+
+async def test_a_refusal_is_lately_where_a_count_has_risen_since_it_was_last_heard() -> None:
+    links = Links()
+    keeper, nursery = keeper_of(links)
+    links.refused = {"n": {"keys": 40}}  # from before this server began
+    keeper.look()
+    await turns(10)
+    assert keeper.refused_ago_s() == {}
+    keeper.look()
+    await turns(10)
+    assert keeper.refused_ago_s() == {}
+    links.refused = {"n": {"keys": 41}}
+    keeper.look()
+    await turns(10)
+    keeper.book.refused["n", "bytes"] += 1
+    assert set(keeper.refused_ago_s()["n"]) == {"keys", "bytes"}
+    keeper.take(NamespaceTable())
+    assert keeper.refused_ago_s() == {}
     await nursery.close()

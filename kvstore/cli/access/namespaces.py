@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.access.users import prefix_of, shown_prefix
+from kvstore.cli.access.users import prefix_of
 from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.status.views import namespace_document
 
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
@@ -91,7 +92,7 @@ def list_all(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
     """List all namespaces with their limits and what they use."""
-    rows = [_row(each) for each in _read(data_dir, zookeeper, server).namespaces]
+    rows = [namespace_document(each) for each in _read(data_dir, zookeeper, server).namespaces]
     print(as_json(rows) if json else as_table([_short(row) for row in rows]) if rows else "no namespaces")
 
 
@@ -167,28 +168,12 @@ def _number(option: str, text: str | None, units: dict[str, int]) -> int | None:
     return number
 
 
-def _row(each: admin_pb2.Namespace) -> dict[str, Any]:
-    limits = each.limits
-    return {
-        "name": each.name,
-        "prefix": shown_prefix(each.prefix),
-        "keys": each.keys,
-        "keys_max": limits.keys_max or None,
-        "bytes": each.bytes,
-        "bytes_max": limits.bytes_max or None,
-        "ops_per_s": limits.ops_per_s or None,
-        "burst": limits.burst or None,
-        "ttl_ms": limits.ttl_ms or None,
-        "refused": {quota: each.refused.get(quota, 0) for quota in ("keys", "bytes", "operations")},
-    }
-
-
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "refused": sum(row["refused"].values())}
 
 
 def _print(found: admin_pb2.NamespacesResponse, name: str, json: bool) -> None:
-    row = next((_row(each) for each in found.namespaces if each.name == name), None)
+    row = next((namespace_document(each) for each in found.namespaces if each.name == name), None)
     if row is None:
         raise typer.BadParameter(f"no namespace {name!r}; `kvstore namespace list` shows those that there are")
     row["counting"] = list(found.uncounted)

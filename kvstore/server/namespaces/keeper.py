@@ -24,6 +24,8 @@ NAMESPACES = PartitionId("@namespaces")
 TICK_S = 0.5
 """Between two reports. By what leaders elsewhere admit in this time a quota can be exceeded."""
 CALL_S = 2.0
+Refusals = dict[str, dict[str, int]]
+"""How many, by namespace and by what there was too much of."""
 
 
 class Calls(Protocol):
@@ -65,12 +67,17 @@ class Keeper:
         self._wanted: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._is_counting = False
+        self._own_refusals: Refusals = {}
+        self._refused_at: dict[tuple[str, str], float] = {}
+        """When a refusal was last heard of, by namespace and by what."""
 
     def take(self, table: NamespaceTable) -> None:
         """Go by this table from now on."""
         if self.book.take(table):
             self.rates.take(table.namespaces)
             self._rated.rates = self.rates if self.rates.prefixes.all else None
+            names = {each.name for each in table.namespaces}
+            self._refused_at = {each: at for each, at in self._refused_at.items() if each[0] in names}
             self._changed.set()
 
     def take_own(self, table: NamespaceTable) -> None:
@@ -110,15 +117,34 @@ class Keeper:
             }
         return found
 
-    def refusals(self) -> dict[str, dict[str, int]]:
+    def refusals(self) -> Refusals:
         """How often all servers have refused, as far as they have said so, by namespace and by what."""
-        found: dict[str, dict[str, int]] = {}
+        found: Refusals = {}
         for refused in (self.book.refusals(), *(self._said[server].refused for server in sorted(self._said))):
             for name, counts in refused.items():
                 sums = found.setdefault(name, {})
                 for quota, count in counts.items():
                     sums[quota] = sums.get(quota, 0) + count
         return found
+
+    def refused_ago_s(self) -> dict[str, dict[str, float]]:
+        """Seconds since the last refusal that was heard of, by namespace and by what."""
+        self._note_own()
+        found: dict[str, dict[str, float]] = {}
+        for (name, quota), at in sorted(self._refused_at.items()):
+            found.setdefault(name, {})[quota] = max(0.0, self._env.clock.now() - at)
+        return found
+
+    def _note_own(self) -> None:
+        before, self._own_refusals = self._own_refusals, self.book.refusals()
+        self._note(before, self._own_refusals)
+
+    def _note(self, before: Refusals, now: Refusals) -> None:
+        """Keep when something was refused: where a count has risen since it was last heard."""
+        for name, counts in now.items():
+            for quota, count in counts.items():
+                if count > before.get(name, {}).get(quota, 0) and self.book.table.find_or_none(name) is not None:
+                    self._refused_at[name, quota] = self._env.clock.now()
 
     def uncounted(self) -> list[PartitionId]:
         """The partitions whose leaders have not counted yet, or not said so."""
@@ -137,6 +163,7 @@ class Keeper:
     def look(self) -> None:
         """Count, hear and deal. Nothing waits for another: to count can take minutes."""
         self.book.keep_only(set(self._partitions()))
+        self._note_own()
         if not self._is_counting and self._uncounted():
             self._is_counting = True
             self._nursery.spawn(self._count(), name="count")
@@ -176,6 +203,8 @@ class Keeper:
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s does not tell what namespaces use there: %r", server, error)
         else:
+            if server in self._said:
+                self._note(self._said[server].refused, said.refused)
             self._said[server] = said
             self.book.hear(said.reports, said.marks)
         finally:
