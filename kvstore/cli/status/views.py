@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 
-from kvstore.cli.access.users import shown_prefix
-from kvstore.cli.output import as_table
+from kvstore.cli.output import as_table, shown_prefix
 from kvstore.proto.namespaces import KINDS, strain_of
 from kvstore.versions import release_for
 
