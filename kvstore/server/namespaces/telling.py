@@ -1,5 +1,4 @@
-"""What a server tells of namespaces: their limits, what is used of them, and what is refused, as messages. Decides
-only."""
+"""Namespaces as messages: their limits, what is used of them and what is refused, as a server knows it. Decides only."""
 
 from __future__ import annotations
 
