@@ -1,4 +1,4 @@
-"""Namespaces as messages: their limits, what is used of them and what is refused, as a server knows it. Decides only."""
+"""Namespaces as messages: limits, what is used of them and what is refused, as a server knows it. Decides only."""
 
 from __future__ import annotations
 
