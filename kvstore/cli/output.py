@@ -16,6 +16,11 @@ _WIDE = 10_000
 """Columns of the paper: what is longer than the terminal wraps there, and nothing is cut in a pipe."""
 
 
+def shown_prefix(prefix: bytes) -> str:
+    """Write a prefix of keys as a command takes it."""
+    return prefix.decode("utf-8", "backslashreplace")
+
+
 def as_json(value: Any) -> str:
     """One document, indented, keys in the order given; bytes as UTF-8 with what is not text escaped."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=_plain)

@@ -9,8 +9,9 @@ admit between two reports, and by no more (docs/protocol.md N2).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Protocol
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -49,11 +50,21 @@ class Own(Protocol):
         """With what is under way."""
         ...
 
+    @property
+    def is_counted(self) -> bool: ...
+    def count_some(self) -> bool:
+        """Count some more keys; True once there is nothing to count. Raises OSError."""
+        ...
+
     def report(self) -> Report: ...
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop what was counted under these names: it was of other keys."""
+        ...
 
 
 class Book:
-    """Of one server. Leaders read it, and it reads them; a follower gives it the table, a keeper reports."""
+    """Of one server. Leaders join and leave it, read it, and are read; a follower gives it the table, a keeper
+    reports."""
 
     def __init__(self) -> None:
         self.table = NamespaceTable()
@@ -72,11 +83,22 @@ class Book:
         if table == self.table:
             return False
         former, self.table, self.prefixes = self.prefixes, table, Prefixes(table.namespaces)
-        self.generation += former.named != self.prefixes.named
+        if former.named != self.prefixes.named:
+            self.generation += 1
+            self._forget({name for name, prefix in set(former.named) - set(self.prefixes.named)})
         names = {each.name for each in table.namespaces}
         for key in [key for key in self.refused if key[0] not in names]:
             del self.refused[key]
         return True
+
+    def _forget(self, names: set[str]) -> None:
+        """A name that comes again may be that of other keys."""
+        for own in self.led.values():
+            own.forget(names)
+        for report in self.heard.values():
+            for name in names & report.amounts.keys():
+                del report.amounts[name]
+        self._elsewhere = None
 
     def find(self, key: bytes) -> Namespace | None:
         """The namespace of the key; None: it is in none."""
@@ -93,8 +115,8 @@ class Book:
         for own in self.led.values():
             found = own.amounts.get(name)
             if found is not None:
-                keys += found.keys
-                size += found.bytes
+                keys += max(0, found.keys)  # below nothing: records that its leader has not counted yet are deleted
+                size += max(0, found.bytes)
         return Amount(keys, size)
 
     def refusals(self) -> dict[str, dict[str, int]]:
@@ -123,25 +145,38 @@ class Book:
         return [self.led[partition].report() for partition in sorted(self.led)]
 
     # docs/protocol.md N3
-    def hear(self, reports: Iterable[Report]) -> None:
-        """Take in what another server reports. A later lead's report stands, whatever a former leader still says."""
+    def hear(self, reports: Iterable[Report], marks: Mapping[str, int] | None = None) -> None:
+        """Take in what another server reports. A later lead's report stands, whatever a former leader still says.
+        `marks`: those of the prefixes that the other one counts."""
+        mine = self.marks()
+        others = {name for name, mark in (marks or {}).items() if mine.get(name) != mark}
         for report in reports:
             known = self.heard.get(report.partition)
             if known is None or report.epoch >= known.epoch:
+                for name in others & report.amounts.keys():  # of the keys of another prefix
+                    del report.amounts[name]
                 self.heard[report.partition] = report
         self._elsewhere = None
 
-    def keep_only(self, led: Container[PartitionId], partitions: Container[PartitionId]) -> None:
-        """Forget leads that have ended, and partitions that are not in the ring any more. What a lead had when it ended
-        stays until its successor reports."""
-        for partition in [each for each in self.led if each not in led]:
-            self.hear([self.led.pop(partition).report()])
+    def marks(self) -> dict[str, int]:
+        """Return a mark of each namespace's prefix, so that nobody takes a count for that of other keys."""
+        return {name: crc32(prefix) for name, prefix in self.prefixes.named}
+
+    def keep_only(self, partitions: Container[PartitionId]) -> None:
+        """Forget partitions that are not in the ring any more."""
         for partition in [each for each in self.heard if each not in partitions]:
             del self.heard[partition]
         self._elsewhere = None
 
+    def leave(self, partition: PartitionId, own: Own) -> None:
+        """A lead has ended. What it had stays until its successor reports."""
+        if self.led.get(partition) is own:
+            del self.led[partition]
+            self.hear([own.report()])
+
     def lead(self, partition: PartitionId, own: Own) -> Amounts:
-        """A partition is led here from now on. Returns what was last known of it, which holds until it is counted."""
+        """A partition is led here from now on, until it leaves. Returns what was last known of it, which holds until it
+        is counted."""
         former = self.led.get(partition)
         if former is not None:
             self.hear([former.report()])
@@ -152,11 +187,11 @@ class Book:
 
 
 def summed(amounts: Iterable[Amounts]) -> Amounts:
-    """The sums of what several use."""
+    """The sums of what several use; none has less than nothing."""
     sums: Amounts = {}
     for each in amounts:
         for name, amount in each.items():
-            add(sums, name, amount.keys, amount.bytes)
+            add(sums, name, max(0, amount.keys), max(0, amount.bytes))
     return sums
 
 
@@ -177,6 +212,8 @@ class Said(Struct, array_like=True, frozen=True):
     """Operations per second that its clients asked for, by namespace, refused ones too."""
     refused: dict[str, dict[str, int]] = {}
     """How many operations it has refused since it began, by namespace and by what there was too much of."""
+    marks: dict[str, int] = {}
+    """Of the prefixes that it counts: Book.marks."""
 
 
 _decoder = msgspec.msgpack.Decoder(Said)

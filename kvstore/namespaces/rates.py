@@ -48,7 +48,8 @@ class Bucket:
         self._level -= operations
 
     def _fill(self, now: float) -> None:
-        self._level = min(self.depth, self._level + (now - self._at) * self.share)
+        if now > self._at:  # a clock that went back, by an error of its machine, gives nothing and takes nothing
+            self._level = min(self.depth, self._level + (now - self._at) * self.share)
         self._at = now
 
 
@@ -77,7 +78,11 @@ class Rates:
 
     def _bucket(self, namespace: Namespace, now: float) -> Bucket:
         known = self._buckets.get(namespace.name)
-        if known is not None and known.namespace == namespace:
+        if known is not None and (known.namespace.ops_per_s, known.namespace.burst) == (
+            namespace.ops_per_s,
+            namespace.burst,
+        ):
+            known.namespace = namespace
             return known
         return Bucket(namespace, namespace.ops_per_s / self._servers, now)
 

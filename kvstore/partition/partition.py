@@ -35,7 +35,6 @@ from kvstore.partition.election.upkeep import Upkeep, flush
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import Soon, TurnAway
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.leading.usage import Usage
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import Mover
 from kvstore.partition.moves.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
@@ -103,7 +102,7 @@ class Partition:
         pins = Pins(store, LedgerLists(store))
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self._versioning = Versioning(env, partition, self.state, self._leading, known_versions)
-        self.known_ledgers, self.usage = partial(_known_ledgers, self._replica), partial(_usage, self._leading)
+        self.known_ledgers = partial(_known_ledgers, self._replica)
         self.mover: Mover | None = None
         if rings is not None:
             means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
@@ -389,12 +388,6 @@ def _level_of(op: Op) -> int:
     at = LEVEL_AT.get(op[0])
     level: int = Level.LINEARIZABLE if at is None else op[at]
     return level
-
-
-def _usage(leading: Callable[[], Leader | None]) -> Usage | None:
-    """Return what counts the keys of namespaces here; None without a lead."""
-    leader = leading()
-    return None if leader is None else leader.usage
 
 
 def _known_ledgers(replica: Replica) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:

@@ -634,12 +634,33 @@ class Namespace(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RefusedAgoSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    REFUSED_AGO_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     prefix: _builtins.bytes
     keys: _builtins.int
@@ -651,6 +672,10 @@ class Namespace(_message.Message):
     def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """In answers only: operations that servers have refused since they began, by "keys", "bytes" or "operations"."""
 
+    @_builtins.property
+    def refused_ago_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """In answers only: seconds since the last of these that the server which answers knows of."""
+
     def __init__(
         self,
         *,
@@ -660,10 +685,11 @@ class Namespace(_message.Message):
         keys: _builtins.int = ...,
         bytes: _builtins.int = ...,
         refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        refused_ago_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "keys", b"keys", "limits", b"limits", "name", b"name", "prefix", b"prefix", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "keys", b"keys", "limits", b"limits", "name", b"name", "prefix", b"prefix", "refused", b"refused", "refused_ago_s", b"refused_ago_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2594,6 +2620,7 @@ class ClusterReport(_message.Message):
     ENSEMBLE_SIZE_FIELD_NUMBER: _builtins.int
     ACK_QUORUM_FIELD_NUMBER: _builtins.int
     CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Who answers, and at what date."""
     date_ms: _builtins.int
@@ -2629,6 +2656,10 @@ class ClusterReport(_message.Message):
 
     @_builtins.property
     def snapshot(self) -> Global___SnapshotReport: ...
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Namespace]:
+        """As the one that answers knows them; what is used and refused is the whole cluster's."""
+
     def __init__(
         self,
         *,
@@ -2647,10 +2678,11 @@ class ClusterReport(_message.Message):
         ensemble_size: _builtins.int = ...,
         ack_quorum: _builtins.int = ...,
         cluster_version: _builtins.int = ...,
+        namespaces: _abc.Iterable[Global___Namespace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "cluster_version", b"cluster_version", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "cluster_version", b"cluster_version", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "namespaces", b"namespaces", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -300,6 +300,7 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     stack.push_async_callback(keeper.close)
     follower = NamespaceFollower(node.env, node.store, keeper.take)
     stack.push_async_callback(follower.close)
+    keeper.look_again = follower.look_again
     await follower.open()
 
 
@@ -334,7 +335,7 @@ async def _host(
         node.namespaces.book,
     )
     await node.hosting.start()
-    node.namespaces.start(node.hosting)
+    node.namespaces.start()
     stack.push_async_callback(node.hosting.stop)
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.load_sampler.start()

@@ -28,6 +28,7 @@ class TableFollower(Generic[T]):
         self._nursery = env.nursery.child(f"follow {what}")
         self._changed = asyncio.Event()
         self._watch: Watch | None = None
+        self._is_failing = False
 
     def take(self, table: T) -> None:
         """Called with each table that is read."""
@@ -55,6 +56,10 @@ class TableFollower(Generic[T]):
             self._watch.close()
         await self._nursery.close()
 
+    def look_again(self) -> None:
+        """Have the table read again soon."""
+        self._changed.set()
+
     async def _follow(self) -> None:
         while True:
             if not await wait_within(self._changed, self.due_s()):
@@ -64,9 +69,13 @@ class TableFollower(Generic[T]):
             try:
                 await self._read()
             except MetadataError as error:
-                log.warning("the table of %s cannot be read; the last one holds: %s", self._what, error)
+                if not self._is_failing:  # once, however long it lasts
+                    log.warning("the table of %s cannot be read; the last one holds: %s", self._what, error)
+                self._is_failing = True
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
+            else:
+                self._is_failing = False
 
     async def _read(self) -> None:
         try:

@@ -312,3 +312,26 @@ def test_the_text_says_how_far_tls_goes_and_what_still_comes_without() -> None:
     )
     report.nodes[0].report.tls.left_s = -1
     assert "the first certificate has expired" in status_text(whole(report))
+
+
+def test_one_line_names_the_namespaces_that_are_near_a_quota_or_refuse() -> None:
+    report = whole(well())
+    assert "namespaces" not in status_text(report)
+    shop = report.namespaces.add(name="shop", prefix=b"shop/", keys=89)
+    shop.limits.keys_max, shop.limits.bytes_max = 100, 1000
+    report.namespaces.add(name="blog", prefix=b"blog/", keys=10**9)
+    assert "\nnamespaces: 2, none near a quota\n" in status_text(report)
+    shop.keys = 95
+    assert "\nnamespaces: 2; shop: 95% of its keys are used (95 of 100)\n" in status_text(report)
+    shop.refused.update({"bytes": 41, "operations": 7})
+    shop.refused_ago_s.update({"bytes": 4.2, "operations": 61.0})
+    line = "95% of its keys are used (95 of 100), it refuses for its quota of bytes (41 so far, the last 4 s ago)"
+    assert f"namespaces: 2; shop: {line}" in status_text(report)
+    assert report.health.text.startswith("healthy"), "limits that hold are no fault of the cluster"
+    document = status_document(report)["namespaces"]
+    assert document[0]["strain"] == line
+    assert document[0]["refused"] == {"keys": 0, "bytes": 41, "operations": 7}
+    assert (document[1]["prefix"], document[1]["keys_max"], document[1]["strain"]) == ("blog/", None, None)
+    for number in range(9):
+        report.namespaces.add(name=f"n{number}", keys=10).limits.keys_max = 10
+    assert "and 5 more (kvstore namespace list)" in status_text(report)

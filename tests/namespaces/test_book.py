@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -23,8 +24,17 @@ class Led:
         self.partition, self.epoch = partition, epoch
         self.amounts: Amounts = {}
 
+    is_counted = True
+
+    def count_some(self) -> bool:
+        return True
+
     def report(self) -> Report:
         return Report(self.partition, self.epoch, self.amounts)
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.amounts.pop(name, None)
 
 
 def copied(book: Book) -> list[Report]:
@@ -59,12 +69,54 @@ def test_what_a_lead_had_stays_until_its_successor_reports() -> None:
     book, own = Book(), Led(P1)
     book.lead(P1, own)
     own.amounts = {"n": Amount(9, 9)}
-    book.keep_only([], [P1])
+    book.leave(P1, own)
     assert book.used("n").keys == 9
     book.hear([of(P1, 2, 8)])
     assert book.used("n").keys == 8
-    book.keep_only([], [P2])  # it has left the ring
+    book.keep_only([P2])  # it has left the ring
     assert book.used("n").keys == 0
+
+
+def test_a_lead_that_has_ended_does_not_take_another_one_with_it_and_is_held_by_nobody() -> None:
+    book, former, own = Book(), Led(P1), Led(P1, epoch=2)
+    book.lead(P1, former)
+    book.lead(P1, own)
+    book.leave(P1, former)
+    assert book.led == {P1: own}
+    book.leave(P1, own)
+    book.leave(P1, own)
+    assert book.led == {}
+
+
+def test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_one() -> None:
+    book, own = Book(), Led(P1)
+    book.take(SPACE)
+    book.lead(P1, own)
+    own.amounts = {"n": Amount(9, 9)}
+    book.hear([of(P2, 1, 5)])
+    assert book.used("n").keys == 14
+    same = NamespaceTable(namespaces=(Namespace(name="n", prefix=b"n/", keys_max=7),))
+    book.take(same)
+    assert book.used("n").keys == 14, "another quota is no other namespace"
+    former = encode(Said([of(P2, 1, 5)], marks=book.marks()))
+    book.take(NamespaceTable())
+    book.take(NamespaceTable(namespaces=(Namespace(name="n", prefix=b"other/", keys_max=7),)))
+    assert book.used("n").keys == 0
+    late = decode(former)  # of a server that has not heard of it
+    book.hear(late.reports, late.marks)
+    assert book.used("n").keys == 0
+    own.amounts = {}
+    book.hear([of(P2, 1, 3)], book.marks())
+    assert book.used("n").keys == 3
+
+
+def test_who_deletes_more_than_is_known_of_makes_no_room_for_others() -> None:
+    book, own = Book(), Led(P1)
+    book.lead(P1, own)
+    own.amounts = {"n": Amount(-40, -40)}
+    book.hear([of(P2, 1, 30), of(PartitionId("p3"), 1, -20)])
+    assert book.used("n") == Amount(30, 30)
+    assert book.led_amounts() == {"n": Amount(0, 0)}
 
 
 def test_a_report_of_unknown_bytes_is_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.namespaces import rates
+from kvstore.namespaces import book, rates
 from kvstore.namespaces.book import Book, Report
 from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.evaluate import Evaluator
@@ -69,7 +69,7 @@ def go_by_nothing_until_it_is_counted(patch: Patch) -> None:
 
 
 def believe_whoever_spoke_last(patch: Patch) -> None:
-    def hear(self: Book, reports: Iterable[Report]) -> None:
+    def hear(self: Book, reports: Iterable[Report], marks: Any = None) -> None:
         self.heard |= {report.partition: report for report in reports}
         self._elsewhere = None
 
@@ -77,16 +77,24 @@ def believe_whoever_spoke_last(patch: Patch) -> None:
 
 
 def forget_a_lead_that_has_ended(patch: Patch) -> None:
-    def keep_only(self: Book, led: Any, partitions: Any) -> None:
-        self.led = {partition: own for partition, own in self.led.items() if partition in led}
-        self.heard = {partition: report for partition, report in self.heard.items() if partition in partitions}
-        self._elsewhere = None
+    patch.setattr(Book, "leave", lambda self, partition, own: self.led.pop(partition, None))
 
-    patch.setattr(Book, "keep_only", keep_only)
+
+def take_a_name_for_the_keys_that_it_was_before(patch: Patch) -> None:
+    patch.setattr(Book, "_forget", lambda self, names: None)
+
+
+def believe_counts_of_other_keys(patch: Patch) -> None:
+    hear = Book.hear
+    patch.setattr(Book, "hear", lambda self, reports, marks=None: hear(self, reports))
+
+
+def let_deletes_of_what_is_not_counted_make_room(patch: Patch) -> None:
+    patch.setattr(book, "max", lambda _, number: number, raising=False)
 
 
 def go_by_what_is_led_here_alone(patch: Patch) -> None:
-    patch.setattr(Book, "hear", lambda self, reports: None)
+    patch.setattr(Book, "hear", lambda self, reports, marks=None: None)
 
 
 def give_no_default_ttl(patch: Patch) -> None:
@@ -127,6 +135,15 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
         test_book.test_a_former_leader_does_not_take_back_what_its_successor_says()
     ),
     forget_a_lead_that_has_ended: lambda patch: test_book.test_what_a_lead_had_stays_until_its_successor_reports(),
+    take_a_name_for_the_keys_that_it_was_before: lambda patch: (
+        test_book.test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_one()
+    ),
+    believe_counts_of_other_keys: lambda patch: (
+        test_book.test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_one()
+    ),
+    let_deletes_of_what_is_not_counted_make_room: lambda patch: (
+        test_book.test_who_deletes_more_than_is_known_of_makes_no_room_for_others()
+    ),
     go_by_what_is_led_here_alone: lambda patch: test_usage.test_other_leaders_use_counts(),
     give_no_default_ttl: lambda patch: test_usage.test_a_write_that_names_no_ttl_gets_that_of_the_namespace(),
     give_each_server_the_whole_rate: lambda patch: (

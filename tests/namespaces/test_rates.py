@@ -79,6 +79,22 @@ def test_another_rate_holds_at_once_and_one_that_stays_goes_on() -> None:
     assert server.ask(9) == 7
 
 
+def test_another_quota_does_not_fill_the_bucket() -> None:
+    server = Server(burst=5)
+    assert server.ask(9) == 5
+    server.rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=RATE, burst=5, keys_max=1, ttl_ms=5)])
+    assert server.ask(9) == 0
+
+
+def test_a_clock_that_goes_back_neither_gives_nor_takes() -> None:
+    server = Server(burst=10)
+    assert server.ask(4) == 4
+    server.time -= 40
+    assert server.ask(9) == 6
+    server.time += 0.02
+    assert server.ask(9) == 2
+
+
 # docs/protocol.md N5
 @pytest.mark.parametrize("seed", range(50))
 def test_shares_that_know_the_same_are_the_rate_together(seed: int) -> None:

@@ -13,7 +13,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from time import process_time
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.sim.judges import checks, probes
 from tests.sim.judges.operations import Status
 from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import small_journals
+from tests.sim.spaces.tenants import Tenants, check_counts, drawn, metering
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
 from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_older, perhaps_split
 from tests.sim.upgrading.upgrades import all_risen, older_ones, upgrade, written_back
@@ -39,6 +41,9 @@ RECOVERY_S_MAX = 90.0
 """Within this time after the last fault every partition serves. A candidate that gave up stays out for up to 30 s."""
 RUN_S_MAX = 600.0
 TTL_S = 2.0, 6.0
+SPACES_SHARE = 1 / 4
+"""Of the runs, that have namespaces."""
+TENANTS = 2
 TAIL = 60
 """Events of the trace that a failure shows."""
 
@@ -95,13 +100,16 @@ def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
 
 def _drawn(world: SimWorld) -> Knobs:
     knobs = perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
-    return perhaps_older(knobs, world.fork("older"))
+    knobs = perhaps_older(knobs, world.fork("older"))
+    random = world.fork("spaces")  # older servers know of no namespaces
+    return replace(knobs, spaces=drawn(random)) if random.random() < SPACES_SHARE and not knobs.older else knobs
 
 
 async def _guarded(world: SimWorld, outcome: Outcome) -> None:
     """The scenario, ended at once when a rule is broken."""
     cluster = Cluster(world, outcome.knobs)
-    with watching(cluster.logbook, cluster.rules), counting(), small_journals(outcome.knobs):
+    meters = metering(cluster) if outcome.knobs.spaces else nullcontext()
+    with watching(cluster.logbook, cluster.rules), counting(), small_journals(outcome.knobs), meters:
         await until_broken(cluster, scenario(cluster, outcome))
 
 
@@ -125,6 +133,9 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     lodgers = Lodgers(cluster, TTL_S)
     users = [cluster.spawn(each, name="user") for each in workload.workers]
     users += [cluster.spawn(lodgers.live(each), name="lodger") for each in workload.lodgers()]
+    tenants = Tenants(cluster, knobs.spaces)
+    await tenants.define()
+    users += [cluster.spawn(each, name="tenant") for each in tenants.users(TENANTS if knobs.spaces else 0)]
     begun = loop.time()
     await asyncio.sleep(CALM_S)
     chaos = Chaos(cluster, world.fork("chaos"), list(knobs.faults), knobs.pace_s)
@@ -143,6 +154,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     await asyncio.sleep(CALM_S)
     workload.stop()
     lodgers.stop()
+    tenants.stop()
     for user in users:
         await user
     succeeded = cluster.recorder.succeeded
@@ -152,8 +164,10 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
         succeeded(served, loop.time()),
     )
     outcome.struck = Counter(name for _, name in chaos.struck)
+    await check_counts(cluster, knobs.spaces)
     if knobs.power_cut_at_end:
         await power_cut_and_up(cluster)
+        await check_counts(cluster, knobs.spaces)
     await checks.judge(cluster, search=knobs.search)
     outcome.statuses = checks.count_statuses(cluster)
     outcome.mutations = sum(len(entry.keys) for p in cluster.partitions for _, entry in cluster.logbook.log(p))

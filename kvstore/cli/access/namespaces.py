@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.access.users import prefix_of, shown_prefix
+from kvstore.cli.access.users import prefix_of
 from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.status.views import namespace_document
 
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
@@ -32,6 +33,8 @@ Ttl = Annotated[
         "--ttl", help="How long a record lives whose write says nothing about it, as in 90s, 12h or 30d; 0: for ever."
     ),
 ]
+NUMBER_MAX = 1 << 53
+"""Of any limit. Where servers take less they say so."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _COUNTS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 _TIMES_MS = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -89,7 +92,7 @@ def list_all(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
     """List all namespaces with their limits and what they use."""
-    rows = [_row(each) for each in _read(data_dir, zookeeper, server).namespaces]
+    rows = [namespace_document(each) for each in _read(data_dir, zookeeper, server).namespaces]
     print(as_json(rows) if json else as_table([_short(row) for row in rows]) if rows else "no namespaces")
 
 
@@ -159,23 +162,10 @@ def _number(option: str, text: str | None, units: dict[str, int]) -> int | None:
         raise typer.BadParameter(
             f"want a whole number, perhaps with one of {shown} behind it, got {text[:40]!r}", param_hint=option
         )
-    return int(match[1]) * units[unit]
-
-
-def _row(each: admin_pb2.Namespace) -> dict[str, Any]:
-    limits = each.limits
-    return {
-        "name": each.name,
-        "prefix": shown_prefix(each.prefix),
-        "keys": each.keys,
-        "keys_max": limits.keys_max or None,
-        "bytes": each.bytes,
-        "bytes_max": limits.bytes_max or None,
-        "ops_per_s": limits.ops_per_s or None,
-        "burst": limits.burst or None,
-        "ttl_ms": limits.ttl_ms or None,
-        "refused": {quota: each.refused.get(quota, 0) for quota in ("keys", "bytes", "operations")},
-    }
+    number = int(match[1]) * units[unit]
+    if number > NUMBER_MAX:
+        raise typer.BadParameter(f"want at most {NUMBER_MAX}, got {number}", param_hint=option)
+    return number
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +173,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(found: admin_pb2.NamespacesResponse, name: str, json: bool) -> None:
-    row = next((_row(each) for each in found.namespaces if each.name == name), None)
+    row = next((namespace_document(each) for each in found.namespaces if each.name == name), None)
     if row is None:
         raise typer.BadParameter(f"no namespace {name!r}; `kvstore namespace list` shows those that there are")
     row["counting"] = list(found.uncounted)

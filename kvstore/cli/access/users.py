@@ -13,7 +13,7 @@ import typer
 
 from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
-from kvstore.cli.output import as_json, as_table
+from kvstore.cli.output import as_json, as_table, shown_prefix
 from kvstore.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -316,8 +316,3 @@ def prefix_of(text: str) -> bytes:
         return text.encode().decode("unicode_escape").encode("latin-1") if "\\" in text else text.encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise InvalidRequest(f"want a prefix with bytes as \\xNN, got {text[:80]!r}: {error}") from None
-
-
-def shown_prefix(prefix: bytes) -> str:
-    """Write a prefix as a command takes it."""
-    return prefix.decode("utf-8", "backslashreplace")

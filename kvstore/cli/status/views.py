@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
 
-from kvstore.cli.output import as_table
+from kvstore.cli.output import as_table, shown_prefix
+from kvstore.proto.namespaces import KINDS, strain_of
 from kvstore.versions import release_for
 
 if TYPE_CHECKING:
-    from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, DiskReport, NodeView, PartitionView
+    from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, DiskReport, Namespace, NodeView, PartitionView
 
 GRADES = ("healthy", "degraded", "down")
 """By the exit code of `kvstore status`."""
@@ -20,6 +21,7 @@ OLD_S = 20.0
 """From here on the age of what is known is said: nodes read all anew every 12 s at the latest."""
 FINDINGS_SHOWN_MAX = 20
 """The worst ones."""
+NAMESPACES_SHOWN_MAX = 5
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 Processes = Sequence[Mapping[str, Any]]
 """Of a local cluster: what LocalCluster.status says of each node."""
@@ -48,6 +50,7 @@ def status_document(report: ClusterReport, processes: Processes = ()) -> dict[st
         "ring": _plain(report.ring),
         "metadata": _plain(report.metadata),
         "cluster_version": report.cluster_version or None,
+        "namespaces": [namespace_document(each) for each in report.namespaces],
         "access_on": report.access_on,
         "repair": _plain(report.repair) if report.HasField("repair") else None,
         "snapshot": _plain(report.snapshot) if report.HasField("snapshot") else None,
@@ -132,6 +135,24 @@ def bookie_document(bookie: BookieReport) -> dict[str, Any]:
     }
 
 
+def namespace_document(space: Namespace) -> dict[str, Any]:
+    """A namespace, as `kvstore namespace` shows it, and in what it is near or at its limits."""
+    limits = space.limits
+    return {
+        "name": space.name,
+        "prefix": shown_prefix(space.prefix),
+        "keys": space.keys,
+        "keys_max": limits.keys_max or None,
+        "bytes": space.bytes,
+        "bytes_max": limits.bytes_max or None,
+        "ops_per_s": limits.ops_per_s or None,
+        "burst": limits.burst or None,
+        "ttl_ms": limits.ttl_ms or None,
+        "refused": {kind: space.refused.get(kind, 0) for kind in KINDS},
+        "strain": strain_of(space) or None,
+    }
+
+
 def _node(node: NodeView) -> dict[str, Any]:
     report = node.report
     return {
@@ -201,8 +222,20 @@ def _rest(report: ClusterReport) -> list[str]:
         lines.append(
             f"cluster version: {report.cluster_version}, which kvstore {release_for(report.cluster_version)} can"
         )
+    lines += [_namespaces(report)] if report.namespaces else []
     lines += [_tls(report)] if any(each.report.HasField("tls") for each in report.nodes) else []
     return [*lines, f"as {report.server} finds it"]
+
+
+def _namespaces(report: ClusterReport) -> str:
+    """Those that are near a quota, or have refused in the last minute; the cluster is well all the same."""
+    strained = [f"{each.name}: {strain}" for each in report.namespaces if (strain := strain_of(each))]
+    shown = "; ".join(strained[:NAMESPACES_SHOWN_MAX])
+    more = len(strained) - NAMESPACES_SHOWN_MAX
+    of = f"namespaces: {len(report.namespaces)}"
+    if not strained:
+        return f"{of}, none near a quota"
+    return f"{of}; {shown}{f'; and {more} more (kvstore namespace list)' if more > 0 else ''}"
 
 
 def _tls(report: ClusterReport) -> str:

@@ -37,7 +37,9 @@ class Taken(NamedTuple):
 
 def put(prefix: bytes, value: bytes) -> Recipe[None]:
     """Put an item at the end. If the outcome is unknown it may be there."""
-    (ticket,) = yield Write(more=(operations.increment(prefix + TICKETS),))
+    counter = prefix + TICKETS
+    # A counter that a namespace lets expire would begin again, and write over items that wait.
+    ticket, _ = yield Write(more=(operations.increment(counter), operations.expire(counter, None)))
     yield Write(more=(operations.put(prefix + ITEM + b"%016x" % ticket, value),))
 
 

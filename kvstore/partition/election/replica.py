@@ -369,5 +369,7 @@ class Replica:
     def _drop_lead(self) -> None:
         if self._log is not None:
             self._log.close_for_good()
+        if self.leader is not None:
+            self.leader.usage.leave()
         self.leader = self._log = None
         self.following.start()

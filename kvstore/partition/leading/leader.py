@@ -161,6 +161,7 @@ class Leader:
         self._read_lease.close()
         self._log.close_for_good()
         self._sweeper.stop()
+        self.usage.leave()
         self._deadlines.cancel()
         self._again.cancel()
         while self._flights:

@@ -9,6 +9,8 @@ was known before. Nothing of it is stored: the records are the truth, and replic
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvstore.access.ranges import end_of_prefix
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.namespaces.book import Amounts, Book, Report, add
@@ -37,12 +39,21 @@ class Usage:
         self._counted_for: tuple[int, tuple[Span, ...]] | None = None
         """The prefixes and the tokens that were counted, or are."""
         self._counting: _Counting | None = None
+        self._is_over = False
 
     def join(self, book: Book) -> None:
-        """Count for this server's book from now on."""
-        known = book.lead(self._state.partition, self)
-        if self.book is not book:
-            self.book, self.amounts = book, known
+        """Count for this server's book from now on: before anything is decided, so that no write passes it by."""
+        self.book, self.amounts = book, book.lead(self._state.partition, self)
+
+    def leave(self) -> None:
+        """The lead has ended. Nothing here is read any more: its engine may be closed."""
+        self._is_over = True
+        self.book.leave(self._state.partition, self)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop what was counted under these names: it was of other keys."""
+        for name in names:
+            self.amounts.pop(name, None)
 
     @property
     def is_counted(self) -> bool:
@@ -67,7 +78,9 @@ class Usage:
 
     # docs/protocol.md N1
     def count_some(self) -> bool:
-        """Count some more keys; True once the count is exact. Raises OSError."""
+        """Count some more keys; True once the count is exact, or the lead is over. Raises OSError."""
+        if self._is_over:
+            return True
         wanted = self._wanted()
         if self._counted_for != wanted:
             self._counted_for, self._counting = wanted, _Counting()

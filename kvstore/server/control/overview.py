@@ -42,6 +42,7 @@ class Survey:
     """Of bookies that were asked themselves: total and free bytes, or why there is no answer."""
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     cluster_version: int = 0
+    namespaces: Iterable[admin_pb2.Namespace] = ()
     date_ms: int = 0
 
 
@@ -56,6 +57,7 @@ def report_of_cluster(survey: Survey) -> ClusterReport:
         ensemble_size=survey.quorum.ensemble,
         ack_quorum=survey.quorum.ack,
         cluster_version=survey.cluster_version,
+        namespaces=survey.namespaces,
     )
     if own.HasField("snapshot"):
         report.snapshot.MergeFrom(own.snapshot)

@@ -25,6 +25,8 @@ from kvstore.server.control.load_sampler import LoadSampler
 from kvstore.server.control.node_report import Reported, report_of
 from kvstore.server.control.overview import Survey, node_of, report_of_cluster, servers_of
 from kvstore.server.control.progress import Progress
+from kvstore.server.namespaces import telling
+from kvstore.server.namespaces.telling import messages_of
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.routing.membership import Membership
 from kvstore.types import BookieId, PartitionId, ServerId
@@ -57,6 +59,8 @@ class Surveyed(Reported, Protocol):
     def access(self) -> Access: ...
     @property
     def dating(self) -> Dating: ...
+    @property
+    def namespaces(self) -> telling.Known: ...
     @property
     def versions(self) -> Versions: ...
     @property
@@ -152,6 +156,7 @@ class Surveyor:
                 quorum=node.config.log.quorum,
                 date_ms=self._env.clock.date_ms(),
                 cluster_version=node.versions.cluster,
+                namespaces=messages_of(node.namespaces, node.namespaces.book.table),
             )
         )
 

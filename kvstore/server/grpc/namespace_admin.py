@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvstore.errors import InvalidRequest, NotYetRaised
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.namespaces import NamespaceStore
-from kvstore.namespaces import Add, Book, Change, Namespace, NamespaceTable, Remove, Set
+from kvstore.namespaces import Add, Change, Namespace, NamespaceTable, Remove, Set
 from kvstore.proto import admin_pb2
+from kvstore.server.namespaces import telling
+from kvstore.server.namespaces.telling import messages_of
 from kvstore.types import PartitionId
 from kvstore.versions import RELEASES, Versions
 
@@ -17,13 +19,10 @@ SINCE = 2
 """The first cluster version whose servers all ask for quotas."""
 
 
-class Known(Protocol):
+class Known(telling.Known, Protocol):
     """The knowledge of this server: kvstore.server.namespaces.keeper.Keeper."""
 
-    @property
-    def book(self) -> Book: ...
-    def take(self, table: NamespaceTable) -> None: ...
-    def refusals(self) -> Mapping[str, Mapping[str, int]]: ...
+    def take_own(self, table: NamespaceTable) -> None: ...
     def uncounted(self) -> Iterable[PartitionId]: ...
 
 
@@ -46,29 +45,14 @@ class NamespaceAdmin:
                 "says what it waits for"
             )
         table = await self._store.change(change)
-        self._known.take(table)  # here at once; the others hear of it by their watch
+        self._known.take_own(table)  # here at once; the others hear of it by their watch
         return self._response(table)
 
     def _response(self, table: NamespaceTable) -> admin_pb2.NamespacesResponse:
-        response = admin_pb2.NamespacesResponse(uncounted=self._known.uncounted() if table.namespaces else [])
-        refusals = self._known.refusals()
-        for each in table.namespaces:
-            used = self._known.book.used(each.name)
-            response.namespaces.add(
-                name=each.name,
-                prefix=each.prefix,
-                limits=admin_pb2.NamespaceLimits(
-                    keys_max=each.keys_max,
-                    bytes_max=each.bytes_max,
-                    ops_per_s=each.ops_per_s,
-                    burst=each.burst,
-                    ttl_ms=each.ttl_ms,
-                ),
-                keys=max(0, used.keys),
-                bytes=max(0, used.bytes),
-                refused=dict(refusals.get(each.name, {})),
-            )
-        return response
+        return admin_pb2.NamespacesResponse(
+            namespaces=messages_of(self._known, table),
+            uncounted=self._known.uncounted() if table.namespaces else [],
+        )
 
 
 def change_of(request: admin_pb2.ChangeNamespacesRequest) -> Change:

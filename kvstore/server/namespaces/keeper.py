@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -13,9 +13,8 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.namespaces import Book, NamespaceTable
-from kvstore.namespaces.book import Said, decode, encode
+from kvstore.namespaces.book import Own, Said, decode, encode
 from kvstore.namespaces.rates import Rates
-from kvstore.partition.leading.usage import Usage
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -25,19 +24,8 @@ NAMESPACES = PartitionId("@namespaces")
 TICK_S = 0.5
 """Between two reports. By what leaders elsewhere admit in this time a quota can be exceeded."""
 CALL_S = 2.0
-
-
-class Counting(Protocol):
-    """A replica that may lead: kvstore.partition.partition.Partition."""
-
-    @property
-    def usage(self) -> Callable[[], Usage | None]: ...
-
-
-class Hosted(Protocol):
-    """The replicas here: kvstore.server.hosting.Hosting."""
-
-    def leading(self) -> Mapping[PartitionId, Counting]: ...
+Refusals = dict[str, dict[str, int]]
+"""How many, by namespace and by what there was too much of."""
 
 
 class Calls(Protocol):
@@ -71,23 +59,35 @@ class Keeper:
         self.rates = Rates(env.clock.now, self.book.refused)
         self._env, self._server, self._rated, self._links = env, server, rated, links
         self._servers, self._partitions = servers, partitions
-        self._hosted: Hosted | None = None
         self._nursery = env.nursery.child("namespaces' keeper")
+        self.look_again: Callable[[], None] = lambda: None
+        """Have the table read again."""
         self._said: dict[ServerId, Said] = {}
         self._asking: set[ServerId] = set()
         self._wanted: dict[str, float] = {}
         self._changed = asyncio.Event()
+        self._is_counting = False
+        self._own_refusals: Refusals = {}
+        self._refused_at: dict[tuple[str, str], float] = {}
+        """When a refusal was last heard of, by namespace and by what."""
 
     def take(self, table: NamespaceTable) -> None:
         """Go by this table from now on."""
         if self.book.take(table):
             self.rates.take(table.namespaces)
             self._rated.rates = self.rates if self.rates.prefixes.all else None
+            names = {each.name for each in table.namespaces}
+            self._refused_at = {each: at for each, at in self._refused_at.items() if each[0] in names}
             self._changed.set()
 
-    def start(self, hosted: Hosted) -> None:
+    def take_own(self, table: NamespaceTable) -> None:
+        """Go at once by a table that this server has just written. There may be a later one, which was taken before: so
+        it is looked at again."""
+        self.take(table)
+        self.look_again()
+
+    def start(self) -> None:
         """Look after what is led here."""
-        self._hosted = hosted
         self._nursery.spawn(self._keep(), name="keep")
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class Keeper:
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Tell another server what is led here."""
-        return encode(Said(self.book.reports(), self._wanted, self.book.refusals()))
+        return encode(Said(self.book.reports(), self._wanted, self.book.refusals(), self.book.marks()))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Numbers by namespace: of what is led here, so that the sums over all servers are the cluster's."""
@@ -117,15 +117,34 @@ class Keeper:
             }
         return found
 
-    def refusals(self) -> dict[str, dict[str, int]]:
+    def refusals(self) -> Refusals:
         """How often all servers have refused, as far as they have said so, by namespace and by what."""
-        found: dict[str, dict[str, int]] = {}
+        found: Refusals = {}
         for refused in (self.book.refusals(), *(self._said[server].refused for server in sorted(self._said))):
             for name, counts in refused.items():
                 sums = found.setdefault(name, {})
                 for quota, count in counts.items():
                     sums[quota] = sums.get(quota, 0) + count
         return found
+
+    def refused_ago_s(self) -> dict[str, dict[str, float]]:
+        """Seconds since the last refusal that was heard of, by namespace and by what."""
+        self._note_own()
+        found: dict[str, dict[str, float]] = {}
+        for (name, quota), at in sorted(self._refused_at.items()):
+            found.setdefault(name, {})[quota] = max(0.0, self._env.clock.now() - at)
+        return found
+
+    def _note_own(self) -> None:
+        before, self._own_refusals = self._own_refusals, self.book.refusals()
+        self._note(before, self._own_refusals)
+
+    def _note(self, before: Refusals, now: Refusals) -> None:
+        """Keep when something was refused: where a count has risen since it was last heard."""
+        for name, counts in now.items():
+            for quota, count in counts.items():
+                if count > before.get(name, {}).get(quota, 0) and self.book.table.find_or_none(name) is not None:
+                    self._refused_at[name, quota] = self._env.clock.now()
 
     def uncounted(self) -> list[PartitionId]:
         """The partitions whose leaders have not counted yet, or not said so."""
@@ -134,22 +153,20 @@ class Keeper:
     async def _keep(self) -> None:
         while True:
             if self.book.prefixes.all:
-                await self.look()
+                self.look()
                 await self._env.beat.rest(TICK_S)
             else:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def look(self) -> None:
-        """Count, hear and deal once."""
-        assert self._hosted is not None
-        leading = self._hosted.leading()
-        led = {partition: usage for partition in sorted(leading) if (usage := leading[partition].usage()) is not None}
-        for partition, usage in led.items():
-            if self.book.led.get(partition) is not usage:
-                usage.join(self.book)
-        self.book.keep_only(led, set(self._partitions()))
-        await self._count(led)
+    # docs/protocol.md N2
+    def look(self) -> None:
+        """Count, hear and deal. Nothing waits for another: to count can take minutes."""
+        self.book.keep_only(set(self._partitions()))
+        self._note_own()
+        if not self._is_counting and self._uncounted():
+            self._is_counting = True
+            self._nursery.spawn(self._count(), name="count")
         others = set(self._servers()) - {self._server}
         self._said = {server: said for server, said in self._said.items() if server in others}
         for server in sorted(others - self._asking):
@@ -161,15 +178,24 @@ class Keeper:
                 self._wanted, [self._said[each].wanted if each in self._said else {} for each in sorted(others)]
             )
 
-    async def _count(self, led: Mapping[PartitionId, Usage]) -> None:
-        for partition, usage in led.items():
-            try:
-                while True:
-                    if usage.count_some():
-                        break
+    def _uncounted(self) -> list[tuple[PartitionId, Own]]:
+        """Those that are led here and not counted."""
+        return [(partition, usage) for partition, usage in sorted(self.book.led.items()) if not usage.is_counted]
+
+    async def _count(self) -> None:
+        """Count all that is led here, in turns, so that a large partition does not keep the others waiting."""
+        failed = set[Own]()
+        try:
+            while uncounted := [each for each in self._uncounted() if each[1] not in failed]:
+                for partition, usage in uncounted:
+                    try:
+                        usage.count_some()
+                    except OSError as error:  # the leader finds that out itself
+                        log.warning("partition=%s what namespaces use cannot be counted now: %s", partition, error)
+                        failed.add(usage)
                     await asyncio.sleep(0)
-            except OSError as error:  # the leader finds that out itself
-                log.warning("partition=%s what namespaces use cannot be counted now: %s", partition, error)
+        finally:
+            self._is_counting = False
 
     async def _ask(self, server: ServerId) -> None:
         try:
@@ -177,7 +203,9 @@ class Keeper:
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s does not tell what namespaces use there: %r", server, error)
         else:
+            if server in self._said:
+                self._note(self._said[server].refused, said.refused)
             self._said[server] = said
-            self.book.hear(said.reports)
+            self.book.hear(said.reports, said.marks)
         finally:
             self._asking.discard(server)

@@ -134,6 +134,14 @@ def _shown(number: Decimal) -> bytes:
     return b"0" if text in ("-0", "") else text.encode()
 
 
+# docs/protocol.md N4
+def _moved(found: Found, target: bytes, flags: int) -> tuple[Op, ...]:
+    """Write what was found under another key, with its expiry. Without one it stays without one, whatever a namespace
+    gives to keys that are new."""
+    put = commands.put(target, found.value, found.expires_ms, flags)
+    return (put,) if found.expires_ms else (put, commands.expire(target, 0))
+
+
 # ── two keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -150,10 +158,7 @@ async def rename(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
         if only_new and found.is_other_there:
             return replies.ZERO
         flags = _IF_ABSENT if only_new else 0
-        ops = (
-            commands.delete(source, _IF_VERSION, found.version),
-            commands.put(target, found.value, found.expires_ms, flags),
-        )
+        ops = (commands.delete(source, _IF_VERSION, found.version), *_moved(found, target, flags))
         return Rewrite(ops, replies.ONE if only_new else replies.OK)
 
     return await rewrite(ask, source, decide, target)
@@ -174,10 +179,8 @@ async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
     def decide(found: Found) -> Rewrite | bytes:
         if not found.version or (found.is_other_there and not replaces):
             return replies.ZERO
-        ops = (
-            commands.check(source, _IF_VERSION, found.version),
-            commands.put(target, found.value, found.expires_ms, 0 if replaces else _IF_ABSENT),
-        )
+        check = commands.check(source, _IF_VERSION, found.version)
+        ops = (check, *_moved(found, target, 0 if replaces else _IF_ABSENT))
         return Rewrite(ops, replies.ONE)
 
     return await rewrite(ask, source, decide, target)

@@ -16,9 +16,11 @@ from kvstore.proto.admin_pb2 import (
     DiskReport,
     Grade,
     MoveView,
+    Namespace,
     NodeView,
     PartitionView,
 )
+from kvstore.proto.namespaces import KINDS, refusing, shares_of, strain_of
 from kvstore.server.control.health import BEHIND_MAX, is_scarce
 from kvstore.server.ui.history import SAMPLES, History
 from kvstore.server.ui.picture import line_of, ring_of
@@ -66,6 +68,7 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
         "nodes": table("nodes", "Nodes", NODE_COLUMNS, map(_node, report.nodes)),
         "partitions": table("partitions", "Partitions", PARTITION_COLUMNS, map(_partition, report.partitions)),
         "bookies": table("bookies", "Bookies", BOOKIE_COLUMNS, map(_bookie, report.bookies), _copies(report)),
+        "namespaces": table("namespaces", "Namespaces", NAMESPACE_COLUMNS, map(_namespace, report.namespaces)),
         "facts": _facts(report),
     }
 
@@ -80,6 +83,7 @@ def live_of(report: ClusterReport) -> dict[str, Any]:
         "cells": {
             **{f"load {each.id}": rate(each.lead.ops_per_s) for each in report.partitions},
             **{f"{name} {node.id}": text for node in report.nodes for name, text in _latencies(node)},
+            **{f"{what} of {each.name}": text for each in report.namespaces for what, text in _uses(each)},
         },
     }
 
@@ -90,6 +94,7 @@ def shape_of(report: ClusterReport) -> str:
     shape += [f"{each.id} {each.leader} {each.served}" for each in report.partitions]
     shape += [f"{each.id} {each.state} {bool(each.stuck)}" for each in report.ring.moves]
     shape += [f"{each.id} {bool(each.no_answer)}" for each in report.nodes]
+    shape += [f"{each.name} {each.prefix!r} {each.limits} {_standing(each)}" for each in report.namespaces]
     return f"{zlib.crc32('|'.join(shape).encode('utf-8', 'replace')):08x}"
 
 
@@ -287,6 +292,47 @@ def _why_not_stuck(move: MoveView, *, is_paused: bool) -> str:
     if is_paused:
         return "the ring is paused"
     return "waits for its turn" if move.state == "planned" else "it goes on"
+
+
+NAMESPACE_COLUMNS = (
+    *("namespace", "prefix", "keys", "bytes", "of its quotas", "operations", "default time to live", "refused"),
+    "state",
+)
+
+
+def _namespace(space: Namespace) -> list[Cell]:
+    limits, uses, shares = space.limits, dict(_uses(space)), shares_of(space)
+    word, tone = _standing(space)
+    fullest = max(shares, key=lambda quota: shares[quota], default="")
+    return [
+        Cell(space.name),
+        Cell(key(space.prefix)),
+        *(Cell(uses[what], "n", live=f"{what} of {space.name}") for what in ("keys", "bytes")),
+        Cell(f"{shares[fullest]:.0%} of {fullest}", part=min(1.0, shares[fullest])) if fullest else Cell("none"),
+        Cell(f"at most {limits.ops_per_s:,}/s" if limits.ops_per_s else "any number"),
+        Cell(span(limits.ttl_ms / 1000) if limits.ttl_ms else "none"),
+        Cell(uses["refused"], live=f"refused of {space.name}"),
+        Cell(word, tone),
+    ]
+
+
+def _uses(space: Namespace) -> list[tuple[str, str]]:
+    """(what, as it is shown), of all that changes while a page is open."""
+    limits = space.limits
+    keys, size_ = f"{space.keys:,}", size(space.bytes)
+    refused = [f"{space.refused[kind]:,} for {kind}" for kind in KINDS if space.refused.get(kind)]
+    return [
+        ("keys", f"{keys} of {limits.keys_max:,}" if limits.keys_max else keys),
+        ("bytes", f"{size_} of {size(limits.bytes_max)}" if limits.bytes_max else size_),
+        ("refused", " · ".join(refused) or "none"),
+    ]
+
+
+def _standing(space: Namespace) -> tuple[str, str]:
+    """(word, tone)."""
+    if kinds := refusing(space):
+        return f"refuses for its {', '.join(kinds)}", "bad"
+    return ("nearly full", "warn") if strain_of(space) else ("within its limits", "good")
 
 
 def _facts(report: ClusterReport) -> str:

@@ -120,8 +120,11 @@ def test_items_are_in_the_order_of_their_tickets() -> None:
     names = []
     for ticket in (9, 10, 300):
         recipe = put(PREFIX, b"v")
-        assert asked(next(recipe)) == [(kv_pb2.INCREMENT, b"tickets")]
-        ((code, name),) = asked(recipe.send([ticket]))
+        counted = next(recipe)
+        assert asked(counted) == [(kv_pb2.INCREMENT, b"tickets"), (kv_pb2.EXPIRE, b"tickets")]
+        assert isinstance(counted, Write)
+        assert counted.more[1].options is None, "it never expires: a counter that began again would write over items"
+        ((code, name),) = asked(recipe.send([ticket, False]))
         assert code == PUT
         names.append(name)
     assert names == sorted(names)

@@ -226,7 +226,7 @@ def test_a_new_leader_goes_by_what_was_known_until_it_has_counted() -> None:
     assert isinstance(p.do(put(b"a/4", b"x")), QuotaExceeded)
     book.heard.clear()  # a server that has never heard of the former leader
     p.leader.stop(ConditionFailed(0))
-    book.keep_only([], [])
+    book.keep_only([])
     p.open()
     p.leader.usage.join(book)
     p.start()
@@ -234,6 +234,29 @@ def test_a_new_leader_goes_by_what_was_known_until_it_has_counted() -> None:
     count(p)
     assert counted(p) == in_engine(p)
     assert isinstance(p.do(put(b"a/5", b"x")), QuotaExceeded)
+
+
+# docs/protocol.md N2
+def test_what_a_leader_admits_counts_from_its_first_write_on_whoever_looks_while_it_begins() -> None:
+    p, book = Partition(), Book()
+    book.take(table(keys_max=2))
+    p.leader.usage.join(book)
+    book.keep_only([P1])
+    p.start()
+    results = [p.do(put(b"a/%d" % number, b"x")) for number in range(4)]
+    assert [isinstance(each, QuotaExceeded) for each in results] == [False, False, True, True]
+
+
+def test_nothing_of_a_lead_that_has_ended_is_read_or_kept() -> None:
+    p, book = led(keys_max=10)
+    p.do(put(b"a/1", b"x"))
+    book.take(NamespaceTable(namespaces=(Namespace(name="c", prefix=b"c"),)))
+    usage, former = p.leader.usage, p.engine
+    assert not usage.is_counted
+    p.leader.stop(ConditionFailed(0))
+    former.close()
+    assert usage.count_some(), "its engine is closed, and there is nothing to count any more"
+    assert book.led == {}
 
 
 def test_a_namespace_that_comes_later_is_counted() -> None:

@@ -14,13 +14,15 @@ from kvstore.errors import BookieError, InvalidRequest, MetadataUnavailable, Not
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.registration import Bookies
 from kvstore.meta.store import SessionState
+from kvstore.namespaces import Book, Namespace, NamespaceTable, Report
+from kvstore.namespaces.book import Amount
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.server.access.identities import Access
 from kvstore.server.config import NodeConfig
 from kvstore.server.control import surveyor
 from kvstore.server.control.dating import Told
 from kvstore.server.control.surveyor import METHOD, STATUS, Surveyor
-from kvstore.types import BookieId, ServerId
+from kvstore.types import BookieId, PartitionId, ServerId
 from tests.server.control.test_overview import N1, N2, N3, REGISTERED, TOPOLOGY, told
 
 FAR = BookieId("far-00")
@@ -53,6 +55,9 @@ class World:
         nothing: Any = SimpleNamespace(statistics=dict, loads=list, stands=dict)
         store = SimpleNamespace(state=SessionState.CONNECTED)
         self.store = store
+        self.namespaces: Any = SimpleNamespace(
+            book=Book(), refusals=lambda: {"shop": {"keys": 4}}, refused_ago_s=lambda: {"shop": {"keys": 2.5}}
+        )
         node: Any = SimpleNamespace(
             id=N1,
             version="0.1.0",
@@ -77,6 +82,7 @@ class World:
             access=Access(),
             dating=SimpleNamespace(told=lambda: Told(1, True)),
             versions=SimpleNamespace(cluster=2),
+            namespaces=self.namespaces,
             load_sampler=nothing,
             progress=nothing,
             histograms=dict,
@@ -196,3 +202,14 @@ async def test_servers_answer_each_other_with_their_own_report_and_nothing_else(
     with pytest.raises(InvalidRequest, match="want the method node, got 'all'"):
         world.surveyor.answer(N2, "all", b"")
     await world.nursery.close()
+
+
+async def test_what_is_known_of_namespaces_is_told_without_the_metadata_store(world: World) -> None:
+    world.store.state = SessionState.SUSPENDED
+    book = world.namespaces.book
+    book.take(NamespaceTable(namespaces=(Namespace(name="shop", prefix=b"shop/", keys_max=10),)))
+    book.hear([Report(PartitionId("p1"), 1, {"shop": Amount(9, 90)})])
+    world.answers = {N2: saying(NodeReport(id=N2)), N3: saying(NodeReport(id=N3))}
+    (found,) = (await world.surveyor.take()).namespaces
+    assert (found.name, found.prefix, found.keys, found.bytes, found.limits.keys_max) == ("shop", b"shop/", 9, 90, 10)
+    assert (found.refused, found.refused_ago_s) == ({"keys": 4}, {"keys": 2.5})

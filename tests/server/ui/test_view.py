@@ -206,3 +206,25 @@ class Elements(HTMLParser):
 
     def of(self, name: str) -> list[dict[str, str | None]]:
         return [attributes for tag, attributes in self.found if tag == name]
+
+
+def test_namespaces_are_shown_with_what_they_use_and_refuse() -> None:
+    report = judged(loaded())
+    assert page_of(report, History())["namespaces"]["rows"] == []
+    shop = report.namespaces.add(name="shop", prefix=b"shop/\xff<b>", keys=920, bytes=2048)
+    limits = shop.limits
+    limits.keys_max, limits.bytes_max, limits.ops_per_s, limits.ttl_ms = 1000, 1 << 20, 5000, 3_600_000
+    report.namespaces.add(name="free", prefix=b"free/", keys=7)
+    assert cells(report, "namespaces") == {
+        "shop": "shop/\\xff<b> | 920 of 1,000 | 2.0 KiB of 1.0 MiB | 92% of keys | at most 5,000/s | 60 min | none | "
+        "nearly full",
+        "free": "free/ | 7 | 0 B | none | any number | none | none | within its limits",
+    }
+    shape = shape_of(report)
+    shop.keys, shop.refused["keys"], shop.refused["operations"] = 940, 3, 2
+    assert shape_of(report) == shape, "numbers are kept fresh without another page"
+    told = live_of(report)["cells"]
+    assert (told["keys of shop"], told["refused of shop"]) == ("940 of 1,000", "3 for keys · 2 for operations")
+    shop.refused_ago_s["keys"] = 1.0
+    assert shape_of(report) != shape
+    assert cells(report, "namespaces")["shop"].endswith("refuses for its keys")

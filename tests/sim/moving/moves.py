@@ -14,6 +14,7 @@ import pytest
 
 from kvstore.errors import ConditionFailed, MetadataUnavailable, MetadataUnknown, StoreError
 from kvstore.meta.store import MetadataStore
+from kvstore.namespaces import Namespace
 from kvstore.partition.moves import mover
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.state import commands, rows
@@ -30,6 +31,7 @@ from tests.sim.judges.history import Kind, Result, history_of
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.nodes import Node, small_journals
 from tests.sim.run import all_serve, heal, until_broken
+from tests.sim.spaces.tenants import Tenants, check_counts
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.versions import check_versions
 from tests.sim.watching import watching
@@ -41,6 +43,8 @@ SPREAD = tuple(b"k%d" % number for number in range(24))
 COUNTERS = tuple(b"c%d" % number for number in range(6))
 MOVED_S_MAX = 120.0
 SETTLE_S_MAX = 60.0
+SPACES = (Namespace(name="counters", prefix=b"c"), Namespace(name="keys", prefix=b"k", keys_max=10_000))
+"""In half of the runs: what leaders count of them stays right, whatever moves."""
 LEAVING = (PartitionState.LEAVING, PartitionState.RETIRED)
 
 
@@ -334,6 +338,8 @@ async def _scenario(
     await cluster.found()
     await all_serve(cluster, 30.0)
     world = World(cluster, await cluster.metadata.connect(), keys, counters)
+    spaces = SPACES if cluster.world.fork("spaces").random() < 1 / 2 else ()
+    await Tenants(cluster, spaces).define()
     users = Users(cluster, cluster.world.fork("users"), count, keys, counters)
     await asyncio.sleep(0.3)
     await story(world, users)
@@ -345,6 +351,7 @@ async def _scenario(
     await users.stop()
     for check in world.at_end:
         await check()
+    await check_counts(cluster, spaces)
     await world.judge()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import BookieConfig
+from kvstore.namespaces import Namespace
 from kvstore.partition.config import PartitionConfig
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
@@ -26,6 +27,8 @@ class Knobs:
     """Nodes that are bookies alone. If there are any, the others are servers alone, on external bookies."""
     older: int = 0
     """Servers that begin as of the first release, and are upgraded in the middle of the faults."""
+    spaces: tuple[Namespace, ...] = ()
+    """Namespaces, over the keys of tenants and of others."""
     partitions: int = 1
     zones: tuple[str, ...] = ()
     """Of the nodes, in turns."""

@@ -1,0 +1,48 @@
+"""How a namespace stands to its limits, from what a server tells of it: in words for commands and the dashboard.
+Decides only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvstore.proto import admin_pb2
+
+FULL_SHARE = 0.9
+"""From this part of a quota on somebody should know: what comes next is a refusal."""
+REFUSING_S = 60.0
+"""A namespace refuses if it has done so within this time."""
+KINDS = ("keys", "bytes", "operations")
+"""Of what there may be too much."""
+
+
+def shares_of(space: admin_pb2.Namespace) -> dict[str, float]:
+    """Return which part of each quota is used, of those that it has."""
+    limits = space.limits
+    quotas = (("keys", space.keys, limits.keys_max), ("bytes", space.bytes, limits.bytes_max))
+    return {quota: used / limit for quota, used, limit in quotas if limit}
+
+
+def refusing(space: admin_pb2.Namespace) -> list[str]:
+    """Return for what it has refused lately, in a fixed order."""
+    return [kind for kind in KINDS if space.refused_ago_s.get(kind, REFUSING_S) < REFUSING_S]
+
+
+def strain_of(space: admin_pb2.Namespace) -> str:
+    """Say in what a namespace is near or at its limits; empty: in nothing."""
+    used = {"keys": (space.keys, space.limits.keys_max), "bytes": (space.bytes, space.limits.bytes_max)}
+    full = [
+        f"{share:.0%} of its {quota} are used ({used[quota][0]:,} of {used[quota][1]:,})"
+        for quota, share in shares_of(space).items()
+        if share >= FULL_SHARE
+    ]
+    refused = [
+        f"it refuses for its {_named(kind)} ({space.refused.get(kind, 0):,} so far, the last "
+        f"{space.refused_ago_s[kind]:.0f} s ago)"
+        for kind in refusing(space)
+    ]
+    return ", ".join(full + refused)
+
+
+def _named(kind: str) -> str:
+    return "rate" if kind == "operations" else f"quota of {kind}"

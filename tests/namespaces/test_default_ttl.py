@@ -1,0 +1,81 @@
+"""What has a time to live of its namespace, and what has none because it was there without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import Op, Record, expire, get, increment, put
+from kvstore.server.redis.rewrites import REWRITES
+from tests.partition.leading.test_usage import led
+from tests.partition.one_partition import TIME_MS, Partition
+
+TTL_MS = 5_000
+"""Of the namespace with the prefix `b`."""
+
+
+def rewrite(p: Partition, *words: bytes) -> bytes:
+    """Carry a command of the Redis door out against the leader."""
+
+    async def ask(op: Op) -> Any:
+        result = p.do(op)
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+    command: Callable[..., Coroutine[Any, Any, bytes]] = REWRITES[words[0].decode()]
+    asking = command(ask, list(words), lambda key: "p1")
+    with pytest.raises(StopIteration) as end:
+        asking.send(None)
+    reply: bytes = end.value.value
+    return reply
+
+
+def expiry_ms(p: Partition, key: bytes) -> int:
+    record: Record = p.do(get(key))
+    return record.expires_ms - TIME_MS if record.expires_ms else 0
+
+
+# docs/protocol.md N4
+def test_a_key_without_an_expiry_keeps_none_under_another_name() -> None:
+    p, _ = led()
+    p.do(put(b"b1", b"x"), expire(b"b1", 0))
+    assert rewrite(p, b"RENAME", b"b1", b"b2") == b"+OK\r\n"
+    assert expiry_ms(p, b"b2") == 0
+    assert rewrite(p, b"COPY", b"b2", b"b3") == b":1\r\n"
+    assert rewrite(p, b"RENAMENX", b"b3", b"b4") == b":1\r\n"
+    assert (expiry_ms(p, b"b2"), expiry_ms(p, b"b4")) == (0, 0)
+    assert p.do(get(b"b3")) is None
+
+
+def test_a_key_with_an_expiry_keeps_it_under_another_name() -> None:
+    p, _ = led()
+    p.do(put(b"b1", b"x", TIME_MS + 60_000))
+    rewrite(p, b"COPY", b"b1", b"b2")
+    rewrite(p, b"RENAME", b"b1", b"b3")
+    assert expiry_ms(p, b"b2") == expiry_ms(p, b"b3") == 60_000
+
+
+def test_a_key_that_comes_from_outside_without_an_expiry_has_none_and_a_new_one_has_the_default() -> None:
+    p, _ = led()
+    p.do(put(b"c", b"x"))
+    rewrite(p, b"RENAME", b"c", b"b1")
+    assert expiry_ms(p, b"b1") == 0
+    assert rewrite(p, b"MSETNX", b"b2", b"x", b"b3", b"y") == b":1\r\n"
+    rewrite(p, b"SETRANGE", b"b4", b"2", b"x")
+    rewrite(p, b"INCRBYFLOAT", b"b5", b"0.5")
+    assert [expiry_ms(p, b"b%d" % number) for number in range(2, 6)] == [TTL_MS] * 4
+    rewrite(p, b"SETRANGE", b"b1", b"2", b"x")
+    assert expiry_ms(p, b"b1") == 0
+
+
+def test_a_counter_that_was_told_never_to_expire_goes_on() -> None:
+    """As that of a queue's tickets."""
+    p, _ = led()
+    for number in range(1, 4):
+        counted, _ = p.do(increment(b"b1", 1), expire(b"b1", 0))
+        assert counted[0] == number
+        p.wait(6)
