@@ -9,6 +9,7 @@ from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.address import parse
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.moves.import_driver import MoveStand
+from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
 from kvstore.server.control.dating import Told
@@ -127,6 +128,7 @@ def report_of(
     report.metadata.MergeFrom(metadata_report(node.zookeeper, node.store, read_age_s))
     if disk[0]:
         report.disk.total_bytes, report.disk.free_bytes = disk
+        report.disk.reserve_bytes = ROOM_BYTES if "server" in member["roles"] else 0
     if (tls := node.tls) is not None:
         report.tls.mode, report.tls.left_s = tls.mode, tls.left_s
         report.tls.plain_connections, report.tls.failing = tls.plain_connections, tls.is_failing
