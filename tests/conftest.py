@@ -11,6 +11,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
 REAL_PROCESSES = {"needs_zookeeper", "needs_etcd", "cluster", "spark", "interop"}
+LONGEST = (
+    "tests/upgrade/",
+    *(f"tests/cluster/{name}.py" for name in ("test_repair_drill", "access/test_walk", "seeing/test_secrets")),
+    *(f"tests/cluster/{name}.py" for name in ("test_autorecovery", "secure/test_up")),
+)
+"""Files of minutes: one that began last would leave the other worker without work."""
 
 # Examples are the same in each run, so that a red run can be repeated; `make drill` is where luck is wanted.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
@@ -39,8 +45,8 @@ def _uses_real_processes(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes share cores and memory: their tests run last."""
-    items.sort(key=_uses_real_processes)
+    """Real processes share cores and memory: their tests run last, the longest files of them first."""
+    items.sort(key=lambda item: (_uses_real_processes(item), not item.nodeid.startswith(LONGEST)))
 
 
 @pytest.hookimpl(optionalhook=True)
