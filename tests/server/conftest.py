@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.server.feed import feeds
 from kvstore.server.grpc import ring_admin
-from kvstore.server.peer import link, links
+from kvstore.server.peer import abandoned, link, links
 from kvstore.server.routing import redirects, router
 from tests.waiting import PATIENCE_S
 
@@ -18,6 +18,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redirects, "WAIT_S", PATIENCE_S)
     monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(link, "OPERATION_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(abandoned, "OPERATION_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(link, "SILENCE_S", PATIENCE_S)
     monkeypatch.setattr(feeds, "OPEN_S", PATIENCE_S)
     for limit in ("ASK_S", "ASK_FOR_STATUS_S"):

@@ -14,7 +14,7 @@ from errno import EIO, ENOSPC
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE, GROUP_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
 from kvstore.bookie.journal.room import JournalFull, Use, kept_bytes, start_bytes
-from kvstore.bookie.journal.segment import OpenFiles, Segment
+from kvstore.bookie.journal.segment import OpenFiles, Segment, segment_name
 from kvstore.env.ports import Env
 
 log = logging.getLogger(__name__)
@@ -81,12 +81,19 @@ class SegmentSupply:
 
     # docs/protocol.md B9
     def look(self) -> None:
-        """Look now and then how much room there is: while there is a segment ahead nothing else does."""
+        """Look now and then how much room there is: while there is a segment ahead nothing else does. And whether the
+        files are still there."""
         self._see()
+        if self._is_stopped:
+            return
         self._look = self._loop.call_later(RETRY_S if self.is_scarce else LOOK_S, self.look)
 
     def _see(self) -> None:
         try:
+            if self._is_removed():
+                place = self._config.journal_dir
+                self._on_damage(f"files of the journal are gone from {place}: somebody has removed or moved them")
+                return
             free, reserve = self._free_bytes(), self._config.reserve_bytes
         except OSError as error:
             log.warning("how much room there is in %s cannot be told: %s", self._config.journal_dir, error)
@@ -95,6 +102,15 @@ class SegmentSupply:
         if is_scarce != self.is_scarce:
             self.is_scarce = is_scarce
             self._on_change()
+
+    # docs/protocol.md L12
+    def _is_removed(self) -> bool:
+        """Whether the segment that is written to has no name any more. Its writes and syncs still succeed, and nobody
+        would find them again: a copy there is no copy. Raises OSError."""
+        newest = self._segments[max(self._segments)] if self._segments else None
+        if newest is None or self._env.disk.exists(newest.path):
+            return False
+        return segment_name(newest.file) not in self._env.disk.list(self._config.journal_dir)
 
     def take(self, size: int, use: Use) -> Segment:
         """The segment that the journal goes on in, with room for a record of `size` bytes. Raises JournalFull."""

@@ -203,7 +203,7 @@ class EtcdStore:
                     await link.settled()
                 for _ in range(ATTEMPTS_MAX):
                     if link is None or link.broken.is_set():
-                        raise MetadataUnavailable(f"{path}: the metadata session is {self.state.name}")
+                        raise MetadataUnavailable(f"{path}: etcd cannot be reached, the session is {self.state.name}")
                     with suppress(Outdated):
                         return await work(link)
         except TimeoutError:

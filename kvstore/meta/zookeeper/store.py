@@ -276,7 +276,7 @@ class ZooKeeperStore:
     async def _call(self, path: str, submit: Submit) -> Any:
         """Submit a request and await its answer. Raises what stands in _ERRORS."""
         if self.state is not SessionState.CONNECTED:
-            raise MetadataUnavailable(f"{path}: the metadata session is {self.state.name}")
+            raise MetadataUnavailable(f"{path}: ZooKeeper cannot be reached, the session is {self.state.name}")
         if self._calls >= CALLS_MAX:
             raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are under way already")
         answered: asyncio.Future[Any] = self._loop.create_future()

@@ -12,6 +12,9 @@ from typing import Protocol
 
 BEHIND_S = 0.01
 """Between two looks whether an engine has caught up."""
+ROOM_BYTES = 128 << 20
+"""What must be free on the disk: after a flush that found no room an engine takes no write until, with room again, it
+has flushed by itself, which it tries every 5 s. A compaction that finds none costs nothing."""
 
 
 class Batch(Protocol):

@@ -27,7 +27,7 @@ from rocksdict import (
 )
 
 from kvstore.env.clock import SystemClock
-from kvstore.partition.state.engine import Batch, ViewClosed
+from kvstore.partition.state.engine import ROOM_BYTES, Batch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
 
 BLOOM_BITS_PER_KEY = 10
@@ -45,9 +45,6 @@ FILES_TO_COMPACT = 8
 2.6; each file costs 0.05 µs of a lookup of a key that is not there."""
 FILES_SLOWDOWN, FILES_STOP = 64, 256
 """Files that wait for compaction before the engine slows writes down, and stops them: on the event loop, so never."""
-ROOM_BYTES = 128 << 20
-"""What must be free on the disk: after a flush that found no room the engine takes no write until, with room again, it
-has flushed by itself, which it tries every 5 s. A compaction that finds none costs nothing."""
 LOOK_S = 0.1
 """Between two looks at what others do to the disk."""
 READAHEAD_BYTES = 256 << 10

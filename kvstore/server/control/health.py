@@ -189,7 +189,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "bookie_readonly",
                 name,
-                f"it is read-only, its disk is full: {_free(bookie.disk)}",
+                f"it is read-only, its disk is full: {_free_of_bookie(bookie.disk)}",
                 "make room on its disk, or add a bookie",
             )
         for directory in bookie.directories:
@@ -219,7 +219,7 @@ def _disks(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "disk_scarce",
                 f"bookie {bookie.id}",
-                f"its disk is nearly full: {_free(bookie.disk)}",
+                f"its disk is nearly full: {_free_of_bookie(bookie.disk)}",
                 "make room on its disk, or add a bookie, before it becomes read-only",
             )
     for node in report.nodes:
@@ -228,7 +228,7 @@ def _disks(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "disk_scarce",
                 f"node {node.id}",
-                f"the disk of its data directory is nearly full: {_free(node.report.disk)}",
+                f"the disk of its data directory is nearly full: {_free_for_replicas(node.report.disk)}",
                 "make room on it: replicas that cannot write to their disk give their lead away",
             )
 
@@ -403,8 +403,15 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
-def _free(disk: admin_pb2.DiskReport) -> str:
+def _free_for_replicas(disk: admin_pb2.DiskReport) -> str:
+    free = f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free"
+    return f"{free}, replicas there sync nothing below {disk.reserve_bytes / MIB:,.0f}" if disk.reserve_bytes else free
+
+
+def _free_of_bookie(disk: admin_pb2.DiskReport) -> str:
+    """A bookie counts as its total what is free and what it has itself: the disk may be larger."""
     if not disk.total_bytes:
         return "it does not say what is free"
-    kept = f", {disk.reserve_bytes / MIB:,.0f} MiB of them are kept in reserve" if disk.reserve_bytes else ""
-    return f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free{kept}"
+    own = (disk.total_bytes - disk.free_bytes) / MIB
+    free = f"{disk.free_bytes / MIB:,.0f} MiB are free, beside {own:,.0f} of its own"
+    return f"{free}; {disk.reserve_bytes / MIB:,.0f} are kept in reserve" if disk.reserve_bytes else free

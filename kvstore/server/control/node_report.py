@@ -9,6 +9,7 @@ from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.address import parse
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.moves.import_driver import MoveStand
+from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
 from kvstore.server.control.dating import Told
@@ -126,7 +127,7 @@ def report_of(
     )
     report.metadata.MergeFrom(metadata_report(node.zookeeper, node.store, read_age_s))
     if disk[0]:
-        report.disk.total_bytes, report.disk.free_bytes = disk
+        report.disk.MergeFrom(_disk_report(*disk, is_server="server" in member["roles"]))
     if (tls := node.tls) is not None:
         report.tls.mode, report.tls.left_s = tls.mode, tls.left_s
         report.tls.plain_connections, report.tls.failing = tls.plain_connections, tls.is_failing
@@ -154,6 +155,11 @@ def metadata_report(address: str, store: MetadataStore, read_age_s: float) -> ad
     """How the metadata store is, as this node finds it."""
     kind = parse(address).kind.value
     return admin_pb2.MetadataReport(kind=kind, address=address, state=store.state.name.lower(), read_age_s=read_age_s)
+
+
+def _disk_report(total: int, free: int, *, is_server: bool) -> admin_pb2.DiskReport:
+    """Of the data directory; in reserve is what its replicas need."""
+    return admin_pb2.DiskReport(total_bytes=total, free_bytes=free, reserve_bytes=ROOM_BYTES if is_server else 0)
 
 
 def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_bytes: int) -> admin_pb2.BookieReport:

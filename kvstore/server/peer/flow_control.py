@@ -16,6 +16,8 @@ from kvstore.types import PartitionId
 VALUES_MAX, VALUES_LARGE_MAX = 128, 16
 """Values of one partition that may be on their way to one server; the second while they are large."""
 LARGE_BYTES = 64 << 10
+OPERATION_TIMEOUT_S = 5.0
+"""How long a server waits for an operation that another one leads."""
 _BATCH_VALUES_MAX = 16
 """A batch has no larger results than so many of the largest values."""
 
@@ -44,6 +46,8 @@ class Pace:
         self.is_held = False
         """The other server does not take its answers."""
         self.waiting = 0
+        self.abandoned = -1
+        """What waits up to this number is wanted by nobody any more (abandoned.py)."""
         self._lines: dict[PartitionId, _Line] = {}
         self.under_way: dict[int, tuple[_Line, int]] = {}
         """By number, with the values that they may bring. What brings none is not in here."""
@@ -67,13 +71,17 @@ class Pace:
                 _, op, number, _, _ = waiting[0]
                 code = op[0]
                 values = 1 if code == _GET else values_of(op) if code != _PUT or op[4] & _RETURN_OLD else 0
-                if values:
+                if values and number > self.abandoned:
                     if line.values and line.values + values > line.values_max:
                         break
                     line.values += values
                     self.under_way[number] = (line, values)
                 self.waiting -= 1
                 yield waiting.popleft()
+
+    def newest(self) -> int:
+        """The number of what has come last of all that waits; 0 if nothing does."""
+        return max((line.waiting[-1][2] for line in self._lines.values() if line.waiting), default=0)
 
     def oldest(self, heard: int) -> int:
         """How many frames of results the sender had taken in when it sent what waits here longest, or `heard`."""

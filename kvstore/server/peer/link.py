@@ -24,6 +24,7 @@ from kvstore.partition.state.commands import Sink
 from kvstore.partition.state.traits import READS, SINCE, version_of
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import Calls
+from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.peer.lanes import Lanes
 from kvstore.server.peer.proof import Caller, Credentials
@@ -35,7 +36,6 @@ from kvstore.versions import LINK_LATEST, link_version, release_for
 
 log = logging.getLogger(__name__)
 
-OPERATION_TIMEOUT_S = 5.0
 SILENCE_S = 3.0
 """A link that owes answers and says nothing for so long is broken."""
 SWEEP_S = 0.5

@@ -13,6 +13,7 @@ from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Ove
 from kvstore.partition.election.peer_replicas import HOLD
 from kvstore.partition.state.commands import Code, Flag, Op, Record
 from kvstore.server.peer import frames
+from kvstore.server.peer.abandoned import REASON, Abandoned
 from kvstore.server.peer.calls import HOLDS_MAX
 from kvstore.server.peer.door import PeerDoor, Strangers
 from kvstore.server.peer.flow_control import Pace
@@ -64,6 +65,7 @@ class PeerServer:
         """`known`: what this server can do, and what its cluster is at."""
         self.versions = known
         self.credentials, self.dispatcher, self.operations_max = credentials, dispatcher, operations_max
+        self.now = env.clock.now
         self._strangers = Strangers(env.clock)
         self._hosts: dict[ServerId, str] = {}
         """Where servers are or were registered: one whose session has ended may still be there."""
@@ -193,6 +195,7 @@ class PeerSession(PeerSink):
         self._owner, self._stream = owner, stream
         self._frames = Frames()
         self._pace = Pace()
+        self._abandoned = Abandoned(self._pace, owner.now, self._begin)
         self._calls = self._holds = 0
         self._in_flight = 0
         self._partitions: dict[PartitionId, None] = {}
@@ -233,6 +236,7 @@ class PeerSession(PeerSink):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
         self._pace.clear()
+        self._abandoned.end()
         self._owner.ended(self)
 
     def pause_writing(self) -> None:
@@ -306,13 +310,17 @@ class PeerSession(PeerSink):
         for partition, op, number, ring_version, heard in self._pace.take():
             self._in_flight += 1
             error = self._refusals.of(partition, op, heard) if partitions or keys else None
-            if error is None:
+            if number <= self._pace.abandoned:
+                self.turn_away(op, number, REASON)
+            elif error is None:
                 sink = self if not self.expected else sink_of(self, op, number, self.expected, self._owner.traces)
                 submit(partition, op, sink, number, ring_version)
             else:
                 self.turn_away(op, number, error)
+        if self._pace.waiting:
+            self._abandoned.watch()
 
-    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+    def turn_away(self, op: Op, token: int, error: NotLeader | Moved | Overloaded) -> None:
         if isinstance(error, Moved):
             self._refusals.refuse(op)
         self.complete(token, error)

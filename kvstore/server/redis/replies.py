@@ -11,7 +11,6 @@ from typing import Any
 from kvstore.errors import (
     AccessUnfounded,
     ConditionFailed,
-    InvalidRequest,
     NotAuthenticated,
     NotEnoughBookies,
     OutcomeUnknown,
@@ -30,9 +29,6 @@ NOAUTH = b"-NOAUTH Authentication required.\r\n"
 ZERO, ONE = b":0\r\n", b":1\r\n"
 NULL = {2: b"$-1\r\n", 3: b"_\r\n"}
 NULL_ARRAY = {2: b"*-1\r\n", 3: b"_\r\n"}
-
-NOT_AN_INTEGER = b"-ERR value is not an integer or out of range\r\n"
-OVERFLOW = b"-ERR increment or decrement would overflow\r\n"
 
 Format = Callable[[Any], bytes]
 
@@ -132,8 +128,6 @@ def _applied(result: Any) -> bytes:
 
 
 def _number(result: Any) -> bytes:
-    if isinstance(result, InvalidRequest):
-        return OVERFLOW if "overflow" in str(result) else NOT_AN_INTEGER
     return failure(result) if isinstance(result, StoreError) else number(result[0])
 
 

@@ -63,15 +63,19 @@ class VersionFollower:
         await self._nursery.close()
 
     async def _follow(self) -> None:
+        is_told = False
         while True:
             await wait_within(self._changed, REREAD_S)
             self._changed.clear()
             try:
                 await self._read()
+                is_told = False
             except UndecodableNode as error:
                 log.error("the cluster's version cannot be read; it is at least %d: %s", self.cluster, error)
             except MetadataError as error:
-                log.info("the cluster's version cannot be read now; it is at least %d: %s", self.cluster, error)
+                if not is_told:  # the store may be away for hours, and is asked twice a second
+                    log.info("the cluster's version cannot be read now; it is at least %d: %s", self.cluster, error)
+                is_told = True
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 

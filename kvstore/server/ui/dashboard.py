@@ -102,10 +102,14 @@ class Dashboard:
         return web.Response(text=self._files[name], content_type=kind, charset="utf-8", headers=HEADERS)
 
     async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
-        """Server-sent events until the page is closed, the node stops, or its user may not see it any more."""
+        """Server-sent events until the page is closed, the node stops, or its user may not see it any more. Who asks
+        for the head alone gets that: a stream behind it would never end, and the head has no body."""
         if self._streams >= STREAMS_MAX:
             return web.Response(text=f"503: {STREAMS_MAX} pages are open\n", status=503, headers={"Retry-After": "30"})
-        answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        head = {**HEADERS, "Content-Type": "text/event-stream"}
+        if request.method == "HEAD":
+            return web.Response(headers=head)
+        answer = web.StreamResponse(headers=head)
         self._streams += 1
         try:
             await answer.prepare(request)

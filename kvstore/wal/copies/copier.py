@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
-from kvstore.errors import LedgerError, MetadataError
+from kvstore.errors import LedgerError, MetadataError, MetadataUnavailable
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.copies.copying import Copying
 from kvstore.wal.copies.pace import Pace
@@ -93,13 +93,16 @@ class Copier:
         """Look at every ledger once; False if one that is registered lacks something still, or could not be asked."""
         wanted, complete = self._wanted(), self._complete
         await asyncio.sleep(SETTLE_S)
-        is_done = True
+        is_done, is_told = True, False
         for ledger, last in wanted:
             if ledger not in complete:
                 try:
                     is_done &= await self._look_at(ledger, last, complete)
                 except (LedgerError, MetadataError) as error:
-                    log.info("ledger=%d not repaired now: %r", ledger, error)
+                    # While the metadata store is away it is so with every ledger, at every pass.
+                    level = logging.DEBUG if is_told and isinstance(error, MetadataUnavailable) else logging.INFO
+                    log.log(level, "ledger=%d not repaired now: %r", ledger, error)
+                    is_told |= isinstance(error, MetadataUnavailable)
                     self.lacking.setdefault(ledger, frozenset())
                     is_done = False
         complete.intersection_update(ledger for ledger, _ in wanted)

@@ -6,6 +6,8 @@ from errno import EIO, ENOMEM, ENOSPC
 
 import pytest
 
+from kvstore.bookie.journal.segment import segment_name
+from kvstore.bookie.journal.supply import LOOK_S
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Shelf, crash, run, tiny
 from tests.sim.world.disk import SimDisk, SimFile
@@ -179,3 +181,23 @@ def test_a_bookie_that_became_read_only_starts_as_such_and_loses_nothing(world: 
 
 def used(disk: SimDisk) -> int:
     return disk.config.capacity_bytes - disk.free_bytes()
+
+
+# docs/protocol.md L12
+@pytest.mark.parametrize("what", ["journal", "segment"])
+def test_a_journal_whose_files_are_removed_under_it_ends_the_process(world: SimWorld, what: str) -> None:
+    """Writes to them and their syncs go on well, and nobody would find them again."""
+
+    async def write() -> None:
+        shelf = await opened(world)
+        assert await shelf.add(L, 0) is Status.OK
+        disk, folder = world.node("b1").disk, shelf.storage.inventory.segments[1].directory
+        names = disk.list(folder) if what == "journal" else [segment_name(max(shelf.storage.inventory.segments))]
+        for name in names:
+            disk.remove(f"{folder}/{name}")
+        assert await shelf.add(L, 1) is Status.OK, "it cannot know yet"
+        await pause(2 * LOOK_S)
+
+    with pytest.raises(NodeCrashed):
+        run(world, write())
+    assert "are gone from" in world.fatals[0][1]

@@ -192,12 +192,12 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         full,
         DEGRADED,
         "bookie n1-ab",
-        "read-only, its disk is full: 0 of 102,400 MiB",
+        "read-only, its disk is full: 0 MiB are free",
         "add a bookie",
     ),
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
     "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "entries of 1 ledger may be missing", "autorecovery status"),
-    "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 of 102,400 MiB are free, 1,024 MiB of them", "make room"),
+    "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free, beside 98,304 of its own", "make room"),
     "ledgers_unreadable": (unreadable, DEGRADED, "the log", "in 2 ledgers no good copy", "fsck"),
     "repair_backlog": (backlog, DEGRADED, "the log", "17 ledgers lack copies; 0 are being", "autorecovery list"),
     "repair_off": (switched_off, DEGRADED, "the log", "switched off", "autorecovery enable"),
@@ -301,6 +301,18 @@ def test_what_is_too_old_counts_as_away_whatever_the_session_says() -> None:
 def test_a_scarce_disk_of_a_data_directory_is_found_too() -> None:
     [finding] = found_in(scarce_data)
     assert (finding.code, finding.subject) == ("disk_scarce", "node n2")
+
+
+def test_a_small_disk_on_which_replicas_will_soon_sync_nothing_is_scarce() -> None:
+    """Above a twentieth of it, which is too little for an engine all the same."""
+
+    def small(report: ClusterReport) -> None:
+        disk = report.nodes[1].report.disk
+        disk.total_bytes, disk.free_bytes, disk.reserve_bytes = GIB, 200 << 20, 128 << 20
+
+    [finding] = found_in(small)
+    assert (finding.code, finding.subject) == ("disk_scarce", "node n2")
+    assert "200 of 1,024 MiB are free, replicas there sync nothing below 128" in finding.reason
 
 
 def test_a_wiped_bookie_is_no_finding_once_its_copies_are_made_again() -> None:

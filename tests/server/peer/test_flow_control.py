@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.partition.state.commands import Code, Flag, Op
-from kvstore.server.peer import flow_control, server
+from kvstore.server.peer import abandoned, flow_control, server
 from kvstore.server.peer import frames as peer_frames
 from kvstore.server.peer.flow_control import LARGE_BYTES, VALUES_LARGE_MAX, VALUES_MAX, Pace, values_of
 from kvstore.server.peer.frames import Frames, Lane, Operations, Results
@@ -123,4 +123,65 @@ async def test_a_server_that_reads_its_answers_late_gets_all_of_them_and_keeps_i
                 assert all(record[0] == value for _, record in message.records)
                 seen += [number for number, _ in message.records]
         assert seen == list(range(count))
+        raw.close()
+
+
+async def test_what_waits_for_longer_than_its_server_does_is_taken_out_and_what_came_later_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(abandoned, "LOOK_S", 0)
+    pace, now, begun = Pace(), [0.0], list[int]()
+    watcher = abandoned.Abandoned(pace, lambda: now[0], lambda: begun.extend(taken(pace)))
+    arrive(pace, P1, [*[GET] * VALUES_MAX, GET, PUT])
+    taken(pace)
+    watcher.watch()
+    arrive(pace, P1, [GET], first=1_000)
+    assert begun == []
+    now[0] = abandoned.OPERATION_TIMEOUT_S
+
+    async def is_taken_out() -> bool:
+        return bool(begun)
+
+    await wait_until(is_taken_out, what="what nobody waits for goes")
+    assert begun == [VALUES_MAX + 1, VALUES_MAX + 2], "the first values are under way still"
+    assert (pace.waiting, pace.abandoned) == (1, VALUES_MAX + 2)
+    watcher.end()
+
+
+async def test_what_nobody_waits_for_any_more_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write among them, too: its client has been told that the outcome is unknown, and goes on."""
+    monkeypatch.setattr(flow_control, "VALUES_MAX", 8)
+    monkeypatch.setattr(abandoned, "OPERATION_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(abandoned, "LOOK_S", 0.01)
+    count = 60
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        await cluster.lead("p1", "n2")
+        key, value = cluster.key_of("p1"), b"x" * (1 << 20)
+        async with cluster["n2"].redis() as client:
+            await client.set(key, value)
+        raw = await connect(cluster)
+        await cluster["n1"].introduce(raw, "n2")
+        raw.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        gets: list[Any] = [(number, (int(Code.GET), key, 0, 0)) for number in range(count)]
+        put: list[Any] = [(count, (int(Code.PUT), key, b"late", 0, 0, 0, None))]
+        version = cluster["n2"].dispatcher.topology.ring.routed
+        raw.writer.write(peer_frames.encode(Operations(version, [Lane("p1", gets=gets, puts=put)])))
+        (session,) = cluster["n2"].peers._sessions.values()
+
+        async def is_abandoned() -> bool:
+            return session._pace.is_held and session._pace.abandoned == count
+
+        await wait_until(is_abandoned, what="its answers are not taken, and what waits is given up")
+        raw.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        frames, seen, refused = Frames(), list[int](), dict[int, str]()
+        while len(seen) + len(refused) <= count:
+            for message in frames.feed(await raw.reader.read(1 << 20)):
+                assert isinstance(message, Results)
+                seen += [number for number, _ in [*message.records, *message.numbers]]
+                refused |= {number: type(error).__name__ for number, error in message.others}
+        assert seen == list(range(len(seen)))
+        assert sorted(refused) == list(range(len(seen), count + 1))
+        assert set(refused.values()) == {"Overloaded"}
+        async with cluster["n2"].redis() as client:
+            assert await client.get(key) == value
         raw.close()

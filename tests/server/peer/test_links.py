@@ -294,6 +294,7 @@ def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None
 class Owner:
     def __init__(self, dispatcher: Leader) -> None:
         self.dispatcher, self.operations, self.operations_max = dispatcher, 0, 100
+        self.now = lambda: 0.0
 
 
 async def test_a_server_that_reaches_none_of_several_others_says_so_and_goes_on_trying(tmp_path: Path) -> None:

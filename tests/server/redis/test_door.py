@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio as redis
 from redis.exceptions import ExecAbortError, ResponseError
 
+from kvstore.limits import VALUE_BYTES_MAX
 from tests.server.redis.door import Door, redis_door
 
 
@@ -47,6 +48,13 @@ async def test_set_get_answers_the_old_value(client: Any) -> None:
     assert await client.execute_command("GETSET", "k", "d") == b"b"
     assert await client.getdel("k") == b"d"
     assert await client.getdel("k") is None
+
+
+async def test_what_an_append_would_make_too_large_is_refused_by_its_size(client: Any) -> None:
+    await client.set("k", b"x" * VALUE_BYTES_MAX)
+    with pytest.raises(ResponseError, match=f"value of at most {VALUE_BYTES_MAX} bytes, got {VALUE_BYTES_MAX + 1}"):
+        await client.append("k", b"y")
+    assert await client.strlen("k") == VALUE_BYTES_MAX
 
 
 async def test_times_to_live(client: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 from kvstore import versions
 from kvstore.env import Env
 from kvstore.env.real import real_env
-from kvstore.errors import ClusterTooNew, UndecodableNode
+from kvstore.errors import ClusterTooNew, MetadataUnavailable, UndecodableNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
+from kvstore.server.routing import version_follower
 from kvstore.server.routing.announcement import Announcement
 from kvstore.server.routing.cluster_version import ClusterVersion, ClusterVersionStore, decoded
 from kvstore.server.routing.topology import Member
@@ -64,6 +66,28 @@ async def test_a_server_that_cannot_do_the_clusters_version_does_not_start(env: 
     await ClusterVersionStore(store).rise(versions.LATEST + 7, "9.9.9")
     with pytest.raises(ClusterTooNew, match=r"the cluster is at 9: install kvstore 9\.9\.9 or later"):
         await VersionFollower(env, store, N1).open()
+
+
+async def test_that_the_metadata_store_is_away_is_told_once(
+    env: Env, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(version_follower, "RETRY_S", 0)
+    follower, asked = VersionFollower(env, MemoryStore(), N1), list[None]()
+    await follower.open()
+
+    async def away() -> ClusterVersion:
+        asked.append(None)
+        raise MetadataUnavailable("the metadata session is SUSPENDED")
+
+    async def is_asked_often() -> bool:
+        return len(asked) > 5
+
+    monkeypatch.setattr(follower._store, "read", away)
+    with caplog.at_level(logging.INFO):
+        follower.look()
+        await wait_until(is_asked_often, what="it is asked again and again")
+    assert len([each for each in caplog.records if "cannot be read now" in each.message]) == 1
+    await follower.close()
 
 
 async def test_a_server_hears_of_a_rise(env: Env) -> None:

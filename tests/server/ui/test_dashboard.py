@@ -195,6 +195,20 @@ async def test_there_are_no_more_streams_than_there_may_be(opened: Opened, monke
         assert (await fetch(f"{opened.url}/ui/live"))[0].status == 503
 
 
+async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STREAMS_MAX", 1)
+    host, _, port = opened.url.removeprefix("http://").rpartition(":")
+    for _ in range(2):  # none of them takes the place of an open page
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HEAD /ui/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert (head.startswith(b"HTTP/1.1 200"), b"text/event-stream" in head, body) == (True, True, b"")
+
+
 async def test_a_node_that_starts_says_that_it_has_no_dashboard_yet(opened: Opened) -> None:
     held, opened.door.dashboard = opened.door.dashboard, None
     try:
