@@ -181,21 +181,22 @@ class Evaluator:
         keys = [item[0][1] for item in items]
         data_keys = data_keys_of(keys)
         rows = self._state.engine.multi_get(data_keys)
-        self._stored = dict(zip(keys, rows, strict=True))
         touched = self._overlay.touched_of(keys) if self._overlay.layers else set[bytes]()
-        if self._prefixes:
-            touched.update([key for key in keys if key.startswith(self._prefixes)])
+        metered = [key for key in keys if key.startswith(self._prefixes)] if self._prefixes else []
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
         writable = (
             NOTHING if self._serving_ranges.held else self._serving_ranges.writable
         )  # NOTHING: each is decided on by itself
         slices, holds_row = writable.slices, writable.holds_row
-        if len(items) >= TOGETHER_MIN and not touched and writable.holds_rows(data_keys):
-            versions = put_together(draft, items, keys, data_keys, rows)
+        if len(items) >= TOGETHER_MIN and not metered and writable.holds_rows(data_keys):
+            ops, sinks, tokens = zip(*items, strict=True)
+            versions = put_together(draft, ops, keys, data_keys, rows, self._overlay, touched)
             if versions is not None:
-                replies += [(sink, token, version) for (_, sink, token), version in zip(items, versions, strict=True)]
+                replies += zip(sinks, tokens, versions, strict=True)
                 return len(items)
+        touched.update(metered)
+        self._stored = dict(zip(keys, rows, strict=True))
         decided = 0
         for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
             decided += 1

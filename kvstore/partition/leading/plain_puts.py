@@ -6,23 +6,19 @@ What it decides is what `operations` decides one by one; whatever is not plain i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
-from typing import Any
 
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.operations import BATCH_OPS_MAX
-from kvstore.partition.state.overlay import Overlay
+from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
 from kvstore.partition.state.rows import AGED, EXPIRES
 
 LOOKED_UP_MAX = 128
 """Records read at once: any of them may have a megabyte."""
 
 _PUT = int(Code.PUT)
-_version = Struct(">Q")
-_NEVER = bytes(_version.size)
 
 
 def put_all(
@@ -34,7 +30,8 @@ def put_all(
     if not 0 < len(ops) <= BATCH_OPS_MAX or any(op[0] != _PUT or op[3] or op[4] for op in ops):
         return None
     keys, values = [op[1] for op in ops], [op[2] for op in ops]
-    if overlay.touched_of(keys) or not _may_be_together(draft, keys, values):
+    size = _size_together(keys, values)
+    if not size or overlay.touched_of(keys) or not _are_new(draft, keys):
         return None
     created: list[int] = []
     for begin in range(0, len(row_keys), LOOKED_UP_MAX):
@@ -42,49 +39,77 @@ def put_all(
         if some is None:
             return None
         created += some
-    return draft.put_all(keys, row_keys, values, created)
+    return list(draft.put_all(keys, row_keys, values, created, size))
 
 
 def put_together(
     draft: Draft,
-    items: list[tuple[Op, Any, int]],
+    ops: Sequence[Op],
     keys: list[bytes],
     row_keys: list[bytes],
     rows: Sequence[bytes | None],
-) -> list[int] | None:
-    """The same for operations that came by themselves, if none has a request id. Nothing under way touches the keys,
-    and `rows` are what the engine has of them."""
-    for op, _, _ in items:
-        if op[0] != _PUT or op[3] or op[4] or op[6] is not None:
-            return None
-    values = [op[2] for op, _, _ in items]
-    if not _may_be_together(draft, keys, values):
+    overlay: Overlay,
+    touched: set[bytes],
+) -> Sequence[int] | None:
+    """The same for operations that came by themselves, if none has a request id. A key may come twice, and `touched`
+    are those which entries in flight change; `rows` are what the engine has of all."""
+    try:
+        codes, _, values, expiries, flags, _, requests = zip(*ops, strict=True)
+    except ValueError:  # of different shapes, or another one
         return None
-    created = _created(rows)
-    return None if created is None else draft.put_all(keys, row_keys, values, created)
+    count = len(keys)
+    if codes.count(_PUT) < count or requests.count(None) < count or any(expiries) or any(flags):
+        return None
+    size = _size_together(keys, values)
+    created = _created(rows) if size else None
+    if created is None:
+        return None
+    is_first = not touched and _are_new(draft, keys)
+    if not is_first and not _follow(created, keys, draft, overlay):
+        return None
+    return draft.put_all(keys, row_keys, values, created, size)
 
 
-def _may_be_together(draft: Draft, keys: list[bytes], values: list[bytes]) -> bool:
-    """Whether all keys differ, the draft has none of them, and the store takes these sizes."""
-    is_new = len(set(keys)) == len(keys) and draft.layer.rows.keys().isdisjoint(keys)
-    return is_new and _fit(list(map(len, keys)), list(map(len, values)))
+def _follow(created: list[int], keys: list[bytes], draft: Draft, overlay: Overlay) -> bool:
+    """Of a key that was written before, here or in what is in flight, that record counts and not the engine's. False if
+    one expires."""
+    latest: dict[bytes, int] = {}
+    for version, (place, key) in enumerate(enumerate(keys), draft.last_seq + 1):
+        begun = latest.get(key)
+        if begun is None:
+            row: Row | Untouched | None = draft.layer.rows.get(key, UNTOUCHED)
+            if row is UNTOUCHED:
+                row = overlay.find(key)
+            if row is UNTOUCHED:
+                begun = created[place]
+            elif row is not None and row[4]:
+                return False
+            else:
+                begun = 0 if row is None else row[2]
+        created[place] = begun
+        latest[key] = begun or version
+    return True
+
+
+def _are_new(draft: Draft, keys: list[bytes]) -> bool:
+    """Whether all keys differ, and the draft has none of them."""
+    return len(set(keys)) == len(keys) and draft.layer.rows.keys().isdisjoint(keys)
+
+
+def _size_together(keys: list[bytes], values: Sequence[bytes]) -> int:
+    """The bytes of keys and values if the store takes these in one batch, else 0."""
+    of_keys, of_values = list(map(len, keys)), list(map(len, values))
+    if not min(of_keys) or max(of_keys) > KEY_BYTES_MAX or max(of_values) > VALUE_BYTES_MAX:
+        return 0
+    size = sum(of_keys) + sum(of_values)
+    return size if size <= BATCH_BYTES_MAX else 0
 
 
 def _created(rows: Sequence[bytes | None]) -> list[int] | None:
     """The sequence that created each record, 0 for one that is absent; None if a record expires."""
     if not any(rows):
         return [0] * len(rows)
-    flags = bytes([row[0] if row is not None else 0 for row in rows])
-    if max(flags) >= EXPIRES:
+    if max([row[0] for row in rows if row is not None]) >= EXPIRES:
         return None
-    versions = [
-        _NEVER if row is None else row[17:25] if flag == AGED else row[1:9]
-        for flag, row in zip(flags, rows, strict=True)
-    ]
-    return [each for (each,) in _version.iter_unpack(b"".join(versions))]
-
-
-def _fit(keys: list[int], values: list[int]) -> bool:
-    """Whether the store takes keys and values of these lengths in one batch."""
-    each_fits = min(keys) > 0 and max(keys) <= KEY_BYTES_MAX and max(values) <= VALUE_BYTES_MAX
-    return each_fits and sum(keys) + sum(values) <= BATCH_BYTES_MAX
+    read = int.from_bytes  # of rows without an expiry, as `created_of` does: a call for each would be half of it
+    return [0 if row is None else read(row[17:25] if row[0] == AGED else row[1:9], "big") for row in rows]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import repeat
+from operator import sub
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct, field
@@ -13,6 +16,8 @@ from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT
 from kvstore.partition.state.rows import data_key
 from kvstore.types import PartitionId
+
+_CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
 
 
 class Mark(NamedTuple):
@@ -91,22 +96,29 @@ class Draft(Struct, eq=False):
         self._set(key, (value, seq, created, self.time_ms, expires_ms))
         return seq
 
-    def put_all(self, keys: list[bytes], row_keys: list[bytes], values: list[bytes], created: list[int]) -> list[int]:
-        """Write keys that nothing has touched; `created`: the sequence that created each, 0 for one that is absent.
-        Returns the new versions. Not to be undone, and not metered."""
-        first = self.last_seq + 1
-        versions = list(range(first, first + len(keys)))
-        self.kinds += bytes([OVERWRITE if each else CREATE for each in created])
-        self.ages += [version - each for version, each in zip(versions, created, strict=True) if each]
+    def put_all(
+        self, keys: list[bytes], row_keys: list[bytes], values: Sequence[bytes], created: list[int], size: int
+    ) -> Sequence[int]:
+        """Write keys, with their values `size` bytes; `created`: the sequence that created each, 0 for one that is
+        absent. None expires. Returns the new versions. Not to be undone, and not metered."""
+        first, count = self.last_seq + 1, len(keys)
+        versions = range(first, first + count)
+        if not any(created):
+            self.kinds += _CREATED * count
+            begins: Sequence[int] = versions
+        elif all(created):
+            self.kinds += _OVERWRITTEN * count
+            self.ages += map(sub, versions, created)
+            begins = created
+        else:
+            self.kinds += bytes([OVERWRITE if each else CREATE for each in created])
+            self.ages += [version - each for version, each in zip(versions, created, strict=True) if each]
+            begins = [each or version for version, each in zip(versions, created, strict=True)]
         self.keys += keys
         self.data_keys += row_keys
         self.values += values
-        self.size += sum(map(len, keys)) + sum(map(len, values))
-        time_ms = self.time_ms
-        self.layer.rows |= {
-            key: (value, version, each or version, time_ms, 0)
-            for key, value, version, each in zip(keys, values, versions, created, strict=True)
-        }
+        self.size += size
+        self.layer.rows.update(zip(keys, zip(values, versions, begins, repeat(self.time_ms), repeat(0)), strict=True))
         return versions
 
     def delete(self, key: bytes, old: Row) -> int:

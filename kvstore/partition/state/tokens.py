@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 from kvstore.ring.hashing import TOKENS
@@ -13,6 +14,8 @@ from kvstore.types import PartitionId
 NONE, PART, WHOLE = 0, 1, 2
 """Of the tokens that share their first byte."""
 _SLICE = TOKENS >> 8
+_first_byte_of = itemgetter(1)
+"""Of the token of a record's row."""
 
 
 class Span(NamedTuple):
@@ -70,6 +73,8 @@ class Tokens:
     def holds_rows(self, row_keys: list[bytes]) -> bool:
         """Whether the tokens of all these rows are held."""
         slices = self.slices
+        if bytes(map(_first_byte_of, row_keys)).translate(slices).count(WHOLE) == len(row_keys):
+            return True
         for row_key in row_keys:
             slice_ = slices[row_key[1]]
             if slice_ != WHOLE and not (slice_ == PART and self.holds_row(row_key)):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import StoreError
-from kvstore.partition.leading import range_reads
+from kvstore.partition.leading import plain_puts, range_reads
 from kvstore.partition.leading.evaluate import Evaluator, NextEntry
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.leader_reads import LeaderReads
@@ -19,7 +19,7 @@ from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
 from kvstore.types import EntryId, LedgerId, Position
-from tests.partition.leading import test_leader, test_read_lease, test_retries
+from tests.partition.leading import test_leader, test_plain_puts, test_read_lease, test_retries
 from tests.partition.one_partition import Partition
 from tests.partition.state import test_expiry, test_operations, test_range_reads
 
@@ -124,6 +124,14 @@ def decide_without_what_is_in_flight(patch: Patch) -> None:
     patch.setattr(Overlay, "touched_of", lambda self, keys: set())
 
 
+def follow_the_engine_alone(patch: Patch) -> None:
+    patch.setattr(plain_puts, "_follow", lambda *_: True)
+
+
+def take_each_key_for_another(patch: Patch) -> None:
+    patch.setattr(plain_puts, "_are_new", lambda *_: True)
+
+
 def forget_effectless_requests(patch: Patch) -> None:
     patch.setattr(Draft, "note", lambda self, key: 0)
     patch.setattr(Draft, "answer", lambda *_: None)
@@ -201,6 +209,10 @@ def listed_past_expiry() -> None:
         )
 
 
+def together() -> None:
+    test_plain_puts.test_plain_puts_that_come_together_answer_and_log_what_they_would_one_by_one(0)
+
+
 leader, reads, retries, expiry = test_leader, test_read_lease, test_retries, test_expiry
 CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (list_keys_that_are_past_their_expiry_as_if_they_were_there, listed_past_expiry),
@@ -241,6 +253,8 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
         decide_without_what_is_in_flight,
         served(leader.test_operations_see_those_before_them_that_are_still_under_way),
     ),
+    (follow_the_engine_alone, together),
+    (take_each_key_for_another, together),
     (
         forget_effectless_requests,
         with_two_keys(retries.test_a_retry_gets_the_first_answer_and_changes_nothing, retries.OPS[5], False),

@@ -1,6 +1,8 @@
 """Batches of plain puts: decided on in columns, they are what they are one by one."""
 
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -115,3 +117,64 @@ def test_a_batch_with_a_key_that_is_refused_writes_nothing(key: bytes) -> None:
     partition = Partition().start()
     assert isinstance(partition.do(batch(b"a", (put(b"a", b"1"), put(key, b"1")))), InvalidRequest)
     assert partition.state.key_count == 0
+
+
+def crowded_history(seed: int) -> list[list[list[Op]]]:
+    """Mostly plain puts: those of one list come together, those of the lists of a step are under way together."""
+    random, sequence = Random(seed), 0
+
+    def one(keys: list[bytes]) -> Op:
+        nonlocal sequence
+        key = random.choice(keys)
+        if random.random() < 0.97:
+            return put(key, b"%d" % random.randrange(100))
+        sequence += 1
+        request = RequestId(bytes(16), sequence, 1, TIME_MS)
+        return random.choice(
+            [
+                delete(key),
+                put(key, b"v", TIME_MS + random.choice([1, 1 << 30])),
+                put(key, b"v", flags=Flag.IF_ABSENT),
+                put(key, b"v", request=request),
+                put(b"", b"v"),
+                put(key, bytes(VALUE_BYTES_MAX + 1)),
+            ]
+        )
+
+    def a_step() -> list[list[Op]]:
+        keys = random.choice([KEYS[:3], KEYS, [b"other-%d" % number for number in range(400)]])
+        return [[one(keys) for _ in range(random.choice([2, 5, 20, 150]))] for _ in range(random.randrange(1, 5))]
+
+    return [a_step() for _ in range(30)]
+
+
+def told_together(steps: list[list[list[Op]]]) -> tuple[list[str], list[bytes]]:
+    """The answers, and what was logged."""
+    partition = Partition().start()
+    for step in steps:
+        for ops in step:
+            partition.submit(*ops)
+        while partition.log.under_way:
+            partition.acknowledge()
+        partition.wait(0.002)
+    return list(map(repr, partition.caller.results.values())), [each.payload for each in partition.log.acknowledged]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plain_puts_that_come_together_answer_and_log_what_they_would_one_by_one(seed: int) -> None:
+    steps, together, in_columns, followed = crowded_history(seed), evaluate.put_together, 0, 0
+
+    def counted(*arguments: Any) -> Sequence[int] | None:
+        nonlocal in_columns, followed
+        found, keys, touched = together(*arguments), arguments[2], arguments[6]
+        in_columns += found is not None
+        followed += found is not None and bool(touched or len(set(keys)) < len(keys))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "put_together", counted)
+        found = told_together(steps)
+        patch.setattr(evaluate, "put_together", lambda *_: None)
+        assert found == told_together(steps)
+    assert in_columns > 10
+    assert followed > 4
