@@ -4,7 +4,7 @@ import ast
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +63,13 @@ class Source:
 def sources(*tops: str) -> list[Source]:
     """Our Python files under `tops`, generated ones excepted."""
     files = sorted(file for top in tops for file in (ROOT / top).rglob("*.py"))
-    return [Source(str(file.relative_to(ROOT)), file.read_text()) for file in files if "_pb2" not in file.name]
+    return [_source(file) for file in files if "_pb2" not in file.name]
+
+
+@cache
+def _source(file: Path) -> Source:
+    """Each file is parsed once, however many rules look at it."""
+    return Source(str(file.relative_to(ROOT)), file.read_text())
 
 
 def tracked_texts() -> dict[str, str]:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -83,11 +83,29 @@ KVSTORE = sources("kvstore")
 ALL = sources("kvstore", "kvstore_loadtest", "pyspark_kvstore", "loadtest", "tests")
 PACKAGE_FACES = [file for file in KVSTORE if file.path.endswith("/__init__.py")]
 
-every = pytest.mark.parametrize
-by_path = {"ids": lambda file: file.path}
+
+def each_of(files: Sequence[Source]) -> Callable[[Callable[[Source], None]], Callable[[], None]]:
+    """Turn the check of one file into the test of all of them, which shows every file that fails: thousands of tests
+    would cost more than what they check."""
+
+    def test_of(check: Callable[[Source], None]) -> Callable[[], None]:
+        def test() -> None:
+            assert files, "nothing to check"
+            faults = []
+            for file in files:
+                try:
+                    check(file)
+                except AssertionError as error:
+                    faults.append(f"{file.path}: {error}")
+            assert not faults, "\n".join(faults)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return test_of
 
 
-@every("file", [file for file in KVSTORE if file.module != "kvstore"], **by_path)
+@each_of([file for file in KVSTORE if file.module != "kvstore"])
 def test_imports_point_down_the_layers(file: Source) -> None:
     part = file.module.split(".")[1]
     assert part in DEPTH, f"say in LAYERS where kvstore.{part} stands"
@@ -123,7 +141,7 @@ def test_no_package_imports_itself_in_a_circle() -> None:
     assert import_cycle_or_none(graph) is None
 
 
-@every("file", PACKAGE_FACES, **by_path)
+@each_of(PACKAGE_FACES)
 def test_a_package_face_only_re_exports(file: Source) -> None:
     for node in file.tree.body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -140,7 +158,7 @@ def test_the_list_of_deciding_modules_names_what_is_there_and_does_not_say_it() 
     assert sorted(DECIDING - silent) == []
 
 
-@every("file", [file for file in KVSTORE if is_deciding(file)], **by_path)
+@each_of([file for file in KVSTORE if is_deciding(file)])
 def test_deciding_modules_touch_nothing_outside(file: Source) -> None:
     assert [f"{each.module}, line {each.line}" for each in file.imports if each.at_run_time and each.top in DOING] == []
 
@@ -163,7 +181,7 @@ def unrepeatable(file: Source) -> Iterator[str]:
             yield f"{file.path}:{node.lineno} {called}"
 
 
-@every("file", [file for file in KVSTORE if not file.path.startswith(ADAPTERS)], **by_path)
+@each_of([file for file in KVSTORE if not file.path.startswith(ADAPTERS)])
 def test_only_adapters_use_what_a_seed_cannot_repeat(file: Source) -> None:
     assert list(unrepeatable(file)) == []
 
@@ -174,14 +192,14 @@ def reads_of_wall_clocks(file: Source) -> Iterator[int]:
     )
 
 
-@every("file", [file for file in KVSTORE if file.path.startswith(GO_BY_DATES)], **by_path)
+@each_of([file for file in KVSTORE if file.path.startswith(GO_BY_DATES)])
 def test_what_decides_by_a_date_asks_the_judged_one(file: Source) -> None:
     """docs/protocol.md, P28."""
     if file.path not in READ_WALL_CLOCKS:
         assert list(reads_of_wall_clocks(file)) == [], "ask the clock for date_ms, or to remove something for passed_ms"
 
 
-@every("file", [file for file in sources("tests") if not file.path.startswith(SLEEPERS)], **by_path)
+@each_of([file for file in sources("tests") if not file.path.startswith(SLEEPERS)])
 def test_tests_do_not_sleep(file: Source) -> None:
     """asyncio.sleep(0) lets others run and is no sleep."""
     calls = (node for node in ast.walk(file.tree) if isinstance(node, ast.Call))
@@ -204,7 +222,7 @@ def test_no_test_imports_locust() -> None:
     assert {module for module in patching if module.startswith("tests.")} == PATCHED
 
 
-@every("file", sources("tests"), **by_path)
+@each_of(sources("tests"))
 def test_what_a_test_defines_it_also_runs(file: Source) -> None:
     """A scene that nobody plays passes whatever the code does."""
     for node in ast.walk(file.tree):
@@ -215,7 +233,7 @@ def test_what_a_test_defines_it_also_runs(file: Source) -> None:
             assert unused == [], f"{file.path}: {node.name} defines what it never uses"
 
 
-@every("file", ALL, **by_path)
+@each_of(ALL)
 def test_files_and_functions_fit_the_reader(file: Source) -> None:
     assert file.text.count("\n") <= LONG_FILES.get(file.path, FILE_LINES_MAX), f"{file.path} is too long"
     for name, lines in file.functions():
@@ -249,7 +267,7 @@ def test_the_ratchets_name_only_what_is_still_too_long() -> None:
 CLIPPED = re.compile(r"(Who|Whoever|Whose|What|Which)\b")
 
 
-@every("file", KVSTORE, **by_path)
+@each_of(KVSTORE)
 def test_a_docstring_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source) -> None:
     """Of a module, a class or a function: say what it does, or name what it is."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -261,7 +279,7 @@ def test_a_docstring_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source
 NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")
 
 
-@every("file", KVSTORE, **by_path)
+@each_of(KVSTORE)
 def test_a_class_is_called_what_it_is(file: Source) -> None:
     classes = (node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef))
     assert [f"{file.path}:{each.lineno} {each.name}" for each in classes if NOT_NOUNS.fullmatch(each.name)] == []
@@ -280,7 +298,7 @@ ABSOLUTE = re.compile(
 )
 
 
-@every(("what", "banned"), [("unfinished business", UNFINISHED), ("a path of one machine", ABSOLUTE)])
+@pytest.mark.parametrize(("what", "banned"), [("unfinished business", UNFINISHED), ("a path of one machine", ABSOLUTE)])
 def test_tracked_files_hold_none_of(what: str, banned: re.Pattern[str]) -> None:
     found = [
         f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"

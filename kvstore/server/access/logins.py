@@ -4,7 +4,9 @@ A hash is meant to be slow, so none is made for each connection, nor for whoever
 by a keyed hash with a key of this process alone; the same login asked for by many is verified once; an address that has
 failed too often is refused for a while without any hash. Of those that wait the one comes next whose address has failed
 the fewest times, and where too many wait that of the address with the most gives way: whoever guesses, from many
-addresses too, waits behind those who do not.
+addresses too, waits behind those who do not. A login that was wrong before is wrong again without a hash, and counts
+once: a client that goes on with a password that was changed, or of a user who was removed, guesses nothing, and does
+not have the others of its address refused.
 
 A token (kvstore/access/tokens.py) is taken in a password's place, at every door, with its user's name, with `default`
 or with none. It costs one fast hash each time, cannot be guessed, and whoever comes with one is never refused for what
@@ -39,6 +41,8 @@ FAILURES_MAX, FAILURES_S = 10, 60.0
 """Of one address within that time; after that its logins are refused unless the server knows them already."""
 ADDRESSES_MAX = 1_000
 """Addresses that are remembered; the one that failed longest ago is forgotten first."""
+WRONG_MAX = 1_000
+"""Wrong logins that are remembered; the oldest is forgotten first."""
 WRONG = "invalid username-password pair or user is disabled."
 WRONG_TOKEN = "the token is not one of this cluster's, not this user's, has expired or was revoked"
 ANY_USER = ("", "default")
@@ -81,6 +85,7 @@ class Logins:
         self._audit = audit
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
+        self._wrong: dict[_Mark, None] = {}
         self._under_way: dict[_Mark, asyncio.Future[bool]] = {}
         self._waiting: list[_Wait] = []
         """As they came; the others under way are with the thread."""
@@ -131,14 +136,16 @@ class Logins:
             self.failed += 1
             raise self._noted(f"#{token}", address, WRONG_TOKEN)
         known = self._access.user_or_none(user)
-        if self._is_limited(address):
+        text = known.password if known is not None else ""
+        mark = user, text, self._mark(user, password)
+        is_known_wrong = mark in self._wrong
+        if not is_known_wrong and self._is_limited(address):
             self.limited += 1
             raise self._noted(user, address, f"too many failed logins of this address; try again in {FAILURES_S:.0f} s")
-        text = known.password if known is not None else ""
         has_length = 1 <= len(password) <= PASSWORD_BYTES_MAX
         if not has_length:
             self._note_failure(address)
-        if not has_length or not await self._verify(user, text, password, address):
+        if is_known_wrong or not has_length or not await self._verify(mark, password, address):
             self.failed += 1
             raise self._noted(user, address, WRONG)
         identity = self._access.identity_or_none(user)
@@ -146,15 +153,9 @@ class Logins:
             raise NotAuthenticated(WRONG)
         return identity
 
-    async def _verify(self, user: str, text: str, password: bytes, address: str) -> bool:
-        mark = user, text, self._mark(user, password)
-        under_way = self._under_way.get(mark)
-        if under_way is None:
-            return await asyncio.shield(self._begin(mark, password, address)) and bool(text)
-        is_right = await asyncio.shield(under_way) and bool(text)
-        if not is_right:
-            self._note_failure(address)
-        return is_right
+    async def _verify(self, mark: _Mark, password: bytes, address: str) -> bool:
+        under_way = self._under_way.get(mark) or self._begin(mark, password, address)
+        return await asyncio.shield(under_way) and bool(mark[1])
 
     def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
         """Have it hashed when it is its turn. Raises Overloaded."""
@@ -209,13 +210,19 @@ class Logins:
         self._go_on()
 
     def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
-        """Remember what was right, also if whoever asked has gone meanwhile: he would ask for the same hash again, and
+        """Remember what was found, also if whoever asked has gone meanwhile: he would ask for the same hash again, and
         be refused in the end for failures that were none."""
         user, text, digest = mark
         self._under_way.pop(mark, None)
-        if not done.cancelled() and done.exception() is None and done.result() and text:
+        if done.cancelled() or done.exception() is not None:
+            return
+        if done.result() and text:
             self._take_back(address)
             self._verified[user] = _Verified(text, digest)
+            return
+        if len(self._wrong) >= WRONG_MAX:
+            del self._wrong[next(iter(self._wrong))]
+        self._wrong[mark] = None
 
     def _noted(self, user: str, address: str, why: str) -> NotAuthenticated:
         error = NotAuthenticated(why)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from kvstore.access import Password, Right, SetPassword, Switch
+from kvstore.access import Password, RemoveUser, Right, SetPassword, Switch
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
 from kvstore.server.access import logins as module
@@ -67,6 +67,30 @@ async def test_guesses_of_one_address_cost_few_hashes_and_others_may_log_in(logi
     with pytest.raises(NotAuthenticated, match="too many"):
         await logins.login("tenant", PASSWORD, "a")
     assert (await logins.login("tenant", PASSWORD, "b")).name == "tenant"
+
+
+async def test_a_client_that_goes_on_with_a_wrong_password_has_nobody_else_refused(
+    logins: Logins, access: Access
+) -> None:
+    """Of a user who was removed too. Whoever tries the same again guesses nothing."""
+    assert (await logins.login("tenant", PASSWORD, "a")).name == "tenant"
+    access.take(table(RemoveUser("tenant")))
+    for user, wrong in (("tenant", PASSWORD), ("root", b"the former one")):
+        for _ in range(3 * module.FAILURES_MAX):
+            with pytest.raises(NotAuthenticated, match="invalid username-password pair"):
+                await logins.login(user, wrong, "a")
+    assert logins.hashes == 3
+    assert (await logins.login("root", PASSWORD, "a")).name == "root"
+    access.take(table())
+    assert (await logins.login("tenant", PASSWORD, "a")).name == "tenant"
+
+
+async def test_wrong_logins_that_are_remembered_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRONG_MAX", 4)
+    for number in range(7):
+        with pytest.raises(NotAuthenticated):
+            await logins.login("root", b"%d" % number, str(number))
+    assert len(logins._wrong) == 4
 
 
 async def test_addresses_that_are_remembered_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ KNOBS = Knobs(
     faults=("clock_jumps", "clock_jumps", "kill_leader", "hand_over", "pause", "session_expiry", "cut_a_link"),
     pace_s=1.0,
 )
-CHUNKS, SEEDS_PER_CHUNK = 4, 3
+CHUNKS, SEEDS_PER_CHUNK = 2, 3
 
 
 async def _scenario(cluster: Cluster) -> None:

@@ -176,7 +176,7 @@ def test_joins_and_leaves_in_a_chain_end_with_every_key_at_its_owner() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20, 22))
+@pytest.mark.parametrize("seed", [20])
 def test_leaves_end_well_whatever_strikes(seed: int) -> None:
     async def leave_in_trouble(world: World, users: Users) -> None:
         cluster = world.cluster
