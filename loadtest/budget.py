@@ -65,7 +65,7 @@ class Load:
 
 
 BUDGET = (
-    Load("SET, 1 connection", "SET", 1, 1, 400, (340, 195)),
+    Load("SET, 1 connection", "SET", 1, 1, 400, (340, 180)),
     Load("SET, 50 connections", "SET", 50, 1, 5_000),
     Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (14, 5)),
     Load("SET, 50 connections, forwarded", "SET", 50, 1, 5_000, is_forwarded=True),

@@ -23,6 +23,7 @@ from tests.sim.breakages import mutants as clusters
 SEEDS = range(60)
 BY_PYTEST = (
     "tests/partition/leading/test_mutants.py",
+    "tests/partition/state/test_applied_together.py",
     "tests/partition/state/test_memory_mutants.py",
     "tests/models",
     "tests/sim/recovering/test_mutants.py",

@@ -36,8 +36,9 @@ _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
 
-def _call(number: int, *args: object) -> int:
-    result = int(_syscall(ctypes.c_long(number), *args))
+def _call(*args: object) -> int:
+    """Make a system call: its number, which is a long like all that it takes, and what it takes."""
+    result: int = _syscall(*args)
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
@@ -50,7 +51,7 @@ class RingSyncs:
     def __init__(self) -> None:
         """Raises OSError where the kernel has no io_uring or forbids it."""
         params = ctypes.create_string_buffer(_PARAMS.size)
-        self._fd = _call(_SETUP, ctypes.c_long(_ENTRIES), params)
+        self._fd = _call(ctypes.c_long(_SETUP), ctypes.c_long(_ENTRIES), params)
         fields = _PARAMS.unpack(params.raw)
         submit, complete = fields[10:20], fields[20:30]
         try:
@@ -68,8 +69,8 @@ class RingSyncs:
         self._cqes = complete[5]
         for index in range(fields[0]):
             words[submit[6] // 4 + index] = index
-        self._enter = (ctypes.c_long(self._fd), *map(ctypes.c_long, (1, 0, 0)), None, ctypes.c_long(0))
-        self._nothing = (ctypes.c_long(self._fd), *map(ctypes.c_long, (0, 0, 0)), None, ctypes.c_long(0))
+        self._enter = (*map(ctypes.c_long, (_ENTER, self._fd, 1, 0, 0)), None, ctypes.c_long(0))
+        self._nothing = (*map(ctypes.c_long, (_ENTER, self._fd, 0, 0, 0)), None, ctypes.c_long(0))
         self._in_flight: dict[int, Done] = {}
         self._waiting: deque[tuple[int, Done]] = deque()
         self._count = 0
@@ -88,7 +89,7 @@ class RingSyncs:
     def report(self) -> None:
         """Report what has ended. Where nothing has, that is a look at two words of memory."""
         if self._in_flight and self._words[self._cq_head] != self._words[self._cq_tail]:
-            _call(_ENTER, *self._nothing)  # as after a poll: what is read behind the tail is no older than the tail
+            _call(*self._nothing)  # as after a poll: what is read behind the tail is no older than the tail
             self._reap()
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class RingSyncs:
         _SQE.pack_into(self._sqes, at, _FSYNC, 0, 0, fd, 0, 0, 0, _DATASYNC, self._count)
         words[self._sq_tail] = (tail + 1) & _WRAP
         try:
-            _call(_ENTER, *self._enter)
+            _call(*self._enter)
         except OSError:
             words[self._sq_tail] = tail
             raise

@@ -287,8 +287,9 @@ class Partition:
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _answer_here(self, op: Op) -> Any:
-        """Answer a session or stale read from what this replica has applied."""
+        """Answer a session or stale read from what this replica has applied, all that is here and confirmed."""
         state = self.state
+        self._tail.catch_up()
         if self._replica.following.failure is not None or state.position is None:
             return Unavailable(
                 f"partition {self.id}: this replica has no state: {self._replica.following.failure or 'not yet'}"
@@ -331,6 +332,7 @@ class Partition:
         return [said.seq for server, said in published.items() if server != self._server]
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        self._tail.catch_up()
         if method == CHECKS:
             return self._trials.answer(server, body)
         if method == snapshots.BEGIN:

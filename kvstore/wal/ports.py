@@ -273,7 +273,12 @@ class LogReader(Protocol):
     async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
         """The next entries in order (bounded in bytes), waiting up to `wait_ms` (a long poll) if there is none yet;
         empty at timeout. Raises NoSuchLedger when the position was trimmed, BookieError when too few bookies answer
-        just now. While it waits, `taker` may be given the next entries instead; what it raises is raised here."""
+        just now. While it waits, `taker` may be given the next entries instead, several together where they follow each
+        other fast; what it raises is raised here."""
+        ...
+
+    def give_now(self) -> None:
+        """Give the taker at once what is confirmed and at hand, and is kept for a moment so that more comes along."""
         ...
 
     def confirm(self, position: Position) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.sim.world.loop import current_node
 def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
     """Note everything that happens meanwhile, in whatever node."""
     handle, append, stored = LedgerWriter.handle, LedgerWriter.append, LedgerWriter.stored
-    apply_decoded = State.apply_decoded
+    apply_decoded, apply_run = State.apply_decoded, State.apply_run
 
     def is_watched(writer: LedgerWriter) -> bool:
         return writer._frozen_lac is None  # a recovery writes back: what it confirms was found, not appended
@@ -55,9 +55,16 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
         logbook.apply(node.name if node else "test", self.partition, position, entry)
         apply_decoded(self, position, entry, data_keys)
 
+    def apply_and_note_all(self: State, run: Sequence[tuple[Position, Entry]]) -> None:
+        node = current_node.get()
+        for position, entry in run:
+            logbook.apply(node.name if node else "test", self.partition, position, entry)
+        apply_run(self, run)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LedgerWriter, "handle", handle_and_note)
         patch.setattr(LedgerWriter, "append", append_and_note)
         patch.setattr(LedgerWriter, "stored", store_and_note)
         patch.setattr(State, "apply_decoded", apply_and_note)
+        patch.setattr(State, "apply_run", apply_and_note_all)
         yield

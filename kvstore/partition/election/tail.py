@@ -12,7 +12,7 @@ from kvstore.partition.state.engine import wait_caught_up
 from kvstore.partition.state.state import State
 from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
-from kvstore.wal.ports import LogEntry, Logs
+from kvstore.wal.ports import LogEntry, LogReader, Logs
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Tail:
         self._partition, self._state, self._logs = partition, state, logs
         self._install_snapshot = install_snapshot
         self._progress = asyncio.Event()
+        self._reader: LogReader | None = None
         self.entries = 0
         self.installs = 0
 
@@ -60,7 +61,7 @@ class Tail:
             await wait_caught_up(self._state.engine)
             self._state.recover()
         while True:
-            reader = self._logs.reader(self._partition, self._state.position)
+            reader = self._reader = self._logs.reader(self._partition, self._state.position)
             try:
                 while True:
                     await self._apply(await reader.read(POLL_MS, self))
@@ -71,10 +72,18 @@ class Tail:
                 log.debug("partition=%s tail waits: %s", self._partition, error)
                 await asyncio.sleep(RETRY_S)
             finally:
+                self._reader = None
                 await reader.close()
+
+    # docs/protocol.md T13
+    def catch_up(self) -> None:
+        """Apply at once what is here and confirmed: somebody is about to look at the state."""
+        if self._reader is not None:
+            self._reader.give_now()
 
     async def wait_applied(self, position: Position, patience_s: float) -> None:
         """Wait until `position` is applied. Raises TimeoutError when nothing at all was applied for `patience_s`."""
+        self.catch_up()
         while self.position < position:
             self._progress.clear()
             async with asyncio.timeout(patience_s):
@@ -87,6 +96,7 @@ class Tail:
 
     async def reach(self, seq: Seq) -> None:
         """Wait until the mutation of this sequence is applied."""
+        self.catch_up()
         while self._state.seq < seq:
             self._progress.clear()
             await self._progress.wait()
@@ -96,19 +106,14 @@ class Tail:
 
     def take(self, entries: Sequence[LogEntry]) -> None:
         """Apply entries that have come while their read waits. Raises what `run` does."""
-        apply = self._state.apply
-        for entry in entries:
-            apply(entry)
+        self._state.apply_all(entries)
         self.entries += len(entries)
         self._progress.set()
 
     async def _apply(self, entries: Sequence[LogEntry]) -> None:
         for start in range(0, len(entries), ENTRIES_PER_TURN):
             await wait_caught_up(self._state.engine)
-            for entry in entries[start : start + ENTRIES_PER_TURN]:
-                self._state.apply(entry)
-            self.entries += len(entries[start : start + ENTRIES_PER_TURN])
-            self._progress.set()
+            self.take(entries[start : start + ENTRIES_PER_TURN])
             await asyncio.sleep(0)
 
     async def _install(self) -> None:

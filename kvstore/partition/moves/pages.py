@@ -15,8 +15,8 @@ import msgspec
 from kvstore import versions
 from kvstore.errors import Unavailable
 from kvstore.partition.state import rows
+from kvstore.partition.state.effects import bounds
 from kvstore.partition.state.entry import CREATE, DELETE, OVERWRITE, Entry, Requests, requests_message, requests_of
-from kvstore.partition.state.move_effects import bounds
 from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import PART_OF_A_RANGE, decode_row
 from kvstore.partition.state.rows import data_key, encode_record

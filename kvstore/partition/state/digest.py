@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import mmh3
 
+from kvstore.partition.state.effects import bounds
 from kvstore.partition.state.engine import Engine
-from kvstore.partition.state.move_effects import bounds
 from kvstore.partition.state.rows import token_of_data
 from kvstore.partition.state.tokens import Span
 

@@ -9,15 +9,13 @@ state at some entry. Nothing is applied that is not acknowledged (docs/protocol.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import repeat
-from operator import add, sub
 
 from crc32c import crc32c
 
 from kvstore import versions
-from kvstore.errors import ClusterTooNew, Corrupted
+from kvstore.errors import ClusterTooNew, Corrupted, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records, rows
@@ -27,31 +25,19 @@ from kvstore.partition.state.checksum import (
     Doubt,
     decode_checks,
     encode_checks,
-    fold,
     fold_import,
 )
 from kvstore.partition.state.commands import Record
 from kvstore.partition.state.digest import RangeDigest
+from kvstore.partition.state.effects import apply_record, change
 from kvstore.partition.state.engine import Batch, Engine
-from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.state.entry import Entry, Kind
 from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.move_effects import apply_record
 from kvstore.partition.state.move_records import ImportRows, LogVersion
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
-from kvstore.partition.state.rows import (
-    AGED,
-    NOTHING_HEARD,
-    ORDER,
-    Heard,
-    data_key,
-    data_keys_of,
-    expiry_key,
-    pack_aged,
-    pack_fresh,
-    retry_key,
-)
+from kvstore.partition.state.rows import NOTHING_HEARD, Heard, data_key, data_keys_of, retry_key
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
 
@@ -118,9 +104,73 @@ class State:
         if self.position is None or entry.position > self.position:
             self.apply_decoded(entry.position, entries.decode(entry.payload), None)
 
+    # docs/protocol.md P3
+    def apply_all(self, logged: Sequence[LogEntry]) -> None:
+        """The same for the next entries of the log. Those that stand together and only change keys are one batch of the
+        engine. Where one is refused, all before it have been applied."""
+        if len(logged) == 1 or self._digests:
+            for each in logged:
+                self.apply(each)
+            return
+        run: list[tuple[Position, Entry]] = []
+        after = self.position
+        try:
+            for position, payload in logged:
+                if after is not None and position <= after:
+                    continue
+                entry, after = entries.decode(payload), position
+                if entry.keys and not (entry.control or entry.check_seq):
+                    run.append((position, entry))
+                    continue
+                before, run = run, []
+                self._apply_some(before)
+                self.apply_decoded(position, entry, None)
+        except StoreError:
+            self._apply_some(run)
+            raise
+        self._apply_some(run)
+
+    def _apply_some(self, run: Sequence[tuple[Position, Entry]]) -> None:
+        if len(run) > 1:
+            self.apply_run(run)
+        else:
+            for position, entry in run:
+                self.apply_decoded(position, entry, None)
+
+    def apply_run(self, run: Sequence[tuple[Position, Entry]]) -> None:
+        """Apply entries that only change keys, in one batch: the engine stands at the last of them afterwards, or at
+        the last before one that is refused, or where it stood. Nobody sees what is between, since nothing is read from
+        the state meanwhile."""
+        batch, count, crc = self.engine.batch(), self.key_count, self.crc
+        position, seq, epoch, time_ms = self.position, int(self.seq), self.epoch, self.record_time_ms
+        stood: list[tuple[int, int]] = []
+        refused: Corrupted | None = None
+        self.is_whole = False
+        for at, entry in run:
+            try:
+                self._admit(at, entry, seq, epoch, time_ms)
+            except Corrupted as error:
+                refused = error
+                break
+            created, crc = change(batch, entry, None, crc)
+            position, seq, epoch, time_ms = at, seq + len(entry.keys), entry.epoch, entry.time_ms
+            count += created
+            stood.append((seq, crc))
+            if entry.requests is not None or self.retries.idle:
+                self._remember(batch, entry)
+        if stood:
+            assert position is not None
+            batch.put(rows.META_KEY, rows.encode_meta(position, seq, epoch, time_ms, count, crc, False))
+            self.engine.write(batch)
+            self._crcs.extend(stood[:-1])
+            self._stand_at(position, Seq(seq), epoch, time_ms, count, crc, False)
+        self.is_whole = True
+        if refused is not None:
+            raise refused
+
     def apply_decoded(self, position: Position, entry: Entry, data_keys: list[bytes] | None) -> None:
-        """The same for an entry at hand; `data_keys` are those of its keys, if they are at hand too."""
-        self._admit(position, entry)
+        """The same for one at hand; `data_keys` are those of its keys, if they are at hand too."""
+        self._admit(position, entry, self.seq, self.epoch, self.record_time_ms)
         checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
         batch = self.engine.batch()
         count, crc, seq, ownership = self.key_count, self.crc, Seq(self.seq + len(entry.keys)), self.ownership
@@ -137,14 +187,13 @@ class State:
             if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
-            if data_keys is None:
+            if data_keys is None and self._digests:
                 data_keys = data_keys_of(entry.keys)
-            are_puts = len(entry.values) == len(entry.keys) and not (entry.expires_ms or entry.replaced_ms)
-            created, written = (_put_all if are_puts else _change_all)(batch, entry, data_keys)
+            created, crc = change(batch, entry, data_keys, crc)
             count += created
-            crc = fold(crc, data_keys, written)
         self.is_whole = False
-        self._remember(batch, entry)
+        if entry.requests is not None or self.retries.idle:
+            self._remember(batch, entry)
         released = entry.kinds == _RELEASE_LEAD
         epoch, time_ms = entry.epoch, entry.time_ms
         batch.put(rows.META_KEY, rows.encode_meta(position, seq, epoch, time_ms, count, crc, released))
@@ -193,17 +242,15 @@ class State:
             digest.change(keys, old, self.engine.multi_get(keys))
 
     # docs/protocol.md P3
-    def _admit(self, position: Position, entry: Entry) -> None:
-        """Raise Corrupted unless `entry` continues this state."""
+    def _admit(self, position: Position, entry: Entry, seq: int, epoch: int, time_ms: int) -> None:
+        """Raise Corrupted unless `entry` continues a state that is at this sequence, epoch and record time."""
         if entry.partition != self.partition:
             raise Corrupted(f"entry {position} of {entry.partition} in the log of {self.partition}")
-        if entry.first_seq != self.seq + 1:
+        if entry.first_seq != seq + 1:
+            raise Corrupted(f"{self.partition}: entry {position} begins at {entry.first_seq}, the state is at {seq}")
+        if entry.epoch < epoch or entry.time_ms < time_ms:
             raise Corrupted(
-                f"{self.partition}: entry {position} begins at {entry.first_seq}, the state is at {self.seq}"
-            )
-        if entry.epoch < self.epoch or entry.time_ms < self.record_time_ms:
-            raise Corrupted(
-                f"{self.partition}: entry {position} goes back from epoch {self.epoch}, time {self.record_time_ms} "
+                f"{self.partition}: entry {position} goes back from epoch {epoch}, time {time_ms} "
                 f"to epoch {entry.epoch}, time {entry.time_ms}"
             )
 
@@ -300,7 +347,7 @@ class State:
         self._life = getattr(self, "_life", 0) + 1
         self._digests.clear()
         self.held.close()
-        self._crcs: deque[tuple[Seq, int]] = deque(maxlen=CRCS_REMEMBERED)
+        self._crcs: deque[tuple[int, int]] = deque(maxlen=CRCS_REMEMBERED)
         config = self._config
         self.retries = RetryTable(
             window_ms=config.retry_window_ms,
@@ -377,56 +424,3 @@ class State:
 _RELEASE_LEAD = bytes((Kind.RELEASE_LEAD,))
 _MARK = bytes((Kind.MARK,))
 _LOG_VERSION = bytes((Kind.LOG_VERSION,))
-
-
-def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
-    """Puts without expiries. Returns how many keys they created, and the rows written."""
-    kinds, keys, ages = entry.kinds, entry.keys, entry.ages
-    first, time_ms = entry.first_seq, entry.time_ms
-    seqs = range(first, first + len(keys))
-    if not ages:
-        heads, created = list(map(pack_fresh, repeat(0), seqs, repeat(time_ms))), keys
-    elif len(ages) == len(keys):
-        heads, created = list(map(pack_aged, repeat(AGED), seqs, repeat(time_ms), map(sub, seqs, ages))), []
-    else:
-        each = iter(ages)
-        heads = [
-            pack_fresh(0, seq, time_ms) if kind == CREATE else pack_aged(AGED, seq, time_ms, seq - next(each))
-            for kind, seq in zip(kinds, seqs, strict=True)
-        ]
-        created = [key for kind, key in zip(kinds, keys, strict=True) if kind == CREATE]
-    written = list(map(add, heads, entry.values))
-    for _ in map(batch.put, data_keys, written):
-        pass
-    for _ in map(batch.put, map(ORDER.__add__, created), repeat(b"")):
-        pass
-    return len(created), written
-
-
-def _change_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
-    """Any mutations. Returns by how much the number of keys changes, and the rows written."""
-    change, written = 0, []
-    time_ms = entry.time_ms
-    for row_key, (kind, seq, key, value, created, expires_ms, replaced_ms) in zip(
-        data_keys, entry.mutations(), strict=True
-    ):
-        if kind == NOTE:
-            continue
-        if replaced_ms:
-            batch.delete(expiry_key(replaced_ms, key))
-        if kind == DELETE:
-            batch.delete(row_key)
-            batch.delete(ORDER + key)
-            written.append(b"")
-            change -= 1
-            continue
-        assert kind in (CREATE, OVERWRITE), f"unknown kind {kind}"
-        if kind == CREATE:
-            batch.put(ORDER + key, b"")
-            change += 1
-        if expires_ms:
-            batch.put(expiry_key(expires_ms, key), b"")
-        row = rows.encode_record(value, seq, created, time_ms, expires_ms)
-        batch.put(row_key, row)
-        written.append(row)
-    return change, written

@@ -33,6 +33,9 @@ PARALLEL_MAX = 8
 """Reads sent to other nodes at once."""
 GIVEN_MAX = 16
 """Entries given to a taker in one turn of the event loop: a few milliseconds at the most."""
+REST_S = 0.01
+"""So long after a taker was given entries it is given no more, unless GIVEN_MAX have gathered, or many bytes, or
+somebody asks: what one entry costs beside its effects is then paid once for all of them."""
 LOOK_AGAIN_S = 10.0
 
 
@@ -75,6 +78,10 @@ class TailReader:
         self._taker: Taker | None = None
         """While its read waits."""
         self._is_giving = False
+        """The taker is given something soon, or after a rest."""
+        self._gathering: asyncio.TimerHandle | None = None
+        """The end of a rest; more gathers meanwhile."""
+        self._given_at = 0.0
         self._is_closed = False
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.tell)]
 
@@ -103,17 +110,38 @@ class TailReader:
         if reader is not None and reader.metadata.ledger == position.ledger and self._end.confirm(position.entry):
             self._told()
 
+    def give_now(self) -> None:
+        """Give the taker at once what rests, if anything does."""
+        if self._gathering is not None:
+            self._give()
+
+    # docs/protocol.md T13
     def _told(self) -> None:
         """There may be something new in the present ledger."""
         if self._taker is None:
             self._news.tell()
+        elif self._gathering is not None:
+            if self._end.lac - self._next >= GIVEN_MAX - 1 or self._end.fresh.are_many:
+                self._end_rest()
+                self._loop.call_soon(self._give)
         elif not self._is_giving:
             self._is_giving = True
-            self._loop.call_soon(self._give)
+            rest_s = self._given_at + REST_S - self._loop.time()
+            if rest_s > 0:
+                self._gathering = self._loop.call_later(rest_s, self._give)
+            else:
+                self._loop.call_soon(self._give)
+
+    def _end_rest(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
 
     def _give(self) -> None:
         """Give the taker what its read waits for, if it is at hand. Whatever takes more than that wakes the read."""
+        self._end_rest()
         self._is_giving = False
+        self._given_at = self._loop.time()
         taker = self._taker
         entries = self._fresh() if taker is not None and not self._is_stale and taker.may_take() else []
         if taker is not None and entries:
@@ -129,13 +157,9 @@ class TailReader:
         """The next entries, as far as the own bookie has told of them and they are confirmed; not too many."""
         reader, end = self._reader, self._end
         assert reader is not None
-        ledger, first, limit, take = reader.metadata.ledger, self._next, end.limit, end.fresh.take
-        entries: list[LogEntry] = []
-        for entry in range(first, min(limit + 1, first + GIVEN_MAX)):
-            payload = take(EntryId(entry))
-            if payload is None:
-                break
-            entries.append(LogEntry(Position(ledger, EntryId(entry)), payload))
+        ledger, first = reader.metadata.ledger, self._next
+        taken = end.fresh.take_run(first, min(end.limit, first + GIVEN_MAX - 1))
+        entries = [LogEntry(Position(ledger, entry), payload) for entry, payload in taken]
         if entries:
             self._after = entries[-1].position
             self._next = EntryId(self._after.entry + 1)
@@ -144,6 +168,7 @@ class TailReader:
     async def close(self) -> None:
         """Stop reading and watching."""
         self._is_closed = True
+        self._end_rest()
         self._on_close(self)
         if self._reader is not None:
             self._end.stop()

@@ -11,9 +11,9 @@ from kvstore.partition.moves import pages
 from kvstore.partition.moves.pages import RETRY_IDS_MAX, page_of
 from kvstore.partition.moves.source import DROP_BYTES, DROP_ROWS, drop_bound
 from kvstore.partition.state.digest import BYTES_PER_STEP, RangeDigest
+from kvstore.partition.state.effects import remove
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests, requests_message
-from kvstore.partition.state.move_effects import remove
 from kvstore.partition.state.move_records import Drop, ImportBegin, Release
 from kvstore.partition.state.ownership import Frozen, Ownership
 from kvstore.partition.state.retry_table import ROW_FORMAT, _row_head, key_hash

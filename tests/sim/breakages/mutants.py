@@ -26,6 +26,7 @@ from kvstore.partition.leading import evaluate, record_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.partition import Partition
+from kvstore.partition.state.entry import NOTE, Entry
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
 from kvstore.proto.bookkeeper import Status
@@ -136,6 +137,16 @@ def _unconfirmed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TailReader, "_give", rash)
 
 
+@mutant("who asks is given what rests and is not confirmed", "isolate", "kill_leader", "resets", load__readers=2)
+def _unconfirmed_when_asked(patch: pytest.MonkeyPatch) -> None:
+    def rash(self: Any) -> None:
+        if self._taker is not None and self._reader is not None:
+            self._end.lac = EntryId(self._next + 20)
+            self._give()
+
+    patch.setattr(TailReader, "give_now", rash)
+
+
 @mutant("pauses that no clock sees are not waited out", story=zombie_whose_clock_stood_still(0.25), lease_ms=400)
 def _no_hidden_pauses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartitionConfig, "listed_lease_ms", property(lambda self: self.lease_ms))
@@ -203,6 +214,19 @@ def _apply_early(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Leader, "_append", append_and_apply)
     patch.setattr(State, "apply_decoded", apply_once)
+
+
+@mutant("the second of several entries that are applied together has no effect")
+def _left_out(patch: pytest.MonkeyPatch) -> None:
+    apply_run = State.apply_run
+
+    def forgetful(self: Any, run: Any) -> None:
+        first, (at, entry), *others = run
+        nothing = Entry(entry.partition, entry.epoch, entry.first_seq, entry.time_ms, bytes((NOTE,)) * len(entry.keys))
+        nothing.keys, nothing.requests = entry.keys, entry.requests
+        apply_run(self, [first, (at, nothing), *others])
+
+    patch.setattr(State, "apply_run", forgetful)
 
 
 @mutant("a leader reads without a lease", story=acks_under_way, lease_ms=500)

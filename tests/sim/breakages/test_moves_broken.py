@@ -11,7 +11,7 @@ from kvstore.partition.leading import serving_ranges
 from kvstore.partition.moves import import_driver, pages
 from kvstore.partition.state import ownership, state
 from kvstore.partition.state.digest import RangeDigest
-from kvstore.partition.state.move_effects import bounds, remove
+from kvstore.partition.state.effects import bounds, remove
 from kvstore.partition.state.move_records import Freeze, Own
 from tests.sim.moving.moves import Users, World, play
 from tests.sim.moving.moves_accidents import same_again
