@@ -17,7 +17,7 @@ from tests.sim.strikes.faults import FAULTS
 
 pytestmark = pytest.mark.sim
 
-CHUNKS, SEEDS_PER_CHUNK = 4, 10
+CHUNKS, SEEDS_PER_CHUNK = 3, 10
 ROAD_SEEDS_MAX = 25
 
 

@@ -117,7 +117,7 @@ def test_a_hand_back_is_one_change_of_leader_and_costs_some_round_trips() -> Non
         assert seen == [back.id], "at no moment is there no leader's znode"
         await writing
 
-    for seed in range(1, 12):
+    for seed in range(1, 5):
         play(story, handing_back(), seed)
     assert median(gaps) < 0.3, f"an election waits out a lease of 0.5 s: {gaps}"
 

@@ -312,6 +312,5 @@ def test_every_replica_gives_what_the_log_says_while_ranges_move(seed: int) -> N
 
 def test_every_replica_gives_what_the_log_says_whatever_strikes() -> None:
     before = hits["pins.pinned"]
-    for seed in range(3):
-        play(seed, pins_in_trouble, drawn(seed), users=4)
+    play(0, pins_in_trouble, drawn(0), users=4)
     assert hits["pins.pinned"] > before

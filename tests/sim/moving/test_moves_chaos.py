@@ -31,6 +31,6 @@ async def join_in_trouble(world: World, users: Users) -> None:
     await Chaos(world.cluster, world.cluster.world.fork("chaos"), list(knobs.faults), knobs.pace_s).run(knobs.chaos_s)
 
 
-@pytest.mark.parametrize("seed", [0, 15])  # in 15 a wait for the last of a rest ended before the rest did
+@pytest.mark.parametrize("seed", [15])  # in 15 a wait for the last of a rest ended before the rest did
 def test_moves_end_well_whatever_strikes(seed: int) -> None:
     play(seed, join_in_trouble, drawn(seed), users=4)
