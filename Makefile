@@ -27,7 +27,7 @@ check: static ## before each commit: static, house rules and fast tests
 	@$(BIN)/pytest -n 2 -m "$(FAST)"
 
 test: static ## everything; what CI runs
-	@$(BIN)/pytest -n 2
+	@$(BIN)/pytest -n 3
 
 sim: setup ## replay one simulated run: make sim SEED=4711
 	@$(BIN)/python -m tests.sim.run $(SEED)

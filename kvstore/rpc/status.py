@@ -36,6 +36,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NotCaughtUp: Code.UNAVAILABLE,
     errors.NoSuchPin: Code.NOT_FOUND,
     errors.InvalidRequest: Code.INVALID_ARGUMENT,
+    errors.NotThere: Code.INVALID_ARGUMENT,
     errors.ConditionFailed: Code.ABORTED,
     errors.QuotaExceeded: Code.RESOURCE_EXHAUSTED,
     errors.NotAuthenticated: Code.UNAUTHENTICATED,

@@ -91,6 +91,7 @@ def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(clus
     sometimes = {"kvstore_process_snapshot_age_seconds"}  # once a snapshot is there
     sometimes |= {f"kvstore_process_tls_{name}" for name in ("expires_seconds", "failing", "required")}  # with TLS
     sometimes.add("kvstore_process_grpc_connections_plain_total")
+    sometimes |= {name for name in named if name.startswith("kvstore_namespace_")}  # with a namespace
     assert named - there == sometimes, "others do not exist"
 
 

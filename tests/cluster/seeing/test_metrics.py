@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.access.test_namespaces import command
 from tests.cluster.harness import Cluster, running_cluster
 from tests.monitoring.test_monitoring import OF_PROMETHEUS, PUBLISHED, alerts, expressions, metrics_in
 from tests.waiting import wait_until_blocking
@@ -43,6 +44,8 @@ def test_real_nodes_give_every_metric_that_rules_and_boards_name(cluster: Cluste
         missing.update(named - found - WHERE_THERE_IS_ONE)
         return not missing
 
+    cluster.wait_until(lambda: command(cluster, "cluster", "version")["version"] >= 2, "the cluster has risen")
+    command(cluster, "namespace", "add", "shop", "shop/", "--server", cluster.file.nodes[0].grpc)
     with cluster.redis("n1") as client:
         client.set(b"key", b"value")  # a load to tell of
         wait_until_blocking(are_there, timeout_s=60, what=f"metrics: {missing}")
