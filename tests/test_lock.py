@@ -54,6 +54,13 @@ def test_every_pin_has_hashes_and_no_host(lock: str) -> None:
     assert "://" not in (ROOT / lock).read_text()
 
 
+def test_whoever_gets_pyarrow_gets_numpy() -> None:
+    """Snapshots use both, and pyarrow does not bring it."""
+    for extra, lines in PROJECT["project"]["optional-dependencies"].items():
+        names = {Requirement(line).name for line in lines}
+        assert "pyarrow" not in names or names & {"numpy", "pandas"}, f"the extra {extra}"
+
+
 def test_the_project_says_what_it_is_called_and_how_it_is_licensed() -> None:
     """On PyPI `kvstore` is somebody else's: nobody may be told to install that."""
     project = PROJECT["project"]
