@@ -1,7 +1,7 @@
 """Changes of the access table: each with what it wants, and the table that it makes. Decides only.
 
 A change that finds its work done returns the table as it is, so that it can be tried again when its outcome is unknown;
-to change what is not there is an error of its own (NotThere), which whoever removes again knows for success.
+a change of what is not there raises NotThere. A removal that is tried again takes that for success.
 """
 
 from __future__ import annotations

@@ -210,8 +210,10 @@ def is_small(chain: Sequence[Manifest], origin: tuple[ClientConfig, str] | None 
     from kvstore.spark.snapshots import here, runners
     from kvstore.spark.snapshots.planning import Wanted
 
-    if not here.is_small(chain) or origin is None:
-        return here.is_small(chain)
+    if not here.is_small(chain):
+        return False
+    if origin is None:
+        return True
     cluster, instance = origin
     return runners.is_small(Wanted(cluster=cluster, instance=instance, parent=chain[-1]))
 

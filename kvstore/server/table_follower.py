@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 from kvstore.env import Env
@@ -20,7 +21,7 @@ RETRY_S = 0.5
 T = TypeVar("T")
 
 
-class TableFollower(Generic[T]):
+class TableFollower(ABC, Generic[T]):
     """From `open` to `close`. A subclass says what becomes of a table, and of one that cannot be understood."""
 
     def __init__(self, env: Env, table: TableStore[T, Any], *, what: str) -> None:
@@ -30,13 +31,13 @@ class TableFollower(Generic[T]):
         self._watch: Watch | None = None
         self._is_failing = False
 
+    @abstractmethod
     def take(self, table: T) -> None:
         """Called with each table that is read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse(self, error: UndecodableNode) -> None:
         """Called instead where this build does not understand what is there."""
-        raise NotImplementedError
 
     def due_s(self) -> float | None:
         """Seconds until `do_due` is called, even if nothing changes meanwhile; None: only a change counts."""

@@ -11,7 +11,7 @@ from kvstore.access.table import TOKENS_OF_USER_MAX
 from kvstore.access.tokens import TTL_MAX_MS, TTL_MIN_MS, hash_of, id_or_none, made
 from kvstore.errors import InvalidRequest, NotThere
 from kvstore.meta import codec
-from kvstore.meta.tables.access import decoded
+from kvstore.meta.tables.access import KIND
 from tests.access.test_table import OTHER, TENANT, table_of
 
 WORD = made(b"\x01" * 6, b"\x02" * 32)
@@ -45,9 +45,9 @@ def test_a_password_cannot_have_the_form_of_a_token() -> None:
 
 def test_a_table_of_before_there_were_tokens_has_none_and_a_new_one_is_read_back() -> None:
     table = table_of(*TENANT, ADD)
-    assert decoded(codec.encode(table)) == table
+    assert KIND.decoded(codec.encode(table)) == table
     old = codec.encode(table_of(*TENANT)).decode()
-    assert decoded(old.replace(',"tokens":[]', "").encode()) == table_of(*TENANT)
+    assert KIND.decoded(old.replace(',"tokens":[]', "").encode()) == table_of(*TENANT)
 
 
 @pytest.mark.parametrize("change", [RemoveToken(ID), RemoveUser("anna"), SetPassword("anna", OTHER)])

@@ -262,23 +262,21 @@ def show(
 def read_access(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.AccessResponse:
     from kvstore.proto import admin_pb2
 
-    def work(stub: Any, timeout_s: float) -> admin_pb2.AccessResponse:
-        found: admin_pb2.AccessResponse = stub.Access(admin_pb2.AccessRequest(), timeout=timeout_s)
-        return found
-
-    return ask_admin(data_dir, zookeeper, server, work)
+    request = admin_pb2.AccessRequest()
+    found: admin_pb2.AccessResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.Access(request, timeout=timeout_s)
+    )
+    return found
 
 
 def change_access(data_dir: Path, zookeeper: str | None, server: str | None, **change: Any) -> admin_pb2.AccessResponse:
     from kvstore.proto import admin_pb2
 
     request = admin_pb2.ChangeAccessRequest(**change)
-
-    def work(stub: Any, timeout_s: float) -> admin_pb2.AccessResponse:
-        done: admin_pb2.AccessResponse = stub.ChangeAccess(request, timeout=timeout_s)
-        return done
-
-    return ask_admin(data_dir, zookeeper, server, work)
+    done: admin_pb2.AccessResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeAccess(request, timeout=timeout_s)
+    )
+    return done
 
 
 def _print_user(table: admin_pb2.AccessResponse, name: str, json: bool, what: str) -> None:

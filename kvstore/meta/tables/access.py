@@ -6,7 +6,7 @@ import msgspec
 
 from kvstore.access import AccessTable, Change, applied
 from kvstore.access.changes import RemoveRole, RemoveToken, RemoveUser, RevokeRight, RevokeRole
-from kvstore.meta import codec, paths
+from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.table import Kind, TableStore
 
@@ -15,7 +15,7 @@ class AccessStore(TableStore[AccessTable, Change]):
     """That of a cluster without one is empty: it has never been told of a user."""
 
     def __init__(self, store: MetadataStore) -> None:
-        super().__init__(store, _KIND)
+        super().__init__(store, KIND)
 
 
 class _Whole(msgspec.Struct):
@@ -26,17 +26,11 @@ class _Whole(msgspec.Struct):
     roles: list[msgspec.Raw]
 
 
-def decoded(data: bytes) -> AccessTable:
-    """Raises UndecodableNode."""
-    codec.decode(_Whole, data, what=paths.ACCESS)
-    return codec.decode(AccessTable, data, what=paths.ACCESS)
-
-
-_KIND: Kind[AccessTable, Change] = Kind(
+KIND: Kind[AccessTable, Change] = Kind(
     path=paths.ACCESS,
     what="the table of users and roles",
     empty=AccessTable(),
-    decoded=decoded,
+    whole=_Whole,
     applied=applied,
     removals=(RemoveUser, RemoveRole, RevokeRole, RevokeRight, RemoveToken),
 )

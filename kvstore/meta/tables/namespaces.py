@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvstore.meta import codec, paths
+from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.table import Kind, TableStore
 from kvstore.namespaces import Change, NamespaceTable, Remove, applied
@@ -14,7 +14,7 @@ class NamespaceStore(TableStore[NamespaceTable, Change]):
     """That of a cluster without one is empty."""
 
     def __init__(self, store: MetadataStore) -> None:
-        super().__init__(store, _KIND)
+        super().__init__(store, KIND)
 
 
 class _Whole(msgspec.Struct):
@@ -23,17 +23,11 @@ class _Whole(msgspec.Struct):
     namespaces: list[msgspec.Raw]
 
 
-def decoded(data: bytes) -> NamespaceTable:
-    """Raises UndecodableNode."""
-    codec.decode(_Whole, data, what=paths.NAMESPACES)
-    return codec.decode(NamespaceTable, data, what=paths.NAMESPACES)
-
-
-_KIND: Kind[NamespaceTable, Change] = Kind(
+KIND: Kind[NamespaceTable, Change] = Kind(
     path=paths.NAMESPACES,
     what="the table of namespaces",
     empty=NamespaceTable(),
-    decoded=decoded,
+    whole=_Whole,
     applied=applied,
     removals=(Remove,),
 )

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
+
 from kvstore.errors import InvalidRequest, NodeExists, NoSuchNode, NotThere, VersionConflict
 from kvstore.meta import codec
 from kvstore.meta.store import MetadataStore, Watch
@@ -28,12 +30,17 @@ class Kind(Generic[T, C]):
     """As in "the table of users and roles"."""
     empty: T
     """That of a cluster without one."""
-    decoded: Callable[[bytes], T]
-    """Raises UndecodableNode."""
+    whole: type[msgspec.Struct]
+    """The parts that a table must have. One that lacks a part must not be taken for one where that is empty."""
     applied: Callable[[T, C], T]
     """The table after a change. Raises InvalidRequest, and NotThere for what is not in the table."""
     removals: tuple[type, ...]
     """Changes that find their work done where there is nothing to remove."""
+
+    def decoded(self, data: bytes) -> T:
+        """Raises UndecodableNode."""
+        codec.decode(self.whole, data, what=self.path)
+        return codec.decode(type(self.empty), data, what=self.path)
 
 
 class TableStore(Generic[T, C]):

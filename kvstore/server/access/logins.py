@@ -210,8 +210,8 @@ class Logins:
         self._go_on()
 
     def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
-        """Remember what was found, also if whoever asked has gone meanwhile: he would ask for the same hash again, and
-        be refused in the end for failures that were none."""
+        """Remember the result, also if the client has gone meanwhile: it would ask for the same hash again, and in the
+        end be refused for failures that were none."""
         user, text, digest = mark
         self._under_way.pop(mark, None)
         if done.cancelled() or done.exception() is not None:

@@ -22,7 +22,7 @@ from kvstore.access import (
 from kvstore.errors import InvalidRequest, MetadataUnknown, UndecodableNode
 from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore
-from kvstore.meta.tables.access import AccessStore, decoded
+from kvstore.meta.tables.access import KIND, AccessStore
 from kvstore.meta.tables.table import TABLE_BYTES_MAX
 
 HASH = encoded(b"secret", bytes(16), p=1)
@@ -120,10 +120,10 @@ def test_the_bytes_in_the_metadata_store_stay_as_they_are() -> None:
     with_tokens = (
         data[:-1] + b',"tokens":[{"id":"0123456789ab","user":"root","hash":"' + b"ab" * 32 + b'","expires_ms":5}]}'
     )
-    assert codec.encode(decoded(with_tokens)) == with_tokens
-    assert codec.encode(decoded(data)) == data[:-1] + b',"tokens":[]}', "from before there were tokens"
+    assert codec.encode(KIND.decoded(with_tokens)) == with_tokens
+    assert codec.encode(KIND.decoded(data)) == data[:-1] + b',"tokens":[]}', "from before there were tokens"
     with pytest.raises(UndecodableNode):
-        decoded(data.replace(b'"read"', b'"rea"'))
+        KIND.decoded(data.replace(b'"read"', b'"rea"'))
     for damaged in (
         data.replace(b'"is_on":true,', b""),
         data.replace(b'"is_on":true', b'"is_on":null'),
@@ -134,4 +134,4 @@ def test_the_bytes_in_the_metadata_store_stay_as_they_are() -> None:
         b"",
     ):
         with pytest.raises(UndecodableNode):
-            decoded(damaged)
+            KIND.decoded(damaged)
