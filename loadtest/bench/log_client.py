@@ -5,7 +5,8 @@
 ZooKeeper and the bookies are processes of their own, three bookies of ours and three of Apache's, as they are by
 default: each syncs before it answers. Each client is one more, and writes 3/3/2 with so many adds in flight. The pairs
 of client and bookies take turns. Each line is the median of the rounds: adds confirmed per second, how long one took
-from its call to its confirmation, and the processor time per add of the client and of the three bookies together.
+from its call to its confirmation, and the processor time per add of the client and of the three bookies together. A run
+in which an add fails has no figures: it is told and left out, and the first column counts those that are left.
 Apache's takes part if its jars are there (`python -m tests.interop.apache --install`).
 """
 
@@ -40,14 +41,18 @@ LATE_S = 120.0
 WARM_S = 8.0
 """Not counted: Java compiles meanwhile."""
 HEAD = (
-    "| in flight | client | bookies | adds/s | MB/s | p50 ms | p99 ms | us of the client | us of the bookies |\n"
-    + 9 * "|---"
+    "| runs | in flight | client | bookies | adds/s | MB/s | p50 ms | p99 ms | us of the client | us of the bookies |\n"
+    + 10 * "|---"
     + "|"
 )
 LINE = (
-    "| {window} | {client} | {bookies} | {per_s:,.0f} | {mb_per_s:.2f} | {p50_ms:.2f} | {p99_ms:.2f} | {client_us:.1f} "
-    "| {bookies_us:.1f} |"
+    "| {count} | {window} | {client} | {bookies} | {per_s:,.0f} | {mb_per_s:.2f} | {p50_ms:.2f} | {p99_ms:.2f} "
+    "| {client_us:.1f} | {bookies_us:.1f} |"
 )
+
+
+class RunEnded(Exception):
+    """A client ended without its figures; says what it wrote last."""
 
 
 class Load:
@@ -129,22 +134,21 @@ class Kind(NamedTuple):
 
 
 async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, float]:
-    """Run a client, and read from it when it has begun and what it did."""
+    """Run a client, and read from it when it has begun and what it did. Raises RunEnded."""
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     assert process.stdout is not None
     try:
         async with asyncio.timeout(LATE_S):
-            while (line := await process.stdout.readline()).strip() != b"begun":
-                assert line, f"the client ended: {command}"
+            await _line(process.stdout, b"begun")
             before = sum(map(spent_s, kind.bookies))
-            while not (line := await process.stdout.readline()).startswith(b"{"):
-                assert line, f"the client ended: {command}"
-            figures = json.loads(line)
+            figures = json.loads(await _line(process.stdout, b"{"))
             after = sum(map(spent_s, kind.bookies))
             await process.communicate()
-        assert process.returncode == 0, f"the client ended with {process.returncode}"
+        if process.returncode != 0:
+            raise RunEnded(f"it ended with {process.returncode}")
     except BaseException:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         raise
     adds = figures["adds"]
     return {
@@ -155,6 +159,16 @@ async def one_run(kind: Kind, command: Sequence[str], size: int) -> dict[str, fl
         "client_us": figures["cpu_s"] / adds * 1e6,
         "bookies_us": (after - before) / adds * 1e6,
     }
+
+
+async def _line(output: asyncio.StreamReader, start: bytes) -> bytes:
+    """The first line that begins so."""
+    last = b""
+    while not (line := await output.readline()).startswith(start):
+        if not line:
+            raise RunEnded(last.decode(errors="replace").strip() or "it said nothing")
+        last = line
+    return line
 
 
 async def kinds(directory: Path, stack: AsyncExitStack) -> dict[str, Kind]:
@@ -190,10 +204,17 @@ async def compare(
             for _ in range(rounds):
                 for client, bookies in pairs:
                     kind = there[bookies]
-                    runs[client, bookies].append(await one_run(kind, [*kind.commands[client], *numbers], size))
-            for (client, bookies), figures in runs.items():
-                middle = {key: median(each[key] for each in figures) for key in figures[0]}
-                print(LINE.format(window=window, client=client, bookies=bookies, **middle), flush=True)
+                    try:
+                        figures = await one_run(kind, [*kind.commands[client], *numbers], size)
+                    except RunEnded as error:
+                        print(f"{client} on {bookies}, {window} in flight: {error}", file=sys.stderr, flush=True)
+                    else:
+                        runs[client, bookies].append(figures)
+            for (client, bookies), found in runs.items():
+                if found:
+                    middle = {key: median(each[key] for each in found) for key in found[0]}
+                    row = {"count": len(found), "window": window, "client": client, "bookies": bookies}
+                    print(LINE.format(**row, **middle), flush=True)
 
 
 def run_bench(*, in_flight: Sequence[int], size: int, seconds: float, rounds: int) -> None:

@@ -7,6 +7,7 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.BookKeeper.DigestType;
 import org.apache.bookkeeper.client.LedgerHandle;
@@ -59,6 +60,9 @@ public final class Load {
             }, null);
         }
         slots.acquire(window);
+        if (code.get() != Code.OK) {
+            Checks.say("an add failed: " + BKException.getMessage(code.get()));
+        }
         ledger.close();
         System.exit(code.get() == Code.OK ? 0 : 1);
     }
