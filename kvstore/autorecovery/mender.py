@@ -35,7 +35,6 @@ from kvstore.autorecovery.mending import (
 )
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
-    BookieError,
     LedgerError,
     MetadataError,
     NoSuchLedger,
@@ -192,11 +191,13 @@ class _Attempt:
             owner.progress(self._ledger, missing[0].entry, fill.last)
 
         try:
-            held = await copying.held(fill.must)
-            for bookie in sorted(fill.may):
+            held = await copying.held(fill.newcomers)
+            for bookie in sorted((fill.must | fill.may) - fill.newcomers):
                 held |= await _held_or_nothing(copying, bookie)
-            await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True)
-            await self._read(copying, fill, held)
+            silent = fill.must.difference(held)
+            named = (fill.must | fill.may) - fill.newcomers
+            await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True, may_refuse=named)
+            await self._read(copying, fill.read_at & fill.takers & held.keys(), fill.last)
         except NoSuchLedger:
             raise
         except LedgerError as error:
@@ -205,15 +206,18 @@ class _Attempt:
             self.copied += copying.copied
             self.copied_bytes += copying.copied_bytes
         self.unreadable = frozenset(copying.unreadable)
-        return Filled(self.unreadable, not without_room & fill.must)
+        refused = copying.refused.intersection(held) | silent
+        return Filled(self.unreadable, not without_room & fill.must, frozenset(refused))
 
-    async def _read(self, copying: Copying, fill: Fill, held: dict[BookieId, HeldEntries]) -> None:
+    async def _read(self, copying: Copying, bookies: Collection[BookieId], last: EntryId) -> None:
         """Of bookies that list what they cannot read as well: find that by reading, and copy it there again."""
-        for bookie in sorted(fill.read_at & fill.takers):
-            async for fault in copying.faults(bookie, fill.last):
+        for bookie in sorted(bookies):
+            async for fault in copying.faults(bookie, last):
                 if not fault.is_certain:
-                    raise BookieError(f"{bookie}: entry {fault.entry} is {fault.what}")
-                if fault.entry not in copying.unreadable:
+                    log.info("ledger=%d bookie=%s: entry %d is %s", self._ledger, bookie, fault.entry, fault.what)
+                    copying.refused.add(bookie)
+                    break
+                if fault.entry not in copying.unreadable and not copying.is_given_up(fault.entry):
                     await copying.copy_if_readable(fault.entry, bookie)
 
     async def _record(self, wanted: LedgerMetadata, version: int) -> Event:
