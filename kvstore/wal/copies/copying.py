@@ -103,8 +103,7 @@ class Copying:
         `may_refuse`: takers whose refusal is noted, and ends nothing but what they are given."""
         ledger, before = wanted.ledger, self.copied
         self._goes_on, self._may_refuse = goes_on, may_refuse
-        for part in missing_copies(wanted, last, held):
-            missing = [each for each in part if not self.is_given_up(each.entry)]
+        for missing in missing_copies(wanted, last, held):
             if missing and not self._is_hopeless(missing[0].entry):
                 noticed(missing)
                 await self._copy_all([each for each in missing if each.bookie in takers and self._takes(each.bookie)])
