@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
+from kvstore.meta.lost import without_lost
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.coverage import is_covered
 from kvstore.wal.creator import owner_of
-from kvstore.wal.lost import without_lost
 from kvstore.wal.placement import machine_of, newcomers_of, replaced, spread_out
 from kvstore.wal.repair import bookies_of
 

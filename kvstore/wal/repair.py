@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, Fragment, LedgerMetadata, Quorum
-from kvstore.wal.lost import given_up
 
 SLICE = 2_048
 """Entries looked at in one go: about a millisecond."""

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, Corrupted, LedgerError, StoreError
+from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import Packet, master_key
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.copies.pace import Pace
 from kvstore.wal.entry_reader import BATCH_BYTES, EntryReader
-from kvstore.wal.lost import given_up
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
 from kvstore.wal.repair import Missing, missing_copies

@@ -6,10 +6,10 @@ import pytest
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.errors import BookieError
+from kvstore.meta.lost import with_lost
 from kvstore.meta.recovery_settings import CheckKind
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, LedgerId
-from kvstore.wal.lost import with_lost
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4
 from tests.sim.recovering.audits import AuditBench, later, run
 

@@ -12,6 +12,7 @@ from kvstore.autorecovery.giving_up import GivingUp
 from kvstore.autorecovery.mender import Mender
 from kvstore.errors import BookieError, InvalidRequest, Unavailable
 from kvstore.meta import paths
+from kvstore.meta.lost import lost_entries
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.proto.bookkeeper import Status
@@ -19,7 +20,6 @@ from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.copies.copier import Copier
 from kvstore.wal.copies.pace import Pace
-from kvstore.wal.lost import lost_entries
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, P, appended, run
 from tests.sim.recovering.cases import COUNT, closed, of_a_log, recorded, until_unmarked

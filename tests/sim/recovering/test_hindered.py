@@ -12,13 +12,13 @@ from kvstore.autorecovery.mender import Mender
 from kvstore.autorecovery.mending import PATIENCE
 from kvstore.errors import BookieError, MetadataUnavailable
 from kvstore.meta import paths
+from kvstore.meta.lost import lost_entries
 from kvstore.meta.memory import MemoryStore
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal.copies import copying
 from kvstore.wal.copies.copier import Copier
 from kvstore.wal.copies.pace import Pace
-from kvstore.wal.lost import lost_entries
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Bench, FrozenStore, appended, run
 from tests.sim.recovering.cases import COUNT, Copies, closed, locks, recorded, until, until_unmarked
 
