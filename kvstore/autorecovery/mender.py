@@ -48,7 +48,7 @@ from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import GuardedPace, Pace
 from kvstore.wal.creator import owner_of
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.lists import LedgerLists
@@ -146,6 +146,7 @@ class _Attempt:
         self.unreadable: frozenset[EntryId] = frozenset()
         self._owner, self._ledger, self._is_held = owner, ledger, is_held
         self._ports = owner.ports
+        self._is_deleted = False
 
     async def perform(self, command: mending.Look | Ask | Fill | Record | Recover) -> Event:
         """Do it, and say what came of it."""
@@ -179,7 +180,8 @@ class _Attempt:
 
     async def _fill(self, fill: Fill) -> Event:
         ports, owner = self._ports, self._owner
-        copying = Copying(fill.metadata, ports.bookies, owner.nursery, owner.pace, own=ports.choice.own)
+        pace = GuardedPace(owner.pace, self._go_on)
+        copying = Copying(fill.metadata, ports.bookies, owner.nursery, pace, own=ports.choice.own)
         # They are asked last: each that has another incarnation by now ends the connection.
         copying.reader.troubled.update(
             each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
@@ -190,6 +192,7 @@ class _Attempt:
             without_room.update(each.bookie for each in missing if each.bookie not in fill.takers)
             owner.progress(self._ledger, missing[0].entry, fill.last)
 
+        watch = owner.store.watch(paths.ledger(self._ledger), self._changed)
         try:
             held = await copying.held(fill.newcomers)
             for bookie in sorted((fill.must | fill.may) - fill.newcomers):
@@ -203,11 +206,29 @@ class _Attempt:
         except LedgerError as error:
             return Failed(f"{type(error).__name__}: {error}", frozenset(copying.refused))
         finally:
+            watch.close()
             self.copied += copying.copied
             self.copied_bytes += copying.copied_bytes
         self.unreadable = frozenset(copying.unreadable)
         refused = copying.refused.intersection(held) | silent
         return Filled(self.unreadable, not without_room & fill.must, frozenset(refused))
+
+    def _go_on(self) -> None:
+        if self._is_deleted:
+            raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was copied")
+
+    def _changed(self) -> None:
+        """Its metadata have changed: nobody wants copies of a ledger that is deleted, and at a low rate they take
+        hours."""
+        self._owner.nursery.spawn(self._look_for_deletion(), name=f"look at ledger {self._ledger}")
+
+    async def _look_for_deletion(self) -> None:
+        try:
+            await self._ports.ledgers.read(self._ledger)
+        except NoSuchLedger:
+            self._is_deleted = True
+        except MetadataError:
+            return  # the attempt's own end tells
 
     async def _read(self, copying: Copying, bookies: Collection[BookieId], last: EntryId) -> None:
         """Of bookies that list what they cannot read as well: find that by reading, and copy it there again."""
