@@ -321,7 +321,7 @@ class Mending:
             if unreadable
             else NO_SPARE
             if self._lacks_spare
-            else f"does not answer, or takes no copies: {', '.join(sorted(filled.refused))}"
+            else f"has bookies that do not answer, or take no copies: {', '.join(sorted(filled.refused))}"
             if filled.refused
             else NO_ROOM
             if not filled.has_room
