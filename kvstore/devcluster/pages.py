@@ -33,7 +33,7 @@ def rise_waits_for(address: str, secure: SecureFolder | None = None) -> str:
 
 
 def _told(address: str, name: str, secure: SecureFolder | None) -> str | None:
-    """What a node's first page has under this name, if that is text."""
+    """Return what a node's first page has under this name, if that is text."""
     with suppress(URLError, OSError, HTTPException, ValueError, AttributeError):
         page = _get(address, "/", secure)
         found = None if page is None else json.loads(page).get(name)

@@ -1,4 +1,4 @@
-"""What Redis has and we have not, for a clear word to those who try. Decides only."""
+"""Commands of Redis that are not here, for a clear word to those who try. Decides only."""
 
 from __future__ import annotations
 
