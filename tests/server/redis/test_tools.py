@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from tests.server.access.tables import table
 from tests.server.redis.door import redis_door
 from tests.server.redis.test_access import line_of
 from tests.server.redis.test_parser import packed
+from tests.waiting import PATIENCE_S
 
 REDIS_7 = Path(__file__).parent / "golden" / "names_of_redis.txt"
 """What `COMMAND LIST` of Redis 7.0 says, without subcommands."""
@@ -91,3 +95,25 @@ async def test_info_has_the_number_of_all_keys_for_who_may_read_them_all(tmp_pat
         assert await line_of(raw, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
         raw.writer.write(packed(b"INFO") + packed(b"PING"))
         assert b"Keyspace" not in await raw.read_until(b"+PONG\r\n")
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="no redis-cli here")
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("--bigkeys", "Biggest string found '\"large\"' has 3000 bytes"),
+        ("--memkeys", "Biggest string found '\"large\"' has 3005 bytes"),
+        ("--scan", "large\n"),
+        ("--latency --raw", " "),
+    ],
+)
+async def test_the_modes_of_redis_cli_work(tmp_path: Path, mode: str, says: str) -> None:
+    async with redis_door(tmp_path) as door, door.raw() as raw:
+        for key, size in ((b"large", 3000), (b"a", 1), (b"b", 2)):
+            assert await line_of(raw, b"SET", key, bytes(size)) == b"+OK\r\n"
+        done = await asyncio.create_subprocess_exec(
+            *("redis-cli", "-p", str(door.port), *mode.split()), stdout=PIPE, stderr=STDOUT
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            said, _ = await done.communicate()
+    assert (done.returncode, says in said.decode(), b"rror" in said) == (0, True, False), said
