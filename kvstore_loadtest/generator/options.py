@@ -12,12 +12,17 @@ from typing import Any
 
 from kvstore.client import ClientConfig, Level
 from kvstore.client.core.config import parse_url
+from kvstore.env.transport import split_address
 from kvstore.places import fault_of
 from kvstore_loadtest.generator import shapes
 from kvstore_loadtest.generator.goals import Goals, p99_goals
 from kvstore_loadtest.generator.pacing import EVEN, POISSON
 from kvstore_loadtest.generator.workloads import WORKLOADS, Workload, workloads_of
 
+USERS_MAX = 100_000
+"""Of a run: each is a greenlet with a stack of its own."""
+KEYS_MAX = 100_000_000
+"""A chooser's table has 8 bytes for each, in each process."""
 LEVELS = tuple(level.name.lower() for level in Level)
 
 
@@ -53,6 +58,11 @@ class Options:
             for name, value in asdict(self).items()
             if name in ("rate", "rate_per_user", "seconds", "keys") and not 0 < value < inf
         ]
+        if not wrong and self.rate > USERS_MAX * self.rate_per_user:
+            want = f"want at most {USERS_MAX:,} users of --rate-per-user {self.rate_per_user:g}"
+            wrong.append(f"--rate: {want}, got {self.rate:g}/s")
+        if self.keys > KEYS_MAX:
+            wrong.append(f"--keys: want at most {KEYS_MAX:,}, got {self.keys:,}")
         wrong += [
             f"--{name.replace('_', '-')}: want 0 to 1, got {value:g}; 0.05 is 5 %"
             for name, value in asdict(self).items()
@@ -66,10 +76,11 @@ class Options:
             wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
         paths = {"data-dir": self.data_dir, "report": self.report, "baseline": self.baseline or ""}
         wrong += [f"--{name}: {fault}" for name, place in paths.items() if (fault := fault_of(place))]
-        try:
-            p99_goals(self.p99_ms)
-        except ValueError as error:
-            wrong.append(f"--p99-ms: {error}")
+        for name, check, text in (("p99-ms", p99_goals, self.p99_ms), ("resp", _addresses, self.resp)):
+            try:
+                check(text)
+            except ValueError as error:
+                wrong.append(f"--{name}: {error}")
         if not self.report.name or self.report.suffix == ".json":
             wrong.append(f"--report: want a file for the HTML; the figures go beside it as .json, got {self.report}")
         if wrong:
@@ -120,7 +131,7 @@ class Options:
     def resp_nodes(self) -> list[str]:
         """Raises ValueError, OSError."""
         if self.resp:
-            return self.resp.split(",")
+            return _addresses(self.resp)
         return [] if self.store else [node["resp"] for node in self._nodes()]
 
     def node_ids(self) -> list[str]:
@@ -159,6 +170,14 @@ class Options:
         except FileNotFoundError:
             raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
         return found
+
+
+def _addresses(text: str) -> list[str]:
+    """`host:port,host:port`; none of an empty text. Raises ValueError."""
+    found = text.split(",") if text else []
+    for each in found:
+        split_address(each)
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
