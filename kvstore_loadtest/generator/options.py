@@ -207,29 +207,52 @@ def add_options(parser: ArgumentParser) -> None:
         value = getattr(default, name)
         value = str(value) if isinstance(value, Path) else value  # these travel to workers as text and numbers
         more.setdefault("type", type(value))
-        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=f"{help_text} Default: {value}", **more)
+        told = f"{help_text} Default: {'none' if value == '' else value}"
+        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=told, **more)
 
-    option("workload", f"One of {', '.join(WORKLOADS)}, or several, comma-separated, one for each user in turn.")
-    option("shape", f"How the rate moves: {', '.join(shapes.NAMES)}.")
-    option("rate", "Operations per second in all, rounded up to whole users; the knee is looked for from here on.")
-    option("rate_per_user", "Operations per second of each user: more users for fewer.")
-    option("seconds", "How long.")
-    option("warmup", "Of it, seconds that are in no table.")
-    option("keys", "Records that are there from the start.")
-    option("keys_by", "Another key chooser: uniform, zipfian[:constant], latest[:constant], hotset[:hot:wanted].")
-    option("value_size", "Other sizes: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, mix:100=90,10000=10.")
-    option("level", f"Of reads through gRPC: {', '.join(LEVELS)}.")
-    option("seed", "Of all that is drawn.")
-    option("prefix", "What the keys begin with.")
-    option("preload", "Write all records first.", action=BooleanOptionalAction, type=None)
-    option("store", "The cluster: kv://host:port,host:port, instead of --data-dir.")
-    option("resp", "Its Redis doors, host:port,host:port; without --store nothing but these is used.")
-    option("data_dir", "A local cluster's directory; chaos needs one.")
-    option("errors_max", "Errors that are allowed, of all operations: 0 to 1.")
-    option("achieved_min", "Operations that must be done, of those due: 0 to 1.")
-    option("p99_ms", "Milliseconds that p99 may be: 50, or by operation: read=20,update=50; or both: read=20,50.")
+    option(
+        "workload",
+        f"What users do: one of {', '.join(WORKLOADS)}, or several, comma-separated, which they take in turn.",
+    )
+    option("shape", f"How the rate moves during the run: {', '.join(shapes.NAMES)}.")
+    option(
+        "rate", "Operations per second of all users together, rounded up to whole users; knee begins its search here."
+    )
+    option("rate_per_user", "Operations per second of one user: a lower number makes more users of the same rate.")
+    option("seconds", "How long the run takes, its warm-up included.")
+    option("warmup", "So many of the first seconds are in the timeline and in no table.")
+    option("keys", "How many records are written before the run, for the users to work on.")
+    option(
+        "keys_by",
+        "How keys are chosen, instead of the workload's way: uniform, zipfian[:constant], latest[:constant], "
+        "hotset[:hot:wanted].",
+    )
+    option(
+        "value_size",
+        "Sizes of values in bytes, instead of the workload's: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, "
+        "mix:100=90,10000=10.",
+    )
+    option("level", f"How fresh reads through gRPC must be: {', '.join(LEVELS)}.")
+    option("seed", "Draws operations, keys and sizes: the same seed draws the same ones again.")
+    option("prefix", "What all keys begin with.")
+    option(
+        "preload",
+        "Write the records before the run; --no-preload works on those of an earlier run.",
+        action=BooleanOptionalAction,
+        type=None,
+    )
+    option("store", "The cluster, instead of --data-dir: kv://host:port,host:port.")
+    option("resp", "The cluster's Redis doors: host:port,host:port. Without --store only these are used.")
+    option("data_dir", "The directory of a local cluster, as `kvstore up` makes it; chaos needs one.")
+    option("errors_max", "The share of operations that may fail, 0 to 1: 0.05 is 5 %%. Beyond it the run fails.")
+    option("achieved_min", "The share of due operations that must be done, 0 to 1. Below it the run fails.")
+    option(
+        "p99_ms",
+        "Milliseconds that the 99th percentile may be: 50, or by operation: read=20,update=50; or both: read=20,50. "
+        "Beyond it the run fails.",
+    )
     option("report", "Where the HTML goes; the figures go beside it as JSON.")
-    group.add_argument("--baseline", default="", help="Compare with this; exit code 1 on a fall.")
+    group.add_argument("--baseline", default="", help="Compare with this file; a figure that has fallen fails the run.")
 
 
 def options_of(parsed: Namespace) -> Options:
