@@ -53,6 +53,7 @@ class Certificates:
         stamp = self._stamped()
         if stamp == self._stamp:
             return False
+        self._stamp = ()  # until others are taken: the old files may come back just as they were
         try:
             self._read()
         except OSError as error:
