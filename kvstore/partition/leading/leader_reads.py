@@ -91,14 +91,16 @@ class LeaderReads:
         """How many of the lines are read in the next turn."""
 
     def __bool__(self) -> bool:
-        return bool(self.arrived or self.lines or self._strict or self._leaseless or self._later or self._under_way)
+        return bool(
+            self.arrived or self.lines.count or self._strict or self._leaseless or self._later or self._under_way
+        )
 
     def __len__(self) -> int:
         return self._count_kept() + self._under_way
 
     def _count_kept(self) -> int:
         """Count what waits; with what has arrived in this turn."""
-        self._kept = len(self.lines) + len(self._strict) + len(self._leaseless) + len(self._later)
+        self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later)
         return self._kept + len(self.arrived)
 
     # docs/protocol.md P18
@@ -132,7 +134,7 @@ class LeaderReads:
     def turn(self) -> None:
         """Answer what has arrived, or let it wait."""
         arrived, self.arrived = self.arrived, []
-        if self.lines:
+        if self.lines.count:
             self.lines.add(arrived)
             arrived = self.lines.take(self._share)
             self._share *= 2  # until values are found to be large again
@@ -167,7 +169,7 @@ class LeaderReads:
             self._renew = self.may_want_append = True
             self._answer(ready, self._now_ms())
         self._answer(local, self._state.record_time_ms)
-        if self.lines:
+        if self.lines.count:
             self._wake()
         self._count_kept()
 

@@ -17,10 +17,8 @@ class ReadLines:
     def __init__(self) -> None:
         self._lines: dict[object, deque[Read]] = {}
         """By `Sink.line`; the one that is served next is the first."""
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
+        """How many wait in all of them. A plain attribute: it is looked at in each turn."""
 
     def __iter__(self) -> Iterator[Read]:
         for line in self._lines.values():
@@ -30,7 +28,7 @@ class ReadLines:
         """Let them wait behind those of their line."""
         for read in reads:
             self._lines.setdefault(read[1].line, deque()).append(read)
-            self._count += 1
+            self.count += 1
 
     def put_back(self, reads: list[Read]) -> None:
         """Let them wait in front of all others: they were taken, in this order, and not read."""
@@ -40,7 +38,7 @@ class ReadLines:
         for name, line in front.items():
             line.extend(self._lines.pop(name, ()))
         self._lines = front | self._lines
-        self._count += len(reads)
+        self.count += len(reads)
 
     def take(self, most: int) -> list[Read]:
         """One of each line in turn, up to `most`."""
@@ -51,12 +49,12 @@ class ReadLines:
             taken.append(line.popleft())
             if line:
                 self._lines[name] = line
-        self._count -= len(taken)
+        self.count -= len(taken)
         return taken
 
     def clear(self) -> list[Read]:
         """All of them; none waits any more."""
         every = list(self)
         self._lines.clear()
-        self._count = 0
+        self.count = 0
         return every

@@ -43,7 +43,7 @@ def test_one_of_each_line_is_taken_in_turn() -> None:
     lines, reads = lines_of(3, 1, 2)
     taken = lines.take(10)
     assert [reads.index(each) for each in taken] == [0, 3, 4, 1, 5, 2]
-    assert (len(lines), list(lines)) == (0, [])
+    assert (lines.count, list(lines)) == (0, [])
 
 
 def test_what_is_put_back_is_taken_first_and_in_its_order() -> None:
@@ -51,7 +51,7 @@ def test_what_is_put_back_is_taken_first_and_in_its_order() -> None:
     before = list(lines_of_tokens(lines))
     taken = lines.take(4)
     lines.put_back(taken)
-    assert len(lines) == 15
+    assert lines.count == 15
     assert lines.take(3) == [taken[0], taken[1], taken[2]]
     assert sorted(before) == sorted([*lines_of_tokens(lines), 0, 0, 0])
 
@@ -66,7 +66,7 @@ def test_reads_of_a_line_keep_their_order_however_they_come_and_go() -> None:
         lines, callers = ReadLines(), [Caller() for _ in range(random.randint(1, 5))]
         given: dict[Sink, list[int]] = {each: [] for each in callers}
         number = 0
-        while number < 60 or lines:
+        while number < 60 or lines.count:
             some = []
             for _ in range(random.randint(0, 9) if number < 60 else 0):
                 some.append((get(b"k"), random.choice(callers), number))
