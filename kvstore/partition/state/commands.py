@@ -201,7 +201,7 @@ class Sink(Protocol):
 
     @property
     def line(self) -> object:
-        """What has the same line is one caller's: of its reads none is done before an earlier one."""
+        """Name the caller: of the reads of one line none is done before an earlier one."""
         return self
 
     def complete(self, token: int, result: Result | StoreError) -> None:
