@@ -92,6 +92,14 @@ def test_the_text_of_a_healthy_and_of_a_lame_cluster() -> None:
     assert status_text(lame()) == SILENT_TEXT
 
 
+def test_a_partition_that_has_retired_is_not_one_that_nobody_serves() -> None:
+    report = well()
+    report.partitions.add(id="p0", state="retired")
+    text = status_text(whole(report))
+    assert text.startswith("healthy: 3 nodes, 2 partitions, all is served")
+    assert "partitions: 2 of 2 are served, 1 more on its way out; ring version 4" in text
+
+
 def test_of_very_many_findings_the_worst_are_shown() -> None:
     report = well()
     for number in range(30):

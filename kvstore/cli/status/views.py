@@ -207,10 +207,12 @@ def _rest(report: ClusterReport) -> list[str]:
     metadata, ring = report.metadata, report.ring
     kind = {"zookeeper": "ZooKeeper", "etcd": "etcd"}.get(metadata.kind, metadata.kind)
     age = f", what is known is {shown_time(metadata.read_age_s)} old" if metadata.read_age_s > OLD_S else ""
-    served = sum(each.served for each in report.partitions)
+    wanted = [each for each in report.partitions if each.state != "retired"]
+    served, retired = sum(each.served for each in wanted), len(report.partitions) - len(wanted)
+    leaving = f", {retired} more on {'its' if retired == 1 else 'their'} way out" if retired else ""
     lines = [
         f"{kind} {metadata.address}: {metadata.state}{age}",
-        f"partitions: {served} of {len(report.partitions)} are served; ring version {ring.version}, {_moves(report)}",
+        f"partitions: {served} of {len(wanted)} are served{leaving}; ring version {ring.version}, {_moves(report)}",
     ]
     if report.HasField("repair"):
         repair = report.repair

@@ -258,7 +258,7 @@ class Leader:
         if self._stopped is None:
             now = self._env.clock.now()
             try:
-                if self.reads.arrived:
+                if self.reads.arrived or self.reads.lines.count:
                     self.reads.turn()
                 self._fill(now)
             except OSError as error:

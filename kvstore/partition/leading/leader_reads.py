@@ -18,15 +18,14 @@ from kvstore.partition.leading.answers import Answers, Reply, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
+from kvstore.partition.leading.read_lines import Read, ReadLines
 from kvstore.partition.leading.serving_ranges import ServingRanges
-from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Op, Record, Result, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Record, Result, Sink
 from kvstore.partition.state.rows import EXPIRES, pack_data_key
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import WHOLE
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
-
-Read = tuple[Op, Sink, int]
 
 AT_ONCE, AT_ONCE_LARGE = 32, 8
 """Reads before their size is looked at; the second while values are large."""
@@ -71,6 +70,8 @@ class LeaderReads:
         self._reap, self._wake = reap, wake
         self.arrived: list[Read] = []
         """For `turn`."""
+        self.lines = ReadLines()
+        """What had arrived before, and had no place in the turns since then, because values are large."""
         self.may_want_append = False
         """False: neither does `wants_append` want one nor does a read wait for one."""
         self._strict: deque[_Waiting] = deque()
@@ -86,16 +87,20 @@ class LeaderReads:
         """Reads that wait, but for those of this turn, when they were last counted."""
         self._renew = False
         self._at_once = AT_ONCE
+        self._share = AT_ONCE_LARGE
+        """How many of the lines are read in the next turn."""
 
     def __bool__(self) -> bool:
-        return bool(self.arrived or self._strict or self._leaseless or self._later or self._under_way)
+        return bool(
+            self.arrived or self.lines.count or self._strict or self._leaseless or self._later or self._under_way
+        )
 
     def __len__(self) -> int:
-        return len(self.arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
+        return self._count_kept() + self._under_way
 
     def _count_kept(self) -> int:
         """Count what waits; with what has arrived in this turn."""
-        self._kept = len(self._strict) + len(self._leaseless) + len(self._later)
+        self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later)
         return self._kept + len(self.arrived)
 
     # docs/protocol.md P18
@@ -129,6 +134,10 @@ class LeaderReads:
     def turn(self) -> None:
         """Answer what has arrived, or let it wait."""
         arrived, self.arrived = self.arrived, []
+        if self.lines.count:
+            self.lines.add(arrived)
+            arrived = self.lines.take(self._share)
+            self._share *= 2  # until values are found to be large again
         now = self._clock.now()
         leased = self._read_lease.has_lease(now)
         ready: list[Read] = []
@@ -160,6 +169,8 @@ class LeaderReads:
             self._renew = self.may_want_append = True
             self._answer(ready, self._now_ms())
         self._answer(local, self._state.record_time_ms)
+        if self.lines.count:
+            self._wake()
         self._count_kept()
 
     def observe(self, replies: list[Reply]) -> None:
@@ -222,7 +233,7 @@ class LeaderReads:
         self._under_way -= len(stepping)
         for steps in stepping:
             steps.close()  # the engine may be closed in this turn
-        for _, sink, token in (*arrived, *(read for read, _ in later), *stepping.values()):
+        for _, sink, token in (*arrived, *self.lines.clear(), *(read for read, _ in later), *stepping.values()):
             self._answers.give(sink, token, error)
         for waiting in (self._strict, self._leaseless):
             while waiting:
@@ -249,8 +260,9 @@ class LeaderReads:
             size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
             if size > TURN_BYTES:
                 # Doors send or give up what they have before the next turn; thousands of large values at once would
-                # be all of the memory.
-                self.arrived = points[at:] + self.arrived
+                # be all of the memory. And whoever asked for them keeps only himself waiting.
+                self.lines.put_back(points[at:])
+                self._share = AT_ONCE_LARGE
                 self._wake()
                 break
         self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)

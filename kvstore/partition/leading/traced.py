@@ -20,6 +20,10 @@ class TracedSink(Sink):
         self.leg: Span | None = None
         """The way to another server, while it is under way there."""
 
+    @property
+    def line(self) -> object:
+        return self.sink.line
+
     def begin_leg(self, server: str) -> str:
         """Begin the way to another server; return what makes it the parent of that one's spans. One that had begun
         before has come back."""

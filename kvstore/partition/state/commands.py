@@ -199,6 +199,11 @@ def check(key: bytes, flags: int, version: int = 0, request: RequestId | None = 
 class Sink(Protocol):
     """Takes the results of operations. One object per connection or caller; a `token` names the request to it."""
 
+    @property
+    def line(self) -> object:
+        """Name the caller: of the reads of one line none is done before an earlier one."""
+        return self
+
     def complete(self, token: int, result: Result | StoreError) -> None:
         """Called exactly once per submitted operation, on the event loop, never from inside `submit`."""
         ...

@@ -309,8 +309,11 @@ class State:
         retries = self.retries
         dropped = retries.forget(entry.time_ms) if retries.idle else []
         if entry.requests is not None:
-            dropped += retries.apply(entry.first_seq, entry.time_ms, entry.requests)
-            batch.put(retry_key(entry.first_seq), retries.row(entry.time_ms, entry.requests))
+            # What is imported was asked elsewhere, and when stands in it: by the time of its import clients would never
+            # be forgotten while moves follow one another (docs/protocol.md, M4).
+            asked_ms = 0 if entry.control else entry.time_ms
+            dropped += retries.apply(entry.first_seq, asked_ms, entry.requests)
+            batch.put(retry_key(entry.first_seq), retries.row(asked_ms, entry.requests))
         for row in dropped:
             batch.delete(retry_key(row))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from kvstore.proto import admin_pb2
-from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health
+from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
 
 BEHIND_MAX = 100_000
 """Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""
@@ -23,6 +23,11 @@ NAMED_MAX = 5
 """Of partitions in one line."""
 MIB = 1 << 20
 STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and run `kvstore fsck`"
+
+
+def to_serve(report: ClusterReport) -> list[PartitionView]:
+    """The partitions but for those that have retired: these own no keys, and stay while something of them is pinned."""
+    return [each for each in report.partitions if each.state != "retired"]
 
 
 def findings_of(report: ClusterReport) -> list[Finding]:
@@ -48,7 +53,7 @@ def findings_of(report: ClusterReport) -> list[Finding]:
 def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
     """The worst finding in one line, and how many others there are."""
     if not findings:
-        nodes, partitions = len(report.nodes), len(report.partitions)
+        nodes, partitions = len(report.nodes), len(to_serve(report))
         return Health(
             grade=HEALTHY, text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all is served"
         )
@@ -63,8 +68,8 @@ def _unserved(report: ClusterReport) -> Iterator[Finding]:
     """Partitions that nobody answers for, those with the same reason together."""
     silent = {node.id: node.no_answer for node in report.nodes if node.no_answer}
     reasons: dict[tuple[str, str, str], list[str]] = {}
-    for partition in report.partitions:
-        if partition.served or partition.state == "retired":
+    for partition in to_serve(report):
+        if partition.served:
             continue
         if not partition.leader:
             up = sum(replica.is_up for replica in partition.replicas)

@@ -56,6 +56,10 @@ class _Counted(Sink):
     def __init__(self, room: BatchBudget, size: int, sink: Sink) -> None:
         self._room, self._size, self._sink = room, size, sink
 
+    @property
+    def line(self) -> object:
+        return self._sink.line
+
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._room.bytes -= self._size
         self._sink.complete(token, result)

@@ -22,6 +22,8 @@ class Answering(Protocol):
 
     @property
     def backend(self) -> Backend: ...
+    @property
+    def line(self) -> object: ...
     def admit(self, number: int, size: int) -> bool: ...
     def put_off(self, number: int, size: int) -> None: ...
     def gather(self, size: int) -> bool: ...
@@ -51,6 +53,10 @@ class Gather(Sink):
         self._counted = 0
         """Bytes that the connection counts."""
         self._begun = self._bytes = 0
+
+    @property
+    def line(self) -> object:
+        return self._connection.line
 
     def submit(self) -> None:
         self._submit(READS_AT_ONCE if self._are_values else len(self._results))

@@ -65,6 +65,8 @@ class ReplyQueue:
         """Since when the client has not read enough."""
         self._server, self._session = server, session
         self._formats = FORMATS[session.protocol]
+        self.line = object()
+        """As a Sink has it; itself would be a cycle."""
         self.due: list[bytes] = []
         """Replies whose turn it is."""
         self.issued = 0

@@ -33,6 +33,10 @@ class Redirected(Sink):
         self._sink, self.deadline = sink, deadline
         self.place = 0
 
+    @property
+    def line(self) -> object:
+        return self._sink.line
+
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._sink.complete(token, result)
 

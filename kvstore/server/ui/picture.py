@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore.proto.admin_pb2 import ClusterReport
+from kvstore.server.control.health import to_serve
 from kvstore.server.ui.words import count, rate, span
 
 COLOURS = 8
@@ -38,13 +39,14 @@ def ring_of(report: ClusterReport) -> dict[str, Any]:
             }
         )
         begun += length
-    unserved = [each.id for each in report.partitions if not each.served]
+    partitions = to_serve(report)
+    unserved = [each.id for each in partitions if not each.served]
     return {
         "arcs": arcs,
-        "partitions": len(report.partitions),
+        "partitions": len(partitions),
         "version": report.ring.version,
         "age": span(report.ring.age_s),
-        "label": f"Ring of {count(len(report.partitions), 'partition')}; not served: {', '.join(unserved) or 'none'}. "
+        "label": f"Ring of {count(len(partitions), 'partition')}; not served: {', '.join(unserved) or 'none'}. "
         "The table of partitions says the same.",
         "key": [
             {"name": node.id, "tone": tones[node.id], "leads": f"leads {len(node.leads)}"} for node in report.nodes

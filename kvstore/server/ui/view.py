@@ -178,12 +178,12 @@ PARTITION_COLUMNS = (
 
 
 def _partition(partition: PartitionView) -> list[Cell]:
-    lead = partition.lead
+    lead, is_well = partition.lead, partition.served or partition.state == "retired"
     lacking = f", {lead.ledgers_lacking_copies:,} lack copies" if lead.ledgers_lacking_copies else ""
     return [
         Cell(partition.id),
-        Cell(partition.state if partition.served else f"{partition.state}, not served", _tone(partition)),
-        Cell(partition.leader or "nobody", "" if partition.leader else "bad"),
+        Cell(partition.state if is_well else f"{partition.state}, not served", "good" if is_well else "bad"),
+        Cell(partition.leader or "nobody", "" if partition.leader or is_well else "bad"),
         Cell(rate(lead.ops_per_s), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
@@ -193,10 +193,6 @@ def _partition(partition: PartitionView) -> list[Cell]:
         Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "whole"),
         _replicas(partition),
     ]
-
-
-def _tone(partition: PartitionView) -> str:
-    return "good" if partition.served else "bad"
 
 
 def _replicas(partition: PartitionView) -> Cell:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvstore.env.ports import Nursery
-from kvstore.errors import BookieError, Corrupted, MetadataError, NoSuchEntry, NoSuchLedger
+from kvstore.errors import BookieError, Corrupted, LedgerError, MetadataError, NoSuchEntry, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
@@ -90,7 +90,11 @@ class TailReader:
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
             self._news.forget()
-            entries = self._at_hand() or await self._available()
+            try:
+                entries = self._at_hand() or await self._available()
+            except NoSuchLedger as error:
+                await self._check_unlisted(error)
+                raise
             left_s = deadline - self._ports.clock.now()
             if entries or left_s < TIMER_MIN_S:
                 return entries
@@ -229,6 +233,17 @@ class TailReader:
         missed = self._after != BEGINNING if end is None else self._after < Position(end.ledger, end.entry)
         if missed:
             raise NoSuchLedger(f"partition {self._partition}: the log after {self._after} was trimmed")
+
+    async def _check_unlisted(self, error: NoSuchLedger) -> None:
+        """Raise LedgerError if the list has the present ledger: what is trimmed leaves the list first, so somebody has
+        deleted one. Who gave a state up for that might give up the last that has what stood there."""
+        ledger = self._after.ledger if self._reader is None else self._reader.metadata.ledger
+        listed, _ = await self._lists.read(self._partition, latest=True)
+        if listed.names(ledger):
+            log.error(
+                "partition=%s %s, although the log's list has it: somebody has deleted it", self._partition, error
+            )
+            raise LedgerError(f"partition {self._partition}: {error}, although the log's list has it") from error
 
     async def _open(self, ledger: LedgerId, first: EntryId) -> None:
         metadata, _ = await self._ports.ledgers.read(ledger)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import Corrupted, InvalidRequest, Moved
+from kvstore.errors import Corrupted, InvalidRequest, Moved, RequestExpired
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages
 from kvstore.partition.state.commands import Code, Level, RequestId, batch, count, delete, delete_range, get, put, scan
@@ -263,6 +263,35 @@ def test_results_come_along_with_the_keys_of_a_request_or_a_batch(p: Partition) 
     assert target.leader._evaluator._known(request(1), key_hash(M1)) == one
     assert target.leader._evaluator._known(request(2), key_hash(S1)) == two
     assert table.find(request(3), key_hash(S1), TIME_MS) is None
+
+
+def test_a_client_is_forgotten_a_window_after_it_asked_however_often_what_is_known_of_it_moves(p: Partition) -> None:
+    window_s = p.config.retry_window_ms / 1000
+    source, target = p, founded(STAYING)
+    p.do(put(M1, b"a", request=request(1)))
+    for each in (source, target):
+        each.wait(window_s * 0.9)
+    imported(target, source)
+    owned(target, source)
+    table = target.state.retries
+    assert table.find(request(1), key_hash(M1), TIME_MS) is not None
+    target.wait(window_s * 0.2)
+    target.do(put(S2, b"later"))
+    assert len(table) == 0
+    assert isinstance(target.do(put(M1, b"again", request=request(1))), RequestExpired)
+    again = State(target.state.partition, target.engine, target.config)
+    assert len(again.retries) == 0, "nor after a restart"
+
+
+def test_a_client_that_is_moved_is_remembered_over_a_restart_by_when_it_asked(p: Partition) -> None:
+    target = founded(STAYING)
+    p.do(put(M1, b"a", request=request(1)))
+    imported(target, p)
+    owned(target, p)
+    again = State(target.state.partition, target.engine, target.config)
+    assert again.retries.find(request(1), key_hash(M1), TIME_MS) is not None
+    again.retries.check()
+    assert [since for since, _ in again.retries.idle] == [since for since, _ in target.state.retries.idle]
 
 
 def test_a_delete_of_a_range_at_one_partition_is_not_taken_for_that_at_another() -> None:

@@ -47,6 +47,19 @@ def test_a_silent_node_is_shown_with_the_reason_and_its_last_known_leads() -> No
     assert "not served" in cells(report, "partitions")["p2"]
 
 
+def test_a_partition_that_has_retired_is_not_shown_as_one_that_nobody_serves() -> None:
+    report = loaded()
+    report.partitions.add(id="p0", state="retired")
+    page = page_of(judged(report), History())
+    assert "not served" not in cells(report, "partitions")["p0"]
+    [row] = [each for each in page["partitions"]["rows"] if each[0].text == "p0"]
+    assert "bad" not in [cell.tone for cell in row]
+    assert (page["ring"]["partitions"], page["ring"]["label"].partition(". ")[0]) == (
+        2,
+        "Ring of 2 partitions; not served: none",
+    )
+
+
 def test_the_verdict_is_that_of_the_health_rules() -> None:
     report = loaded()
     silent(report, 2)

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import (
-    NoSuchLedger,
-)
+from kvstore.errors import LedgerError, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat, ensure_path
-from kvstore.types import LedgerId, LedgerState, Seq
+from kvstore.types import EntryId, LedgerId, LedgerState, Position, Seq
 from kvstore.wal.creator import owner_of
 from kvstore.wal.leading import trim
 from kvstore.wal.leading.trim import TRIMMED_MAX
 from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
+from kvstore.wal.ports import LogReader
 from tests.sim.ledgers_and_logs.bench import Bench, P, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 
@@ -320,5 +319,27 @@ def test_the_list_is_where_it_is_documented() -> None:
         await opened(bench.logs())
         data, _ = await MemoryStore(bench.tree).get(paths.partition_log(P))
         assert data.startswith(b'{"format":1,"epoch":1,"ledgers":[{"id":')
+
+    run(case)
+
+
+async def read_on(reader: LogReader) -> None:
+    while True:
+        await reader.read(100)
+
+
+def test_a_ledger_that_somebody_has_deleted_is_not_one_that_was_trimmed() -> None:
+    """A replica that took it for trimmed would give its state up, which may be the last that has what stood there."""
+
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        begun, last = writer.log.listed.ledgers[1], writer.log.listed.ledgers[-1]
+        for deleted in (last, begun):
+            await bench.ledgers.remove(deleted.id, -1)
+            reader = bench.logs().reader(P, Position(begun.id, EntryId(0)))
+            with pytest.raises(LedgerError, match=f"no ledger {deleted.id}, although the log's list has it") as told:
+                await read_on(reader)
+            assert not isinstance(told.value, NoSuchLedger)
+            await reader.close()
 
     run(case)

@@ -1,0 +1,60 @@
+"""Reads that wait for their turn while values are large: a line for each connection, one of each in turn, so that who
+asks for thousands of large values keeps only himself waiting. Decides only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from kvstore.partition.state.commands import Op, Sink
+
+Read = tuple[Op, Sink, int]
+
+
+class ReadLines:
+    """Reads of one line keep their order: each sees no less than the one before it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[object, deque[Read]] = {}
+        """By `Sink.line`; the one that is served next is the first."""
+        self.count = 0
+        """How many wait in all of them. A plain attribute: it is looked at in each turn."""
+
+    def __iter__(self) -> Iterator[Read]:
+        for line in self._lines.values():
+            yield from line
+
+    def add(self, reads: Iterable[Read]) -> None:
+        """Let them wait behind those of their line."""
+        for read in reads:
+            self._lines.setdefault(read[1].line, deque()).append(read)
+            self.count += 1
+
+    def put_back(self, reads: list[Read]) -> None:
+        """Let them wait in front of all others: they were taken, in this order, and not read."""
+        front: dict[object, deque[Read]] = {}
+        for read in reads:
+            front.setdefault(read[1].line, deque()).append(read)
+        for name, line in front.items():
+            line.extend(self._lines.pop(name, ()))
+        self._lines = front | self._lines
+        self.count += len(reads)
+
+    def take(self, most: int) -> list[Read]:
+        """One of each line in turn, up to `most`."""
+        taken: list[Read] = []
+        while self._lines and len(taken) < most:
+            name = next(iter(self._lines))
+            line = self._lines.pop(name)
+            taken.append(line.popleft())
+            if line:
+                self._lines[name] = line
+        self.count -= len(taken)
+        return taken
+
+    def clear(self) -> list[Read]:
+        """All of them; none waits any more."""
+        every = list(self)
+        self._lines.clear()
+        self.count = 0
+        return every

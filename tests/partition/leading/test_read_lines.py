@@ -1,0 +1,120 @@
+"""While values are large, who asks for very many of them keeps only himself waiting, and reads of one caller keep their
+order."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvstore.errors import NotLeader, Unavailable
+from kvstore.partition.leading.leader_reads import AT_ONCE, TURN_BYTES
+from kvstore.partition.leading.read_lines import Read, ReadLines
+from kvstore.partition.leading.traced import TracedSink
+from kvstore.partition.state.commands import Code, Sink, get, put
+from kvstore.server.grpc.batch_budget import BatchBudget
+from kvstore.server.redis.gather import Gather
+from kvstore.server.redis.plans import Several
+from kvstore.server.routing.redirects import Redirected
+from tests.partition.one_partition import Caller, Partition
+
+FAT = 1 << 20
+GREEDY = 400
+
+
+@pytest.fixture
+def p() -> Partition:
+    return Partition().start()
+
+
+def lines_of(*counts: int) -> tuple[ReadLines, list[Read]]:
+    """One line for each count, filled one after the other."""
+    lines, reads = ReadLines(), []
+    for count in counts:
+        caller = Caller()
+        reads += [(get(b"k"), caller, token) for token in range(count)]
+    lines.add(reads)
+    return lines, reads
+
+
+def test_one_of_each_line_is_taken_in_turn() -> None:
+    lines, reads = lines_of(3, 1, 2)
+    taken = lines.take(10)
+    assert [reads.index(each) for each in taken] == [0, 3, 4, 1, 5, 2]
+    assert (lines.count, list(lines)) == (0, [])
+
+
+def test_what_is_put_back_is_taken_first_and_in_its_order() -> None:
+    lines, _ = lines_of(5, 5, 5)
+    before = list(lines_of_tokens(lines))
+    taken = lines.take(4)
+    lines.put_back(taken)
+    assert lines.count == 15
+    assert lines.take(3) == [taken[0], taken[1], taken[2]]
+    assert sorted(before) == sorted([*lines_of_tokens(lines), 0, 0, 0])
+
+
+def lines_of_tokens(lines: ReadLines) -> list[int]:
+    return [token for _, _, token in lines]
+
+
+def test_reads_of_a_line_keep_their_order_however_they_come_and_go() -> None:
+    random = Random(4711)
+    for _ in range(300):
+        lines, callers = ReadLines(), [Caller() for _ in range(random.randint(1, 5))]
+        given: dict[Sink, list[int]] = {each: [] for each in callers}
+        number = 0
+        while number < 60 or lines.count:
+            some = []
+            for _ in range(random.randint(0, 9) if number < 60 else 0):
+                some.append((get(b"k"), random.choice(callers), number))
+                number += 1
+            lines.add(some)
+            taken = lines.take(random.randint(1, 8))
+            kept = random.randint(0, len(taken))
+            lines.put_back(taken[kept:])
+            for _, sink, token in taken[:kept]:
+                given[sink].append(token)
+        assert all(tokens == sorted(tokens) for tokens in given.values())
+        assert sum(map(len, given.values())) == number
+
+
+def test_what_stands_between_a_caller_and_the_leader_has_the_callers_line() -> None:
+    caller = Caller()
+    assert TracedSink(caller, cast(Any, None)).line is caller
+    assert Redirected(caller, 0.0).line is caller
+    batch = (Code.BATCH, b"{t}a", [get(b"{t}a"), get(b"{t}b")], None)
+    assert BatchBudget().sink(batch, caller).line is caller
+    connection = SimpleNamespace(line=object())
+    assert Gather(cast(Any, connection), 0, Several([get(b"a")], lambda found: b"")).line is connection.line
+
+
+def test_one_who_asks_for_hundreds_of_large_values_keeps_only_himself_waiting(p: Partition) -> None:
+    p.do(put(b"fat", bytes(FAT)), put(b"small", b"v"))
+    other, first = Caller(), []
+    other.on_complete = lambda token, result: first.append(len(p.caller.results))
+    p.caller.results.clear()
+    for token in range(GREEDY):
+        p.loop.call_soon(p.leader.submit, get(b"fat"), p.caller, p.tokens + token)
+    p.loop.call_soon(p.leader.submit, get(b"small"), other, 0)
+    p.settle()
+    while p.leader.reads:
+        p.settle()
+    assert other.results[0].value == b"v"
+    assert first[0] <= 2 * AT_ONCE + TURN_BYTES // FAT, "of the large values few came before it"
+    assert sorted(p.caller.results) == list(range(p.tokens, p.tokens + GREEDY))
+
+
+def test_all_who_wait_in_lines_are_refused_when_the_lead_ends(p: Partition) -> None:
+    p.do(put(b"fat", bytes(FAT)))
+    p.caller.results.clear()
+    p.caller.on_complete = lambda token, result: token or p.log.tell_lost(Unavailable("lost"))
+    for token in range(GREEDY):
+        p.loop.call_soon(p.leader.submit, get(b"fat"), p.caller, token)
+    p.settle()
+    refused = [each for each in p.caller.results.values() if isinstance(each, NotLeader)]
+    assert len(p.caller.results) == GREEDY
+    assert len(refused) >= GREEDY - AT_ONCE
+    assert not p.leader.reads
