@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from itertools import zip_longest
 from random import Random
 from typing import Any, Protocol
@@ -261,14 +260,14 @@ def _readonly(level: Level) -> Callable[[Performer, Words], bytes]:
     return make
 
 
-def _asking(pipeline: Performer, *, as_user: bool = False) -> keys.Ask:
-    """Asks on behalf of a client for as long as that is there: a walk is long, and what it holds is no more counted
-    when the client is gone. `as_user`: each time by what its user may do then, so that a right that is taken away ends
-    the walk."""
+def _asking(pipeline: Performer, words: Words, *, as_user: bool = False) -> keys.Ask:
+    """Asks on behalf of a client for as long as that is there and may do the command: a walk is long, and a right that
+    is taken away ends it. `as_user`: each operation also by what its user may do then."""
 
     async def asking(op: Op, partition: PartitionId) -> Any:
         if pipeline.replies.is_lost:
             raise Unavailable("the client is gone")
+        _check_again(pipeline, words)
         if as_user:
             return await ask(pipeline.replies.backend, op, partition)
         return await pipeline.server.ask(op, partition)
@@ -276,10 +275,18 @@ def _asking(pipeline: Performer, *, as_user: bool = False) -> keys.Ask:
     return asking
 
 
+def _check_again(pipeline: Performer, words: Words) -> None:
+    """Raise CommandError if who asks may not any more: what was found is told to nobody who could not ask for it."""
+    if pipeline.gate is not None:
+        pipeline.gate.check(words)
+
+
 def _dbsize(pipeline: Performer, words: Words) -> None:
     async def work() -> bytes:
-        server = pipeline.server
-        return replies.number(await keys.count_keys(server.ask, lambda: server.ring, pipeline.session.level))
+        server, ask = pipeline.server, _asking(pipeline, words)
+        found = await keys.count_keys(ask, lambda: server.ring, pipeline.session.level)
+        _check_again(pipeline, words)
+        return replies.number(found)
 
     pipeline.run_alone(work())
 
@@ -288,19 +295,19 @@ def _keys(pipeline: Performer, words: Words) -> None:
     pattern = check_pattern(words[1])
 
     async def work() -> bytes:
-        server, level = pipeline.server, pipeline.session.level
-        there = await keys.count_keys(server.ask, lambda: server.ring, level)
+        server, level, ask = pipeline.server, pipeline.session.level, _asking(pipeline, words)
+        there = await keys.count_keys(ask, lambda: server.ring, level)
         if there > KEYS_MAX:
             shown = f"{there} keys" if _may_count(pipeline) else "so many keys"
             raise CommandError(f"ERR KEYS is refused with {shown} (at most {KEYS_MAX}): use SCAN")
         fits = keys.matcher(pattern)
-        ask = _asking(pipeline)
 
         def matches(key: bytes) -> bool:
             # Those of others do not count either: whether the reply becomes too large would tell of them.
             return bool(_shown(pipeline, [key])) and fits(key)
 
         found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
+        _check_again(pipeline, words)
         return replies.bulks(_shown(pipeline, found))
 
     pipeline.run_alone(work())
@@ -312,11 +319,12 @@ def _scan(pipeline: Performer, words: Words) -> None:
 
     async def work() -> bytes:
         server, matches = pipeline.server, keys.matcher(pattern)
-        ask, after, found = _asking(pipeline), 0, list[bytes]()
+        ask, after, found = _asking(pipeline, words), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
             after, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
         matching = await keys.matching(_shown(pipeline, found), matches)
-        return replies.array([replies.bulk(b"%d" % after), replies.bulks(matching)])
+        _check_again(pipeline, words)
+        return replies.array([replies.bulk(b"%d" % after), replies.bulks(_shown(pipeline, matching))])
 
     pipeline.run_alone(work())
 
@@ -326,10 +334,12 @@ def _random_key(pipeline: Performer, words: Words) -> None:
     start, protocol = pipeline.server.random.randrange(TOKENS), pipeline.session.protocol
 
     async def work() -> bytes:
-        server, ask = pipeline.server, _asking(pipeline)
-        cursor, has_wrapped = start, False
+        server, ask = pipeline.server, _asking(pipeline, words)
+        cursor, has_wrapped, count = start, False, 1
         while True:
-            cursor, found = await keys.scan(ask, lambda: server.ring, cursor, 1, pipeline.session.level)
+            cursor, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
+            count = min(2 * count, keys.PAGE_KEYS_MAX)  # of who may read few of many keys it is a long way to one
+            _check_again(pipeline, words)
             shown = _shown(pipeline, found)
             if shown:
                 return replies.bulk(shown[0])
@@ -348,15 +358,19 @@ def _flush(pipeline: Performer, words: Words) -> None:
         raise CommandError("ERR syntax error")
 
     async def work() -> bytes:
-        await keys.delete_all(_asking(pipeline, as_user=True), lambda: pipeline.server.ring)
+        await keys.delete_all(_asking(pipeline, words, as_user=True), lambda: pipeline.server.ring)
         return replies.OK
 
     pipeline.run_alone(work())
 
 
 def _ask(pipeline: Performer) -> Ask:
-    """Asks what the user may ask."""
-    return partial(ask, pipeline.replies.backend)
+    """Asks what the user may ask then: a command may ask more than once, and wait in between."""
+
+    async def asking(op: Op, partition: PartitionId | None = None) -> Any:
+        return await ask(pipeline.replies.backend, op, partition)
+
+    return asking
 
 
 def _rewrite(pipeline: Performer, words: Words) -> None:
