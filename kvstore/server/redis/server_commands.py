@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from itertools import zip_longest
 from random import Random
 from typing import Any, Protocol
@@ -217,6 +218,10 @@ def _shown(pipeline: Performer, found: list[bytes]) -> list[bytes]:
     return [key for key in found if key.startswith(prefixes)]
 
 
+def _is_shown(pipeline: Performer, key: bytes) -> bool:
+    return bool(_shown(pipeline, [key]))
+
+
 def _may_count(pipeline: Performer) -> bool:
     """Whether the user may hear of how many keys there are: who may read all of them."""
     return pipeline.gate is None or pipeline.gate.identity.permissions.may_all(Right.READ, b"", b"")
@@ -262,14 +267,14 @@ def _readonly(level: Level) -> Callable[[Performer, Words], bytes]:
 
 def _asking(pipeline: Performer, words: Words, *, as_user: bool = False) -> keys.Ask:
     """Asks on behalf of a client for as long as that is there and may do the command: a walk is long, and a right that
-    is taken away ends it. `as_user`: each operation also by what its user may do then."""
+    is taken away ends it. `as_user`: each operation by what its user may do then."""
 
     async def asking(op: Op, partition: PartitionId) -> Any:
         if pipeline.replies.is_lost:
             raise Unavailable("the client is gone")
-        _check_again(pipeline, words)
         if as_user:
             return await ask(pipeline.replies.backend, op, partition)
+        _check_again(pipeline, words)
         return await pipeline.server.ask(op, partition)
 
     return asking
@@ -304,7 +309,7 @@ def _keys(pipeline: Performer, words: Words) -> None:
 
         def matches(key: bytes) -> bool:
             # Those of others do not count either: whether the reply becomes too large would tell of them.
-            return bool(_shown(pipeline, [key])) and fits(key)
+            return _is_shown(pipeline, key) and fits(key)
 
         found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
         _check_again(pipeline, words)
@@ -321,7 +326,12 @@ def _scan(pipeline: Performer, words: Words) -> None:
         server, matches = pipeline.server, keys.matcher(pattern)
         ask, after, found = _asking(pipeline, words), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
-            after, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
+            level = pipeline.session.level
+            if _may_count(pipeline):
+                after, found = await keys.scan(ask, lambda: server.ring, cursor, count, level)
+            else:
+                is_shown = partial(_is_shown, pipeline)
+                after, found = await keys.scan_shown(ask, lambda: server.ring, cursor, count, level, shown=is_shown)
         matching = await keys.matching(_shown(pipeline, found), matches)
         _check_again(pipeline, words)
         return replies.array([replies.bulk(b"%d" % after), replies.bulks(_shown(pipeline, matching))])

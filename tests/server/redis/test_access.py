@@ -13,10 +13,12 @@ from redis import exceptions
 
 from kvstore.access import Change, GrantRight, RemoveUser, RevokeRight, RevokeRole, Right, SetPassword, Switch
 from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
 from kvstore.server.redis import server_commands
 from kvstore.server.redis.commands import COMMANDS, Need
+from kvstore.server.routing import keys as routing_keys
 from kvstore.types import PartitionId
 from tests.server.access.tables import OTHER_HASH, table
 from tests.server.redis.door import Door, Raw, redis_door
@@ -335,6 +337,33 @@ async def test_a_walk_that_began_before_access_was_on_tells_nothing_to_a_strange
         assert await line_of(raw, b"SET", b"t/secret", b"1") == b"+OK\r\n"
         monkeypatch.setattr(door.server, "ask", asked_who_he_is_meanwhile)
         assert (await line_of(raw, b"SCAN", b"0")).startswith(b"-NOAUTH ")
+
+
+@pytest.mark.parametrize("pages", [1, 32])
+async def test_cursors_of_a_tenant_tell_nothing_of_where_the_keys_of_others_are(
+    door: Door, access: Access, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """A cursor is a place on the ring, and a key's place is its hash: who guesses keys would know which there are."""
+    monkeypatch.setattr(routing_keys, "RANGES_MAX", pages)
+    monkeypatch.setattr(routing_keys, "PAGE_KEYS_MAX", 5)
+    monkeypatch.setattr(routing_keys, "STRIDE", TOKENS >> 5)
+    mine = {b"t/%d" % number for number in range(20)}
+    access.take(table(*OFF))
+    async with client_of(door, None) as anybody:
+        await anybody.mset(dict.fromkeys([*mine, *(b"other%d" % number for number in range(300))], b"1"))
+    access.take(table())
+    places = {(token_of(key) + 1) % TOKENS for key in mine}
+    for count in (1, 3, 1_000):
+        found, cursors, cursor = list[bytes](), list[int](), 0
+        async with client_of(door, "tenant") as tenant:
+            while cursor or not cursors:
+                cursor, more = await tenant.scan(cursor, count=count)
+                assert len(more) <= count
+                cursors.append(int(cursor))
+                found += more
+        assert sorted(found) == sorted(mine), "each of them, once"
+        assert {each for each in cursors if each not in places and each % (TOKENS >> 5)} == set()
+        assert cursors == [*sorted(cursors[:-1]), 0]
 
 
 async def test_a_random_key_of_few_among_many_is_found_in_few_steps(
