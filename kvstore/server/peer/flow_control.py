@@ -21,7 +21,7 @@ from kvstore.types import PartitionId
 VALUES_MAX, VALUES_LARGE_MAX = 128, 16
 """Values of one partition and kind that may be on their way to one server; the second while they are large."""
 LARGE_BYTES = 64 << 10
-LARGE_KEYS_MAX = 4_096
+LARGE_KEYS_MAX = 2_048
 """Keys of one partition of which is remembered that their values are large."""
 OPERATION_TIMEOUT_S = 5.0
 """How long a server waits for an operation that another one leads."""
@@ -57,16 +57,15 @@ class _Line:
     def __init__(self) -> None:
         self.writes, self.reads, self.large = _Queue(self), _Queue(self), _Queue(self)
         self.queues = (self.writes, self.reads, self.large)
-        self.large_keys: dict[int, None] = {}
-        """Hashes of keys whose values were large when they were read last. Two of one hash cost a small one its place,
-        nothing else."""
+        self.large_keys: dict[bytes, None] = {}
+        """Those whose values were large when they were read last."""
 
     def note_size(self, key: bytes, *, is_large: bool) -> None:
         """A value has been read."""
-        known, number = self.large_keys, hash(key)
-        known.pop(number, None)
+        known = self.large_keys
+        known.pop(key, None)
         if is_large:
-            known[number] = None
+            known[key] = None
             if len(known) > LARGE_KEYS_MAX:
                 del known[next(iter(known))]
 
@@ -94,7 +93,7 @@ class Pace:
         for each in operations:
             op = each[1]
             if op[0] == _GET:
-                (large if known and hash(op[1]) in known else reads).append(each)
+                (large if known and op[1] in known else reads).append(each)
             else:
                 (large if op[0] in _SCANS else writes).append(each)
         self.waiting += len(writes) + len(reads) + len(large) - before
