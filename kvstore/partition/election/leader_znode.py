@@ -115,12 +115,18 @@ class Claims:
         """Return what the replicas that are up have published."""
         found: dict[ServerId, Published] = {}
         for name in await self._store.children(self._replicas):
-            try:
-                data, _ = await self._store.get(f"{self._replicas}/{name}")
-                found[ServerId(name)] = Published.decode(data)
-            except (NoSuchNode, UndecodableNode):
-                continue  # it went while we read; or it is of a version that we cannot rank
+            said = await self.published_by(ServerId(name))
+            if said is not None:
+                found[ServerId(name)] = said
         return found
+
+    async def published_by(self, server: ServerId) -> Published | None:
+        """Return what this replica has published; None if it is not up, or of a version that we cannot rank."""
+        try:
+            data, _ = await self._store.get(f"{self._replicas}/{server}")
+            return Published.decode(data)
+        except (NoSuchNode, UndecodableNode):
+            return None
 
     async def trusted(self) -> Trusted | None:
         """Return what an operator has declared right, if anything (docs/protocol.md, P35). Raises MetadataError."""

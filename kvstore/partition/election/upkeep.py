@@ -142,7 +142,7 @@ class Upkeep:
 
     async def _said_by(self, server: ServerId) -> Published | None:
         try:
-            return (await self._claims.published()).get(server)
+            return await self._claims.published_by(server)
         except MetadataError:
             return None
 

@@ -110,8 +110,11 @@ async def test_what_replicas_publish_is_read_by_the_others_and_ends_with_them(tr
     await a.publish(Published(Seq(7), Seq(5), 1, "one"))
     await a.publish(Published(Seq(8), Seq(5), 1, "one"))
     assert await b.published() == {A: Published(Seq(8), Seq(5), 1, "one")}
+    assert await b.published_by(A) == Published(Seq(8), Seq(5), 1, "one")
+    assert await b.published_by(B) is None
     store.expire()
     assert await b.published() == {}
+    assert await b.published_by(A) is None
 
 
 async def test_a_restarted_replica_replaces_what_its_former_process_published(tree: MemoryTree) -> None:
