@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,12 +26,14 @@ from kvstore.env.real import transport_of
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import PermissionDenied
+from kvstore.server.config import NodeConfig
 from kvstore.server.http import door as http_door
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.metric_names import NAMES
 from kvstore.server.http.metrics import metrics_of
 from kvstore.server.http.own_names import check_name
 from kvstore.server.http.page import page_of
+from kvstore.server.node import Process
 from tests.waiting import PATIENCE_S
 
 
@@ -153,6 +156,16 @@ def test_calls_from_other_machines_may_name_the_node_as_they_like() -> None:
     check_name(None, "127.0.0.1", ())  # HTTP/1.0
     with pytest.raises(PermissionDenied):
         check_name("metrics.kvstore.svc:8401", "::1", ())
+
+
+def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: Path) -> None:
+    files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
+    doors = {"http": "inner:8401", "advertise": "KV.example", "zookeeper": "zk:2181"}
+    config = NodeConfig(id="n1", insecure=True, **files, **doors)  # type: ignore[arg-type]  # paths and texts by name
+    nothing: Any = None
+    names = Process(config, nothing, None, nothing).own_names()
+    assert names >= {"kv.example", "inner", socket.gethostname().lower()}
+    check_name("kv.example:8401", "127.0.0.1", names)
 
 
 async def test_where_users_are_asked_the_name_does_not_count() -> None:
