@@ -2,8 +2,7 @@
 
     kvstore-loadtest --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
 
-See docs/loadtests.md. A file of one's own imports all of this one and adds users. Exit codes: 0 as it must be, 1 not
-so (the report and the last lines say why), 2 wrong usage or no cluster, 3 spoiled by its own machine.
+See docs/loadtests.md. A file of one's own imports all of this one and adds users. Exit codes: see run.py.
 """
 
 # ruff: noqa: E402

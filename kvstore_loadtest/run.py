@@ -4,8 +4,9 @@
     kvstore-loadtest -f shop.py --data-dir data Shop        # a workload of one's own: docs/loadtests.md
     kvstore-loadtest --web --data-dir data                  # Locust's pages start the runs, as many as wanted
 
-The report is reports/loadtest.html. The exit code is Locust's: 0 as it must be, 1 not so, 2 wrong usage, 3 spoiled: the
-load generator itself was late or starved, and the run says nothing of the store.
+The report is reports/loadtest.html. Exit codes: 0 the run met all that was asked of it, 1 it did not (the last lines
+say why), 2 wrong usage or no cluster, 3 spoiled: the load generator itself was late or starved, so that the run says
+nothing of the store.
 """
 
 from __future__ import annotations

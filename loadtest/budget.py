@@ -195,7 +195,7 @@ async def connect_plainly(address: str) -> Streams:
 async def run_load(
     load: Load, address: str, tag: str, connect: Callable[[str], Awaitable[Streams]] = connect_plainly
 ) -> None:
-    """Raises RuntimeError if anything is refused."""
+    """Raises RuntimeError if anything is refused, or the server ends a connection."""
     rounds = load.operations // (load.connections * load.pipeline)
 
     async def one(number: int) -> None:
@@ -207,7 +207,10 @@ async def run_load(
             writer.write(b"".join(map(hiredis.pack_command, words)))
             got = 0
             while got < load.pipeline:
-                parser.feed(await reader.read(1 << 16))
+                data = await reader.read(1 << 16)
+                if not data:
+                    raise RuntimeError(f"{load.name}: the server closed a connection")
+                parser.feed(data)
                 while (reply := parser.gets()) is not False:
                     if isinstance(reply, hiredis.ReplyError):
                         raise RuntimeError(f"{load.name}: {reply}")

@@ -152,6 +152,12 @@ class RedisClient(asyncio.Protocol):
             else:
                 self._waiting.popleft().set_result(reply)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        """Whoever waits is told: nothing comes any more."""
+        for each in self._waiting:
+            if not each.done():
+                each.set_exception(ConnectionResetError(f"the server closed the connection: {error}"))
+
     def close(self) -> None:
         self._transport.close()
 

@@ -35,6 +35,8 @@ from loadtest.drills.repairs import SCENES
 from loadtest.drills.stage import QUICK, Counts, Report, Stage
 from tests.cluster.harness import running_cluster
 
+MINUTES_MAX = 7 * 24 * 60
+
 
 def run_drill(*, counts: Counts, only: str, metadata: Kind, out: Path) -> bool:
     """Run it, print it, write it. False if a promise of safety is broken."""
@@ -142,6 +144,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the accidents")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long accidents go on")
     arguments = parser.parse_args()
+    if not 0 <= arguments.minutes <= MINUTES_MAX:
+        parser.error(f"--minutes: want 0 (one round) to {MINUTES_MAX:,} (a week), got {arguments.minutes:g}")
     wanted = arguments.only.split(",") if arguments.nemesis else [arguments.only]
     known = sorted(FAULTS if arguments.nemesis else SCENES if arguments.repairs else SCENARIOS)
     if not any(part in name for part in wanted for name in known):  # nothing would be done, and nothing be broken

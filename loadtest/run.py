@@ -3,8 +3,7 @@
     python -m loadtest.run [--data-dir DIR] [--processes N] [any option of `kvstore-loadtest`] [GrpcUser|RespUser]
 
 A cluster of its own lives in a scratch folder and is ended afterwards; a --data-dir that is named must serve. The
-report is reports/loadtest.html. The exit code is Locust's: 0 as it must be, 1 not so, 2 wrong usage, 3 spoiled: the
-load generator itself was late or starved, and the run says nothing of the store.
+report is reports/loadtest.html. Exit codes: see kvstore_loadtest/run.py.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -45,6 +46,11 @@ class Load:
     """What keys begin with; twelve digits follow. A `{tag}` in it brings all of them to one partition."""
     level: Level = Level.LINEARIZABLE
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "warmup_s", "rate"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise InvalidRequest(f"{name.removesuffix('_s')}: want a number, got {value}")
 
 
 def parse_mix(text: str) -> tuple[tuple[str, int], ...]:
@@ -192,7 +198,8 @@ class Generator:
         try:
             await self._calls[name](key)
         except StoreError as error:
-            self._outcome.errors[type(error).__name__] += 1
+            if begin >= counted_from:
+                self._outcome.errors[type(error).__name__] += 1
             return time.perf_counter()
         now = time.perf_counter()
         if begin >= counted_from:

@@ -27,7 +27,7 @@ from kvstore.config import Setting
 from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.founding import found_access
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
-from kvstore.devcluster.pages import http_ok, python_of
+from kvstore.devcluster.pages import http_ok, python_of, rise_waits_for
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.record import Progress, Record
 from kvstore.devcluster.secure_folder import SecureFolder
@@ -45,6 +45,7 @@ from kvstore.places import local_path
 from kvstore.ring.ring import Ring
 from kvstore.rpc.login import without_login
 from kvstore.server.control import bootstrap
+from kvstore.server.control.rising import lasts
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.config import Keepers
 
@@ -53,6 +54,7 @@ STOP_TIMEOUT_S = 15
 PORTS_TIMEOUT_S = 2
 PROBE_TIMEOUT_S = 20
 BOOKIES_TIMEOUT_S = 20
+RISE_TIMEOUT_S = 15
 POLL_S = 0.05
 OUTPUT_BYTES_MAX = 1 << 20
 """What a process wrote to its standard output and error in earlier runs is kept up to this size."""
@@ -103,6 +105,7 @@ class LocalCluster:
             ring = self._start(cluster)
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
+        self._wait_for_rise(cluster)
         return self.load()
 
     def down(self) -> list[str]:
@@ -261,6 +264,17 @@ class LocalCluster:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(POLL_S)
+
+    # docs/protocol.md V1
+    def _wait_for_rise(self, cluster: ClusterFile) -> None:
+        """Return once every node knows that the cluster's version has risen, so that what needs it can be used. What
+        does not pass by itself is not waited for, and nothing for long: the cluster serves."""
+        secure, deadline = secure_folder(cluster), time.monotonic() + RISE_TIMEOUT_S
+        while waits := [each for node in cluster.nodes if (each := rise_waits_for(node.http, secure))]:
+            if any(map(lasts, waits)) or time.monotonic() > deadline:
+                self._progress(f"the cluster's version has not risen: {waits[0]}")
+                return
+            time.sleep(POLL_S)
 
     def _stop_nodes(self, cluster: ClusterFile) -> list[str]:
         running = [node for node in cluster.nodes if self._runs(node)]

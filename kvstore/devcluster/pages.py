@@ -23,9 +23,21 @@ def http_ok(address: str, path: str, secure: SecureFolder | None = None) -> bool
 
 def python_of(address: str, secure: SecureFolder | None = None) -> str | None:
     """Ask the node that listens there what it runs on; None if it does not say so."""
-    with suppress(URLError, OSError, HTTPException, ValueError, KeyError):
+    return _told(address, "python", secure)
+
+
+def rise_waits_for(address: str, secure: SecureFolder | None = None) -> str:
+    """Ask the node that listens there why the cluster's version is below what it can do; empty if it is not, or it does
+    not say so."""
+    return _told(address, "cluster_version_waits_for", secure) or ""
+
+
+def _told(address: str, name: str, secure: SecureFolder | None) -> str | None:
+    """Return what a node's first page has under this name, if that is text."""
+    with suppress(URLError, OSError, HTTPException, ValueError, AttributeError):
         page = _get(address, "/", secure)
-        return None if page is None else str(json.loads(page)["python"])
+        found = None if page is None else json.loads(page).get(name)
+        return found if isinstance(found, str) else None
     return None
 
 

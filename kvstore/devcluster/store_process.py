@@ -95,15 +95,17 @@ class StoreProcess:
     def pause(self) -> None:
         """Stop the process without ending it, and return when it stands still: its connections stay open and silent."""
         self._signal(signal.SIGSTOP)
-        while self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
-            time.sleep(POLL_S)
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            while self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+                time.sleep(POLL_S)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def _signal(self, which: signal.Signals) -> None:
         if self.is_running():
-            os.kill(self.pid, which)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, which)
 
     def _last_words(self) -> str:
         """The ends of its log and of its output, without stack traces."""

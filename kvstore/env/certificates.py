@@ -24,7 +24,6 @@ WARN_S = 30 * 86_400.0
 _DAY_S = 86_400
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
-Contents = tuple[bytes | None, bytes | None, bytes | None]
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -54,6 +53,7 @@ class Certificates:
         stamp = self._stamped()
         if stamp == self._stamp:
             return False
+        self._stamp = ()  # until others are taken: the old files may come back just as they were
         try:
             self._read()
         except OSError as error:

@@ -57,6 +57,8 @@ class SlowLog:
         self._kept: deque[Slow] = deque(maxlen=KEPT)
         self._counts: Counter[Place] = Counter()
         self._second, self._in_second, self._left_out = -1, 0, 0
+        self.noted = 0
+        """Those that were kept since the start, at the time."""
 
     def note(
         self,
@@ -83,6 +85,7 @@ class SlowLog:
         name = hash_of(key) if isinstance(key, bytes) and key else ""
         found = Slow(self._date_ms(), at, operation, name, partition, took_s, parts, operations, self._starved())
         self._kept.append(found)
+        self.noted += 1
         shown = " ".join(f"{part}_ms={seconds * 1000:.1f}" for part, seconds in parts.items())
         log.info(
             "slow at=%s operation=%s key=%s partition=%s took_ms=%.1f operations=%d starved=%.2f %s",
@@ -94,6 +97,15 @@ class SlowLog:
     def total(self) -> int:
         """Operations that were slow since the start, those not kept among them."""
         return self._counts.total()
+
+    @property
+    def kept(self) -> int:
+        """How many `latest` has."""
+        return len(self._kept)
+
+    def clear(self) -> None:
+        """Forget those that are kept; what is counted stays counted."""
+        self._kept.clear()
 
     def latest(self, count: int = KEPT, key: str = "") -> list[Slow]:
         """The last ones, the latest first; with `key` only those with this hash."""

@@ -92,7 +92,7 @@ class _Side(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        assert self.other is not None, "it is read from once there is another side"
+        assert self.other is not None, "it has another side before it is read from"
         self.other.transport.write(data)
 
     def eof_received(self) -> bool:
@@ -145,6 +145,7 @@ class _Relay(_Side):
     async def connect(self, port: int) -> None:
         """Open the other side, and give it what has come."""
         side = _Side(self.end)
+        side.other = self  # at once: what it brings may be here before this goes on
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.get_running_loop().create_connection(lambda: side, HOST, port)
@@ -157,7 +158,7 @@ class _Relay(_Side):
             return
         if self._timer is not None:
             self._timer.cancel()
-        side.other, self.other = self, side
+        self.other = side
         side.transport.write(self._first)
         self._first = b""
         self.transport.resume_reading()

@@ -167,7 +167,9 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     else:
         await refuse_to_strand(env, config.storage, CookieStore(store))
     view = BookieView(store)
-    await view.start(env.nursery)
+    viewing = env.nursery.child("bookie view")
+    stack.push_async_callback(viewing.close)  # a start that fails is tried again in this process
+    await view.start(viewing)
     instance_id = await LayoutStore(store).instance_id()
     bookies = Bookies(env, view.address, own=own, cluster=instance_id)
     stack.callback(bookies.close)

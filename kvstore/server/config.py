@@ -259,11 +259,6 @@ class NodeConfig:
         return self.tls.serves and not self.tls.admits_plain
 
     @property
-    def tls_or_none(self) -> Tls | None:
-        """None if nothing is TLS."""
-        return self.tls if self.tls.serves else None
-
-    @property
     def beyond(self) -> list[str]:
         """The listeners that other machines reach, unless `insecure` says that they may."""
         if self.insecure:

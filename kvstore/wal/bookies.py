@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TypeVar
 
-from kvstore.env.ports import Env, Nursery
+from kvstore.env.ports import Env
 from kvstore.errors import BookieError, Corrupted, StoreError
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.availability import HeldEntries, decode_availability
@@ -42,7 +42,6 @@ class Bookies:
         address: Callable[[BookieId], str | None],
         *,
         own: tuple[BookieId, LocalBookie] | None = None,
-        nursery: Nursery | None = None,
         cluster: str = "",
     ) -> None:
         """`cluster`: the instance id of the one that is ours, for bookies to see (docs/protocol.md B32); empty: they
@@ -53,7 +52,6 @@ class Bookies:
         """Of all connections: what goes to several bookies is the same frame for all of them. A number comes again when
         its request was answered or given up long ago."""
         self._env = env
-        self._nursery = nursery or env.nursery
         self._address = address
         self._clients: dict[BookieId, _Local | _Remote] = {own[0]: _Local(*own)} if own else {}
 
@@ -175,7 +173,7 @@ class Bookies:
             self._next_txn,
             clock=env.clock,
             transport=env.transport,
-            nursery=self._nursery,
+            nursery=env.nursery,
             beat=env.beat,
             cluster=self.cluster,
         )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import gevent
 from gevent.event import Event as Flag
 
+from kvstore.errors import StoreError
 from kvstore_loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
 from kvstore_loadtest.generator.options import Options
 from kvstore_loadtest.report.figures import Event
@@ -67,8 +68,8 @@ class Chaos:
         self._kills = 0
         self._skipped: list[Event] = []
         self._snapshots: list[Path] = []
-        self._found: frozenset[str] = frozenset()
-        """The partitions before one was added."""
+        self._found: frozenset[str] | None = None
+        """The partitions before one was added; None: none was."""
         self._is_over = Flag()
 
     def start(self, began: float) -> None:
@@ -93,7 +94,7 @@ class Chaos:
         self._is_over.set()
         gevent.joinall(self._running[:1])  # else it might kill what is started here
         for node in sorted(self._killed):
-            self._start(Fault(0.0, START, node))
+            self._start(Fault(0.0, START, node))  # of which none keeps another down, nor the report from being written
         gevent.joinall(self._running, timeout=COMMAND_S)
         for each in self._running:
             if not each.successful():
@@ -122,9 +123,13 @@ class Chaos:
         if fault.node not in self._killed:
             return
         event = self._note(f"start {fault.node}")
+        try:
+            self._reap(fault.node)
+            self._cluster.start_node(fault.node)
+        except (OSError, ValueError, StoreError) as error:  # it stays among the killed: `finish` tries once more
+            event.is_failed, event.outcome = True, f"not started: {error}"
+            return
         self._killed.discard(fault.node)
-        self._reap(fault.node)
-        self._cluster.start_node(fault.node)
         self._running.append(gevent.spawn(self._watch_start, event, fault.node))
 
     def _watch_start(self, event: Event, name: str) -> None:
@@ -143,20 +148,36 @@ class Chaos:
             os.waitpid(self._cluster.load().node(name).pid or 0, os.WNOHANG)
 
     def _add_partition(self, fault: Fault) -> None:
-        self._found = self._partitions()
+        """Add none where nobody could tell afterwards which one to remove."""
+        found = self._partitions_or_none()
+        if found is None:
+            event = self._note(fault.what)
+            event.is_failed, event.outcome = True, "not tried: `ring plan` did not tell the partitions"
+            return
+        self._found = found
         self._command(fault.what, "ring", "add", "--count", "1", "--wait")
 
-    def _partitions(self) -> frozenset[str]:
-        """Those of the ring; none if it cannot be told."""
+    def _partitions_or_none(self) -> frozenset[str] | None:
+        """Those of the ring; None if it cannot be told."""
         try:
             answer = _run("ring", "plan", "--json", "--data-dir", str(self._data_dir))
             return frozenset(each["id"] for each in json.loads(answer.stdout)["partitions"])
         except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
-            return frozenset()
+            return None
 
     def _remove_added(self) -> None:
         """Not amid the run. Keys that a partition has taken go back first, so it takes a while."""
-        for partition in sorted(self._partitions() - self._found) if self._found else ():
+        if self._found is None:
+            return
+        now = self._partitions_or_none()
+        if now is None:
+            event = self._note("remove the added partition")
+            event.is_failed, event.outcome = (
+                True,
+                "not tried: `ring plan` did not tell the partitions; it may still be there",
+            )
+            return
+        for partition in sorted(now - self._found):
             event = self._note(f"remove partition {partition}")
             self._watch_command(event, ("ring", "remove", partition, "--wait"))
 

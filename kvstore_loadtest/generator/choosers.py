@@ -15,6 +15,8 @@ from typing import Protocol
 
 ZIPFIAN_CONSTANT = 0.99
 """YCSB's: the k-th most wanted key is wanted in proportion to 1 / k ** 0.99."""
+CONSTANT_MAX = 10.0
+"""At 2 the first key is wanted more often than all others; far above this, powers are no numbers any more."""
 GOLDEN = 0.6180339887498949
 
 
@@ -36,8 +38,9 @@ class Ranks:
     table of 8 bytes per rank."""
 
     def __init__(self, size: int, constant: float = ZIPFIAN_CONSTANT) -> None:
-        if size < 1 or constant <= 0:
-            raise ValueError(f"want ranks of at least 1 key and a constant above 0, got {size} and {constant}")
+        if size < 1 or not 0 < constant <= CONSTANT_MAX:
+            want = f"want ranks of at least 1 key and a constant above 0, at most {CONSTANT_MAX:g}"
+            raise ValueError(f"{want}, got {size} and {constant}")
         self._odds = array("d", accumulate(1 / (rank + 1) ** constant for rank in range(size)))
         self._total = self._odds[-1]
 

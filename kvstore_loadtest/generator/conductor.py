@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -35,7 +35,6 @@ SETTLE_S, LAG_S = 2, 2
 SATURATED = 0.90
 """A process that uses more of a processor than this makes callers wait by itself. Locust warns of the same."""
 SPAWN_PER_S = 100.0
-CHUNK = 1_000
 
 
 class Conductor:
@@ -71,7 +70,7 @@ class Conductor:
         options = self.options
         keyspace = Keyspace(options.prefix.encode(), options.keys, writer)
         draws = Draws(options.workloads[0], options.keys)
-        records: dict[bytes, bytes] = {}
+        records: Iterator[dict[bytes, bytes]] = iter(())
         if options.preload and has_records:
             records = first_values(keyspace, draws, Expectations(writer), Random(options.seed))
         if options.is_redis_only:
@@ -82,9 +81,8 @@ class Conductor:
             self._cluster["partitions"] = len(client.cluster.partitions())
             self._cluster["nodes"] = None if options.store else len(options.node_ids())
             self._pulse = pulse.measure(options.pulse_folder)
-            keys = list(records)
-            for first in range(0, len(keys), CHUNK):
-                client.put_many({key: records[key] for key in keys[first : first + CHUNK]})
+            for part in records:
+                client.put_many(part)
             for each in prepare if options.preload else ():
                 each(client, keyspace.prefix)
 

@@ -8,6 +8,7 @@ FD is a socket that it was born with, on which it first hears of the cluster. It
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 import time
@@ -15,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvstore.client import AsyncClient, Level
-from kvstore.errors import StoreError
+from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.rpc.status import describe
 from kvstore_loadtest.generator.courier_wire import OPENED, STARTED, Answers, Messages, Request, Told, message
 from kvstore_loadtest.generator.options import Options
@@ -54,6 +55,9 @@ class Courier:
             told.items = await self._items(request)
         except StoreError as error:
             told.error = tuple(describe(error))  # type: ignore[assignment]
+        except Exception as error:  # the root of a task: its user must not wait until the run ends
+            logging.getLogger(__name__).exception("a call failed: %s", request.call)
+            told.error = tuple(describe(OutcomeUnknown(f"the courier's {request.call} failed: {error!r}")))  # type: ignore[assignment]
         told.heard = time.time()
         self.tell(told)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from time import time
 from typing import Protocol
@@ -10,6 +11,9 @@ from kvstore_loadtest.generator.expectations import Expectations
 from kvstore_loadtest.generator.pacing import Arrivals
 from kvstore_loadtest.generator.values import encode
 from kvstore_loadtest.generator.workloads import CAS, INSERT, MODIFY, READ, SCAN, UPDATE, Draws, Keyspace
+
+PART_MAX, PART_BYTES_MAX = 1_000, 8 << 20
+"""Of the records to begin with: so many, and so many bytes, are on their way at a time."""
 
 
 class Contended(Exception):
@@ -95,14 +99,22 @@ class Deeds:
         return self.door.scan(key, after_prefix(keyspace.records), draws.scan_length(random))
 
 
-def first_values(keyspace: Keyspace, draws: Draws, expectations: Expectations, random: Random) -> dict[bytes, bytes]:
-    """Every record of the key space with a value, to begin with."""
-    found = {}
+def first_values(
+    keyspace: Keyspace, draws: Draws, expectations: Expectations, random: Random
+) -> Iterator[dict[bytes, bytes]]:
+    """Every record of the key space with a value, to begin with, in parts of a size that can be sent at once."""
+    part: dict[bytes, bytes] = {}
+    part_bytes = 0
     for number in range(keyspace.loaded):
         key = keyspace.record(number)
         write = expectations.begin(key)
-        found[key] = encode(key, expectations.stamp(write), draws.size(random))
-    return found
+        part[key] = encode(key, expectations.stamp(write), draws.size(random))
+        part_bytes += len(part[key])
+        if len(part) >= PART_MAX or part_bytes >= PART_BYTES_MAX:
+            yield part
+            part, part_bytes = {}, 0
+    if part:
+        yield part
 
 
 def after_prefix(prefix: bytes) -> bytes:

@@ -12,12 +12,17 @@ from typing import Any
 
 from kvstore.client import ClientConfig, Level
 from kvstore.client.core.config import parse_url
+from kvstore.env.transport import split_address
 from kvstore.places import fault_of
 from kvstore_loadtest.generator import shapes
 from kvstore_loadtest.generator.goals import Goals, p99_goals
 from kvstore_loadtest.generator.pacing import EVEN, POISSON
 from kvstore_loadtest.generator.workloads import WORKLOADS, Workload, workloads_of
 
+USERS_MAX = 100_000
+"""Of a run: each is a greenlet with a stack of its own."""
+KEYS_MAX = 100_000_000
+"""A chooser's table has 8 bytes for each, in each process."""
 LEVELS = tuple(level.name.lower() for level in Level)
 
 
@@ -53,6 +58,11 @@ class Options:
             for name, value in asdict(self).items()
             if name in ("rate", "rate_per_user", "seconds", "keys") and not 0 < value < inf
         ]
+        if not wrong and self.rate > USERS_MAX * self.rate_per_user:
+            want = f"want at most {USERS_MAX:,} users of --rate-per-user {self.rate_per_user:g}"
+            wrong.append(f"--rate: {want}, got {self.rate:g}/s")
+        if self.keys > KEYS_MAX:
+            wrong.append(f"--keys: want at most {KEYS_MAX:,}, got {self.keys:,}")
         wrong += [
             f"--{name.replace('_', '-')}: want 0 to 1, got {value:g}; 0.05 is 5 %"
             for name, value in asdict(self).items()
@@ -66,10 +76,11 @@ class Options:
             wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
         paths = {"data-dir": self.data_dir, "report": self.report, "baseline": self.baseline or ""}
         wrong += [f"--{name}: {fault}" for name, place in paths.items() if (fault := fault_of(place))]
-        try:
-            p99_goals(self.p99_ms)
-        except ValueError as error:
-            wrong.append(f"--p99-ms: {error}")
+        for name, check, text in (("p99-ms", p99_goals, self.p99_ms), ("resp", _addresses, self.resp)):
+            try:
+                check(text)
+            except ValueError as error:
+                wrong.append(f"--{name}: {error}")
         if not self.report.name or self.report.suffix == ".json":
             wrong.append(f"--report: want a file for the HTML; the figures go beside it as .json, got {self.report}")
         if wrong:
@@ -120,7 +131,7 @@ class Options:
     def resp_nodes(self) -> list[str]:
         """Raises ValueError, OSError."""
         if self.resp:
-            return self.resp.split(",")
+            return _addresses(self.resp)
         return [] if self.store else [node["resp"] for node in self._nodes()]
 
     def node_ids(self) -> list[str]:
@@ -161,6 +172,14 @@ class Options:
         return found
 
 
+def _addresses(text: str) -> list[str]:
+    """`host:port,host:port`; none of an empty text. Raises ValueError."""
+    found = text.split(",") if text else []
+    for each in found:
+        split_address(each)
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Raises OSError, and ValueError for what is no object."""
     try:
@@ -188,29 +207,52 @@ def add_options(parser: ArgumentParser) -> None:
         value = getattr(default, name)
         value = str(value) if isinstance(value, Path) else value  # these travel to workers as text and numbers
         more.setdefault("type", type(value))
-        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=f"{help_text} Default: {value}", **more)
+        told = f"{help_text} Default: {'none' if value == '' else value}"
+        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=told, **more)
 
-    option("workload", f"One of {', '.join(WORKLOADS)}, or several, comma-separated, one for each user in turn.")
-    option("shape", f"How the rate moves: {', '.join(shapes.NAMES)}.")
-    option("rate", "Operations per second in all, rounded up to whole users; the knee is looked for from here on.")
-    option("rate_per_user", "Operations per second of each user: more users for fewer.")
-    option("seconds", "How long.")
-    option("warmup", "Of it, seconds that are in no table.")
-    option("keys", "Records that are there from the start.")
-    option("keys_by", "Another key chooser: uniform, zipfian[:constant], latest[:constant], hotset[:hot:wanted].")
-    option("value_size", "Other sizes: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, mix:100=90,10000=10.")
-    option("level", f"Of reads through gRPC: {', '.join(LEVELS)}.")
-    option("seed", "Of all that is drawn.")
-    option("prefix", "What the keys begin with.")
-    option("preload", "Write all records first.", action=BooleanOptionalAction, type=None)
-    option("store", "The cluster: kv://host:port,host:port, instead of --data-dir.")
-    option("resp", "Its Redis doors, host:port,host:port; without --store nothing but these is used.")
-    option("data_dir", "A local cluster's directory; chaos needs one.")
-    option("errors_max", "Errors that are allowed, of all operations: 0 to 1.")
-    option("achieved_min", "Operations that must be done, of those due: 0 to 1.")
-    option("p99_ms", "Milliseconds that p99 may be: 50, or by operation: read=20,update=50; or both: read=20,50.")
+    option(
+        "workload",
+        f"What users do: one of {', '.join(WORKLOADS)}, or several, comma-separated, which they take in turn.",
+    )
+    option("shape", f"How the rate moves during the run: {', '.join(shapes.NAMES)}.")
+    option(
+        "rate", "Operations per second of all users together, rounded up to whole users; knee begins its search here."
+    )
+    option("rate_per_user", "Operations per second of one user: a lower number makes more users of the same rate.")
+    option("seconds", "How long the run takes, its warm-up included.")
+    option("warmup", "So many of the first seconds are in the timeline and in no table.")
+    option("keys", "How many records are written before the run, for the users to work on.")
+    option(
+        "keys_by",
+        "How keys are chosen, instead of the workload's way: uniform, zipfian[:constant], latest[:constant], "
+        "hotset[:hot:wanted].",
+    )
+    option(
+        "value_size",
+        "Sizes of values in bytes, instead of the workload's: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, "
+        "mix:100=90,10000=10.",
+    )
+    option("level", f"How fresh reads through gRPC must be: {', '.join(LEVELS)}.")
+    option("seed", "Draws operations, keys and sizes: the same seed draws the same ones again.")
+    option("prefix", "What all keys begin with.")
+    option(
+        "preload",
+        "Write the records before the run; --no-preload works on those of an earlier run.",
+        action=BooleanOptionalAction,
+        type=None,
+    )
+    option("store", "The cluster, instead of --data-dir: kv://host:port,host:port.")
+    option("resp", "The cluster's Redis doors: host:port,host:port. Without --store only these are used.")
+    option("data_dir", "The directory of a local cluster, as `kvstore up` makes it; chaos needs one.")
+    option("errors_max", "The share of operations that may fail, 0 to 1: 0.05 is 5 %%. Beyond it the run fails.")
+    option("achieved_min", "The share of due operations that must be done, 0 to 1. Below it the run fails.")
+    option(
+        "p99_ms",
+        "Milliseconds that the 99th percentile may be: 50, or by operation: read=20,update=50; or both: read=20,50. "
+        "Beyond it the run fails.",
+    )
     option("report", "Where the HTML goes; the figures go beside it as JSON.")
-    group.add_argument("--baseline", default="", help="Compare with this; exit code 1 on a fall.")
+    group.add_argument("--baseline", default="", help="Compare with this file; a figure that has fallen fails the run.")
 
 
 def options_of(parsed: Namespace) -> Options:

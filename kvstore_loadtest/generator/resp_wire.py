@@ -8,19 +8,20 @@ gevent a greenlet waits, elsewhere a thread.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import hiredis
 
+from kvstore.env.transport import split_address
 from kvstore.errors import Unavailable
 from kvstore.rpc.login import Login, login_of_environment
 from kvstore_loadtest.generator.doors import Stopwatch
 
 READ_BYTES = 1 << 16
 CONNECT_S = 1.0
-LOAD_S, CHUNK = 30.0, 500
-"""Of the records to begin with: for one answer, and how many are sent together."""
+LOAD_S = 30.0
+"""For one answer to the records to begin with."""
 
 
 class ReplyError(Exception):
@@ -36,12 +37,11 @@ class Unreachable(Exception):
 
 
 class RespConnection:
-    """Raises Unreachable if nobody listens at host:port."""
+    """Raises Unreachable if nobody listens at host:port, or the login is not taken."""
 
     def __init__(self, address: str, watch: Stopwatch, *, connect_s: float, patience_s: float) -> None:
-        host, _, port = address.rpartition(":")
         try:
-            self._socket = socket.create_connection((host, int(port)), timeout=connect_s)
+            self._socket = socket.create_connection(split_address(address), timeout=connect_s)
         except OSError as error:
             raise Unreachable(f"{address}: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -50,7 +50,11 @@ class RespConnection:
         self._address, self._watch = address, watch
         login = login_of_environment()
         if login is not None:
-            self._log_in(login)
+            try:
+                self._log_in(login)
+            except Unreachable:
+                self.close()
+                raise
 
     def _log_in(self, login: Login) -> None:
         """Outside of all measurements. Raises Unreachable."""
@@ -100,16 +104,15 @@ class RespConnection:
         self._socket.close()
 
 
-def load_records(address: str, items: Mapping[bytes, bytes]) -> None:
-    """Write the records through the Redis door of one node. Raises Unavailable."""
+def load_records(address: str, parts: Iterable[Mapping[bytes, bytes]]) -> None:
+    """Write the records through the Redis door of one node, part by part. Raises Unavailable."""
     try:
         connection = RespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
     except Unreachable as error:
         raise Unavailable(str(error)) from error
-    commands = [(b"SET", key, value) for key, value in items.items()]
     try:
-        for first in range(0, len(commands), CHUNK):
-            for answer in connection.ask_all(commands[first : first + CHUNK]):
+        for part in parts:
+            for answer in connection.ask_all([(b"SET", key, value) for key, value in part.items()]):
                 if isinstance(answer, ReplyError):
                     raise Unavailable(f"{address} refused a record: {answer}")
     except Lost as error:

@@ -10,6 +10,8 @@ from random import Random
 from kvstore.limits import VALUE_BYTES_MAX
 
 Sizes = Callable[[Random], int]
+SIGMA_MAX = 10.0
+"""One draw in six is then more than 22,000 times the median: larger than any value may be, for most medians."""
 FORMS = "100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, or mix:100=90,10000=10"
 
 
@@ -45,6 +47,8 @@ def _uniform(low: int, high: int) -> Sizes:
 
 
 def _lognormal(median: int, sigma: float) -> Sizes:
+    if not 0 <= sigma <= SIGMA_MAX:
+        raise ValueError(f"want a sigma from 0 to {SIGMA_MAX:g}, got {sigma:g}")
     centre = log(max(1, median))
     return lambda random: min(VALUE_BYTES_MAX, max(1, round(random.lognormvariate(centre, sigma))))
 

@@ -92,6 +92,7 @@ def _charts(document: Mapping[str, Any]) -> list[str]:
     marks = [
         Mark(number, event["at_s"], event["ended_s"], f"{event['what']} {event['outcome']}".strip())
         for number, event in enumerate(document["events"], 1)
+        if event["watched_s"]
     ]
 
     def line(name: str, figure: str, style: str) -> Line:
@@ -115,10 +116,10 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
             "what": event["what"],
             "outcome": event["outcome"],
             "took": "" if event["ended_s"] is None else f"{event['ended_s'] - event['at_s']:.1f} s",
-            "disturbed": f"{event['disturbed_s']} of {event['watched_s']} s",
-            "least/s": event["least_done"],
+            "disturbed": f"{event['disturbed_s']} of {event['watched_s']} s" if event["watched_s"] else "after the run",
+            "least/s": "" if event["least_done"] is None else event["least_done"],
             "errors": event["errors"],
-            "max ms": event["max_ms"],
+            "max ms": "" if event["max_ms"] is None else event["max_ms"],
         }
         for number, event in enumerate(events, 1)
     ]

@@ -110,15 +110,21 @@ async def filled(cluster: Processes, quorum: Quorum, entries: int, size: int, di
 async def _write(handle: LedgerHandle, entries: int, size: int) -> None:
     slots, payload = asyncio.Semaphore(WINDOW), os.urandom(size)
 
+    failed: list[StoreError] = []
+
     def done(_position: Position | None, _sent_at: float, error: StoreError | None) -> None:
         if error is not None:
-            raise error
+            failed.append(error)
         slots.release()
 
     for _ in range(entries):
         await slots.acquire()
+        if failed:
+            raise failed[0]
         handle.append(payload, done)
     await handle.drained()
+    if failed:
+        raise failed[0]
     await handle.close()
 
 

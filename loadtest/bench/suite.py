@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,6 +57,7 @@ class Measured:
     """To be reached; for times, not to be exceeded."""
     values: list[float] = field(default_factory=list)
     note: str = ""
+    """What should be known of them: operations that failed, a lead that has moved."""
 
     @property
     def value(self) -> float:
@@ -72,7 +74,15 @@ class Measured:
         spread = f"{min(self.values):.4g}-{max(self.values):.4g}" if self.values else "-"
         value = f"{self.value:,.0f}" if self.unit == "/s" else f"{self.value:.2f}"
         target = "-" if self.target is None else f"{self.target:,g}"
-        return {"what": self.name, "unit": self.unit, "median": value, "of": spread, "target": target, "reached": shown}
+        return {
+            "what": self.name,
+            "unit": self.unit,
+            "median": value,
+            "of": spread,
+            "target": target,
+            "reached": shown,
+            "note": self.note,
+        }
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,8 @@ def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callabl
         print("redis-benchmark (Debian: redis-tools) is not installed: its lines are left out", file=sys.stderr)
     for kind in ("put", "get"):
         load = Load(seconds=seconds, in_flight=1_000, value_bytes=1_024, mix=((kind, 1),), keys=1_000_000)
-        yield Measured(ASYNC.replace("put", kind)), partial(_async_client, subject, load)
+        measured = Measured(ASYNC.replace("put", kind))
+        yield measured, partial(_async_client, subject, load, measured)
     for method, target in (("Put", 2_500.0), ("Get", 4_000.0)):
         yield (
             Measured(f"unary gRPC {method}, 64 in flight", target=target),
@@ -190,22 +201,24 @@ def _requests(line: Line, address: str, seconds: float) -> int:
     return max(requests, int(probe.per_s * seconds))
 
 
-def _async_client(subject: Subject, load: Load) -> float:
+def _async_client(subject: Subject, load: Load, measured: Measured) -> float:
     async def main() -> float:
         async with AsyncClient(subject.config) as client:
             found = await run_load(client, load)
         if found.errors:
-            print(f"errors: {dict(found.errors)}", file=sys.stderr)
+            measured.note = f"errors: {dict(found.errors)}"
+            print(measured.note, file=sys.stderr)
         return found.rate
 
     return float(_on_loop(main))
 
 
-def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> Iterator[Measured]:
+def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> list[Measured]:
     """Lines of the store and of the floors, and its ratios to them. Those of the store alone take no floor."""
     lines = [each for each in FLOOR_LINES if not only or (only in f"floor: {each[0]}" and "floor" in only)]
     if not lines or not peers.is_installed("redis-benchmark"):
-        return
+        return []
+    found: list[Measured] = []
     leaders = _on_loop(lambda: _spread(subject))
     tag = next(f"t{number}" for number in count() if token_of(b"t%d" % number) % PROCESSES == 0)
     with peers.scratch() as folder, ExitStack() as stack:
@@ -214,9 +227,12 @@ def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> Ite
             running = stack.enter_context(peers.floor(folder / str(place), is_looking_up=is_looking_up))
             asked[floor] = running.doors[0], tag
         for name, line in lines:
-            yield from _in_turn(name, line, asked, runs, seconds)
+            found += _in_turn(name, line, asked, runs, seconds)
     if leaders != _on_loop(lambda: _leaders(subject)):
         print("leaders have moved: the ratios to the floor do not count", file=sys.stderr)
+        for each in found:
+            each.note = "leaders have moved: does not count"
+    return found
 
 
 def _in_turn(name: str, line: Line, asked: dict[str, tuple[str, str]], runs: int, seconds: float) -> Iterator[Measured]:
@@ -360,8 +376,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=path_word, default=Path("reports/bench.json"))
+    words = parser.parse_args()
+    if words.runs < 1 or not 0 < words.seconds < inf:
+        parser.error(f"want 1 run or more, of more than 0 seconds each, got {words.runs} of {words.seconds:g} s")
     try:
-        run_suite(**vars(parser.parse_args()))
+        run_suite(**vars(words))
     except ConfigError as error:
         print(f"suite: {error}", file=sys.stderr)
         sys.exit(2)

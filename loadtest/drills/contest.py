@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -21,6 +22,22 @@ STRIKES = ("stop a client", "kill a leader", "kill a client", "stop a leader")
 LOOK_S = 0.2
 STUCK_S = 60.0
 """No lock is without a new holder for so long, whatever happens."""
+
+
+class Progress:
+    """When each lock has had a new holder. Decides only."""
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._moved: dict[str, tuple[int, float]] = {}
+
+    def stuck(self, acquired: Mapping[str, int], now: float) -> list[str]:
+        """The locks whose count, as it is now, has not risen for STUCK_S."""
+        for lock, count in acquired.items():
+            before, _ = self._moved.get(lock, (0, self._began))
+            if count > before:
+                self._moved[lock] = count, now
+        return [lock for lock in acquired if now - self._moved.get(lock, (0, self._began))[1] >= STUCK_S]
 
 
 class Contest:
@@ -49,17 +66,19 @@ class Contest:
     def run(self, acquisitions: int, *, strikes_every_s: float) -> None:
         """Go on until the locks were acquired so often, all together, and each strike was made. Raises AssertionError
         if that gets stuck."""
-        last, moved = -1, time.monotonic()
+        progress = Progress(time.monotonic())
         strike_at = time.monotonic() + strikes_every_s
-        while (done := len(self.acquired())) < acquisitions or len(self.struck) < len(STRIKES):
+        while (done := self._counts()).total() < acquisitions or len(self.struck) < len(STRIKES):
             time.sleep(LOOK_S)
             now = time.monotonic()
-            if done > last:
-                last, moved = done, now
-            assert now - moved < STUCK_S, f"stuck at {done} acquisitions after {self.struck}"
+            stuck = progress.stuck(done, now)
+            assert not stuck, f"{stuck} had no new holder for {STUCK_S:g} s: {dict(done)}, after {self.struck}"
             if now >= strike_at:
                 self._strike()
                 strike_at = time.monotonic() + strikes_every_s
+
+    def _counts(self) -> Counter[str]:
+        return Counter({tag: len(moments(file)) for tag, file in self.files.items()})
 
     def acquired(self) -> list[tuple[str, int]]:
         """Each lock and token."""

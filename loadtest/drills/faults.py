@@ -184,7 +184,7 @@ async def real_input(stage: Stage) -> None:
         code, found = await running
         stage.report.add(f"{verb}: nodes killed meanwhile", killed)
         stage.report.add(f"{verb}: files", found.get("files", 0), least=1)
-        problems = found.get("problems", [f"exit code {code}"])
+        problems = found.get("problems") or ([f"exit code {code}"] if code else [])
         stage.report.add_safety(f"{verb}: problems", len(problems))
         for problem in problems[:10]:
             stage.say(str(problem))

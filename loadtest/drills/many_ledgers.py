@@ -78,13 +78,15 @@ async def many_ledgers(stage: RepairStage) -> None:
         await _rounds(stage, count)
     finally:
         pulse.cancel()
-    longest_s, puts = await pulse
+    longest_s, puts, failed = await pulse
     stage.report.add(f"meanwhile: the longest of {puts} puts, one after the other", longest_s, unit="s")
+    stage.report.add("meanwhile: puts that failed, which count for the longest too", failed)
 
 
-async def _put_on(stage: RepairStage) -> tuple[float, int]:
-    """Until it is cancelled: a put each tenth of a second. The longest one in seconds, and how many there were."""
-    longest_s, number = 0.0, 0
+async def _put_on(stage: RepairStage) -> tuple[float, int, int]:
+    """Until it is cancelled: a put each tenth of a second. The longest one in seconds, how many there were, and how
+    many of them failed."""
+    longest_s, number, failed = 0.0, 0, 0
     while True:
         began = time.perf_counter()
         try:
@@ -96,8 +98,9 @@ async def _put_on(stage: RepairStage) -> tuple[float, int]:
                     number += 1
                     await asyncio.sleep(PULSE_S)
         except asyncio.CancelledError:
-            return longest_s, number
+            return longest_s, number, failed
         except StoreError as error:
+            longest_s, number, failed = max(longest_s, time.perf_counter() - began), number + 1, failed + 1
             stage.say(f"a put failed after {time.perf_counter() - began:.1f} s: {error!r}")
 
 

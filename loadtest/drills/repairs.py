@@ -104,12 +104,13 @@ async def rate(stage: RepairStage, limit: int | None) -> None:
     await stage.wait_whole(write=WRITE)
     stage.say(f"whole after {time.perf_counter() - began:.1f} s")
     copied.cancel()
-    spans = await copied
+    spans, judged = await copied, 0
     for node, said in stage.copied.look().items():
         start = before.get(node, {}) if node != victim else {}
         size, busy_s = (said[each] - start.get(each, 0) for each in ("paced_bytes", "paced_seconds"))
         if busy_s < (BUSY_LEAST_S if limit else 0.01):
             continue
+        judged += 1
         stage.report.add(f"{name}: {node}: bytes paced", size / MIB, unit="MiB")
         share = size / busy_s / (limit or MIB)
         if limit:
@@ -121,6 +122,7 @@ async def rate(stage: RepairStage, limit: int | None) -> None:
     for node, (size, lasted_s) in spans.items() if limit else ():
         what, found = f"{name}: {node}: by the wall clock, in {lasted_s:.1f} s", size / lasted_s / MIB
         stage.report.add(what, found, least=0.8 * limit / MIB, most=1.2 * limit / MIB, unit="MiB/s")
+    stage.report.add(f"{name}: nodes that copied long enough to be judged", judged, least=1)
     await stage.check_files(name)
 
 

@@ -232,10 +232,10 @@ class RingLoad:
             await asyncio.sleep(self._rest_s * 2 * random.random())
 
     async def _timed(self, waits: list[Wait], is_write: bool, key: bytes, work: Awaitable[Outcome]) -> Outcome:
-        began = time.time()
+        began = time.perf_counter()  # the wall clock may be set meanwhile
         outcome = await work
-        ended = time.time()
-        waits.append(Wait(ended, ended - began, is_write, token_of(key), outcome is Outcome.DONE))
+        seconds = time.perf_counter() - began
+        waits.append(Wait(time.time(), seconds, is_write, token_of(key), outcome is Outcome.DONE))
         return outcome
 
     async def _count(self, key: bytes) -> Outcome:

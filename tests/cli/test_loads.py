@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -63,6 +64,20 @@ async def test_a_closed_loop_keeps_so_many_under_way(calls: Calls) -> None:
 async def test_the_warm_up_is_not_counted(calls: Calls) -> None:
     found = await Generator(Load(seconds=0.1, warmup_s=0.1, in_flight=2), calls.all()).run()
     assert 0 < found.operations < sum(calls.seen.values())
+
+
+async def test_failures_of_the_warm_up_are_not_counted_either(calls: Calls) -> None:
+    calls.fails = True
+    asyncio.get_running_loop().call_later(0.1, setattr, calls, "fails", False)
+    found = await Generator(Load(seconds=0.1, warmup_s=0.3, in_flight=3), calls.all()).run()
+    assert found.operations > 0
+    assert not found.errors
+
+
+@pytest.mark.parametrize("wrong", [{"rate": math.nan}, {"seconds": math.nan}, {"warmup_s": math.inf}])
+def test_what_would_never_end_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest, match="want a number"):
+        Load(**wrong)  # type: ignore[arg-type]
 
 
 async def test_an_open_loop_begins_so_many_per_second(calls: Calls) -> None:

@@ -204,6 +204,24 @@ def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
         spoken.result(60)
 
 
+# docs/protocol.md V1
+@pytest.mark.parametrize(
+    ("last", "said"), [("", []), ("it is held", ["the cluster's version has not risen: it is held"])]
+)
+def test_up_waits_until_every_node_knows_of_the_rise_and_not_for_what_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, said: list[str]
+) -> None:
+    """What a new cluster's first command needs was refused for some seconds."""
+    told: list[str] = []
+    cluster, planned = LocalCluster(tmp_path, told.append), layout.plan(Wish(data_dir=tmp_path), None)
+    first, second, third = (node.http for node in planned.nodes)
+    answers = {first: [""] * 9, second: ["n3 is starting", "", ""], third: ["it rises within seconds"] * 2 + [last] * 2}
+    monkeypatch.setattr("kvstore.devcluster.local.rise_waits_for", lambda address, _: answers[address].pop(0))
+    cluster._wait_for_rise(planned)
+    assert [len(answers[each]) for each in (first, second, third)] == [6, 0, 1]
+    assert told == said
+
+
 class Started(LocalCluster):
     """Whose processes are only counted."""
 

@@ -154,6 +154,20 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_named_once(
         assert certificates.statistics()["tls_failing"] == 0
 
 
+def test_the_old_files_put_back_after_others_that_could_not_be_used_are_no_failure(files: Files) -> None:
+    files.issue()
+    certificates = Certificates(files.tls)
+    old, kept = files.directory / "cert.pem", files.directory / "cert.kept"
+    old.rename(kept)
+    files.put("cert.pem", b"no certificate")
+    assert not certificates.look()
+    assert certificates.is_failing
+    kept.rename(old)  # the same file again: its date, its number and its size are as they were
+    certificates.look()
+    assert not certificates.is_failing
+    assert not certificates.look(), "and they are read once"
+
+
 async def test_a_ca_that_is_taken_out_is_trusted_no_more(files: Files) -> None:
     other = trustme.CA()
     caller = Files(files.directory / "caller", other)

@@ -33,8 +33,8 @@ def test_listeners_beyond_loopback_need_tls_or_to_be_allowed() -> None:
     with pytest.raises(ConfigError, match="has no TLS"):
         node(resp="10.0.0.1:6401")
     files = {"cert": str(CERT), "key": str(KEY)}
-    assert node(resp="10.0.0.1:6401", tls=files).tls_or_none == Tls(cert=CERT, key=KEY)
-    assert node(resp="10.0.0.1:6401", insecure=True).tls_or_none is None
+    assert node(resp="10.0.0.1:6401", tls=files).tls == Tls(cert=CERT, key=KEY)
+    assert not node(resp="10.0.0.1:6401", insecure=True).tls.serves
 
 
 def test_a_ca_alone_makes_no_node_secure() -> None:

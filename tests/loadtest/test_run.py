@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,7 +14,10 @@ import psutil
 import pytest
 
 from loadtest import drill, ring_drill, run
+from loadtest.budget import Load
+from loadtest.budget import run_load as run_budget_load
 from tests.conftest import ROOT
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -85,3 +89,16 @@ def test_a_drill_of_which_nothing_is_wanted_is_no_drill_that_was_passed(
         module.main()
     assert ended.value.code == 2
     assert "kils" in capsys.readouterr().err
+
+
+async def test_a_server_that_ends_ends_the_measurement_of_a_budget() -> None:
+    """It read the end of the stream for ever."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    with pytest.raises((RuntimeError, ConnectionError)):
+        await asyncio.wait_for(run_budget_load(Load("SET", "SET", 1, 1, 4), f"{host}:{port}", "t"), PATIENCE_S)
+    server.close()

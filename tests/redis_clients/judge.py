@@ -41,7 +41,7 @@ ABSENT = {
 _KINDS = {name: kind for kind, names in ABSENT.items() for name in names.split()}
 _REFUSALS = (
     re.compile(r"unknown command '(\w+)'"),
-    re.compile(r"unknown subcommand.*? (ACL|CLIENT|COMMAND) has"),
+    re.compile(r"unknown subcommand.*? (ACL|CLIENT|COMMAND|LATENCY|MEMORY|MODULE|OBJECT|SLOWLOG) has"),
     re.compile(r"(CONFIG) can only GET here"),
     re.compile(r"Command # \d+ \((\w+) .* caused error: .*(?:unknown command|unknown subcommand)"),
 )

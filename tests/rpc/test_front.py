@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -127,3 +127,37 @@ async def test_what_it_carries_ends_with_the_server_and_its_port_is_free(files: 
         return False
 
     await wait_until(is_free, what="nobody listens")
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def close(self) -> None: ...
+
+
+async def test_what_a_server_says_at_once_is_carried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop gives a protocol its first bytes before whoever has connected goes on; gRPC's server speaks first. That
+    was an error in the connection's callback, and its end."""
+    front = module.Front(1, lambda: None)
+    relay, outer, inner = module._Relay(front, 1, 2), Wire(), Wire()
+    relay.connection_made(outer)
+
+    async def connected(factory: Callable[[], Any], *_: Any) -> None:
+        side = factory()
+        side.connection_made(inner)
+        side.data_received(b"settings")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connected)
+    relay._first = b"preface"
+    await relay.connect(2)
+    assert (outer.written, inner.written) == (b"settings", b"preface")
+    relay.end()
+    await front.close()

@@ -56,7 +56,7 @@ LATE = Unavailable("the time is up")
 
 
 _deadline_of = attrgetter("deadline")
-MakeFrame = Callable[..., tuple[AnyFrame, dict[int, Operation]]]
+_MakeFrame = Callable[..., tuple[AnyFrame, dict[int, Operation]]]
 
 
 class State(Enum):
@@ -302,9 +302,7 @@ class Link:
         self._is_overdue = bool(self._pending)
         self.go_on()
 
-    def _frame(
-        self, operations: list[Operation], make: Callable[..., tuple[AnyFrame, dict[int, Operation]]]
-    ) -> AnyFrame:
+    def _frame(self, operations: list[Operation], make: _MakeFrame) -> AnyFrame:
         now = self._now()
         longest = max(map(_deadline_of, operations)) - now
         frame, numbered = make(

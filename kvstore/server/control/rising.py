@@ -10,6 +10,10 @@ from kvstore.server.routing.cluster_version import ClusterVersion
 from kvstore.server.routing.topology import Member
 from kvstore.types import ServerId
 
+SOON = "it rises within seconds"
+OLD, UNREADABLE, HELD = "cannot do it yet", "cannot be decoded", "it is held"
+"""Parts of the reasons that do not pass by themselves."""
+
 
 def common_version(members: Mapping[ServerId, Member], wanted: Collection[ServerId]) -> int:
     """The highest version that all servers can do: those that are registered, and those that hold replicas by the ring.
@@ -46,16 +50,21 @@ def what_holds_it(
     away = sorted(each for each in wanted if each not in members and each not in unreadable)
     starting = sorted(each for each, member in members.items() if member.starting and member.can >= version)
     old = sorted(each for each, member in members.items() if member.can < version)
-    reasons = [f"{', '.join(old)} cannot do it yet"] if old else []
+    reasons = [f"{', '.join(old)} {OLD}"] if old else []
     if away:
         reasons.append(f"{', '.join(away)} hold replicas and are not up")
     if starting:
         reasons.append(f"{', '.join(starting)} {_are(starting)} starting")
     if unreadable:
-        reasons.append(f"what {', '.join(sorted(unreadable))} can do is not known: below /servers it cannot be decoded")
+        reasons.append(f"what {', '.join(sorted(unreadable))} can do is not known: below /servers it {UNREADABLE}")
     if now.is_held:
-        reasons.append("it is held (`kvstore cluster version --rise`)")
-    return "; ".join(reasons) or "it rises within seconds"
+        reasons.append(f"{HELD} (`kvstore cluster version --rise`)")
+    return "; ".join(reasons) or SOON
+
+
+def lasts(reasons: str) -> bool:
+    """Whether somebody has to do something about what holds it, by what `what_holds_it` says."""
+    return any(each in reasons for each in (OLD, UNREADABLE, HELD))
 
 
 def _are(some: Sequence[ServerId]) -> str:

@@ -130,11 +130,12 @@ class Feeds:
         tail = found[0]
         tail.joining += 1
         try:
-            async with asyncio.timeout(OPEN_S):
-                await tail.wait_open()
+            try:
+                async with asyncio.timeout(OPEN_S):
+                    await tail.wait_open()
+            except TimeoutError:
+                raise Unavailable(f"partition {partition}: its log cannot be read now: {tail.failure}") from None
             yield tail
-        except TimeoutError:
-            raise Unavailable(f"partition {partition}: its log cannot be read now: {tail.failure}") from None
         finally:
             tail.joining -= 1
             self._linger(partition)
@@ -246,10 +247,10 @@ class Feeds:
 
     def _end_if_idle(self, partition: PartitionId) -> None:
         self._idle.pop(partition, None)
-        tail, task = self._tails[partition]
-        if not tail.is_watched:
+        found = self._tails.get(partition)  # None: it has ended while its last reader was leaving
+        if found is not None and not found[0].is_watched:
             del self._tails[partition]
-            task.cancel()
+            found[1].cancel()
 
 
 def _in_window(tail: LiveTail, after: int) -> Position:

@@ -8,7 +8,7 @@ every wait for him has an end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -239,7 +239,7 @@ class Gateway:
         requests.write_op(asked, b"")  # what is wrong with it is told before a body comes
         value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
         op = requests.write_op(asked, value)  # its condition is the leader's to decide, now that all has come
-        result = await self._in_time(call, op, call.backend)
+        result = await self._in_time(call, op, call.backend, requests.versions_of(asked))
         outcome = answers.outcome_of(op, result, as_base64=call.as_base64)
         headers = self._seal(call.token, asked.key)
         if isinstance(outcome, bodies.Written) and outcome.applied is not False:
@@ -257,11 +257,18 @@ class Gateway:
             raise answer_too_large(len(told.body))
         return told._replace(headers=self._seal(call.token, op[1]))
 
-    async def _in_time(self, call: Call, op: Op, backend: Submits) -> Any:
-        """The result. Whoever goes away takes nothing back."""
+    async def _in_time(self, call: Call, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
+        """The result. Whoever goes away takes nothing back. `versions`: any of them will do; a leader is asked for one
+        after the other, under one request id, which remembers nothing that was refused (docs/protocol.md P13)."""
         try:
             async with asyncio.timeout(call.timeout_ms / 1000):
-                return await ask_session(backend, op, ring_version=call.token.get(RING, 0))
+                while True:
+                    try:
+                        return await ask_session(backend, op, ring_version=call.token.get(RING, 0))
+                    except ConditionFailed as error:
+                        if not requests.is_next(versions, op, error.version):
+                            raise
+                        op = requests.with_version(op, error.version)
         except TimeoutError:
             kind = Unavailable if op[0] in READS else OutcomeUnknown
             raise kind(f"no answer within {call.timeout_ms} ms") from None

@@ -7,7 +7,7 @@ bytes: a path is taken as it came, percent-decoded once, and never normalised.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
@@ -39,6 +39,8 @@ LISTS = ("If-Match", "If-None-Match")
 out, or the first."""
 NEVER = NUMBER_MAX
 """A version that no key has: a condition on it fails, and is answered with the version that there is."""
+_VERSION_AT = {int(Code.PUT): 5, int(Code.DELETE): 3}
+"""Where an operation has the version that it wants."""
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _FLAGS = {"true": True, "false": False}
@@ -192,10 +194,32 @@ def conditions_of(asked: Asked) -> tuple[int, int]:
         return 0, 0
     if match_.strip() == "*":
         return int(Flag.IF_PRESENT), 0
-    version, *others = strong_versions_of(match_) or [NEVER]
-    if others:
-        raise InvalidRequest(f"want one version in If-Match of a write, got {match_[:SHOWN]!r}")
-    return int(Flag.IF_VERSION), version
+    return int(Flag.IF_VERSION), versions_of(asked)[0]
+
+
+def versions_of(asked: Asked) -> list[int]:
+    """The versions of which a mutation wants the key to have one, by its If-Match, the oldest first; NEVER if none of
+    its tags is a version's. Empty: it has no such condition. Raises InvalidRequest."""
+    match_ = asked.given.get(routes.IF_MATCH.key)
+    if match_ is None or match_.strip() == "*":
+        return []
+    found = sorted(set(strong_versions_of(match_))) or [NEVER]
+    if len(found) > 1 and asked.route.name == "put" and _old(asked):
+        # Its answer to an unmet condition is a result, which a request id remembers: nothing else could be asked by it.
+        raise InvalidRequest(f"want one version in If-Match beside return_old, got {match_[:SHOWN]!r}")
+    return found
+
+
+def with_version(op: Op, version: int) -> Op:
+    """The same put or delete, if the key has this version."""
+    at = _VERSION_AT[op[0]]
+    return (*op[:at], version, *op[at + 1 :])
+
+
+def is_next(versions: Sequence[int], op: Op, found: int) -> bool:
+    """Whether an operation that wanted one of `versions` is to be asked for the version that the key was found to have.
+    It has to be a later one: versions of a key rise, so each is asked for once at most."""
+    return found in versions and found > op[_VERSION_AT[op[0]]]
 
 
 def strong_versions_of(if_match: str) -> list[int]:

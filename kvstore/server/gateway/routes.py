@@ -120,7 +120,9 @@ EXPIRES = _number("expires_ms", "When the key expires, in milliseconds since 197
 TTL_HEADER = _header("Kvstore-TTL-Ms", "The same as `ttl_ms`.", Kind.INTEGER)
 KEEP_TTL = _flag("keep_ttl", "The key expires when it would have.")
 RETURN_OLD = _flag("return_old", "The answer has the former record; an unmet condition of a put is no error then.")
-IF_MATCH = _header("If-Match", 'Only if the key has this version, for example `"17"`; `*`: if it is there.')
+IF_MATCH = _header(
+    "If-Match", 'Only if the key has this version, for example `"17"`, or one of several; `*`: if it is there.'
+)
 IF_NONE_MATCH = _header(
     "If-None-Match", "Of a put `*`: only if the key is absent. Of a read: unless it has one of these."
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
-from kvstore.server.redis import replies
+from kvstore.server.redis import replies, tools
 from kvstore.server.redis.plans import (
     INT64_MAX,
     INT64_MIN,
@@ -28,29 +28,15 @@ from kvstore.server.redis.plans import (
     part_failed,
 )
 from kvstore.server.redis.replies import FORMATS, Fmt
+from kvstore.server.redis.unkept import why_not
 
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
 INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
 OPTIONS_MAX = 32
 """Words of a command that has options, or names of what it is asked about."""
-EMBEDDED_BYTES_MAX = 44
-"""Redis holds so much beside the key."""
 FROM_BROWSERS = (b"POST", b"HOST:")
 """How lines of HTTP begin. A web page may have a browser send anything to a port of its own machine, and among what it
 sends could be our commands; so none is read after these."""
-_OTHER_KINDS = {
-    "lists": frozenset(b"LPUSH RPUSH LPUSHX RPUSHX LPOP RPOP LRANGE LLEN LINDEX LSET LREM LTRIM LINSERT BLPOP".split()),
-    "sets": frozenset(b"SADD SREM SMEMBERS SISMEMBER SMISMEMBER SCARD SPOP SRANDMEMBER SINTER SUNION SDIFF".split()),
-    "sorted sets": frozenset(b"ZADD ZREM ZRANGE ZSCORE ZCARD ZRANK ZCOUNT ZINCRBY ZRANGEBYSCORE ZPOPMIN".split()),
-    "hashes": frozenset(b"HSET HGET HMSET HMGET HGETALL HDEL HLEN HKEYS HVALS HEXISTS HINCRBY HSETNX HSCAN".split()),
-    "streams": frozenset(b"XADD XREAD XRANGE XLEN XDEL XTRIM XGROUP XREADGROUP XACK".split()),
-    "scripts and functions": frozenset(b"FUNCTION FCALL FCALL_RO".split()),
-    "channels": frozenset(b"PUBLISH SUBSCRIBE PSUBSCRIBE SSUBSCRIBE SPUBLISH PUBSUB".split()),
-    "bitmaps": frozenset(b"SETBIT GETBIT BITCOUNT BITPOS BITOP BITFIELD BITFIELD_RO".split()),
-    "places": frozenset(b"GEOADD GEODIST GEOHASH GEOPOS GEORADIUS GEORADIUSBYMEMBER GEOSEARCH GEOSEARCHSTORE".split()),
-    "hyperloglogs": frozenset(b"PFADD PFCOUNT PFMERGE".split()),
-}
-"""What Redis has beside strings, for a clear word to those who try."""
 
 
 class Need(Enum):
@@ -110,16 +96,10 @@ def known(words: list[bytes]) -> Command:
     if command is None:
         arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
         shown = words[0][:64].decode("utf-8", "replace")
-        raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}{_why_not(name)}")
+        raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}{why_not(name)}")
     if len(words) < command.least or (command.most and len(words) > command.most):
         raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
     return command
-
-
-def _why_not(name: bytes) -> str:
-    """A word about a command that Redis has and we do not."""
-    kind = next((kind for kind, names in _OTHER_KINDS.items() if name in names), "")
-    return f"({kind} are not kept here, values are strings: see docs/operations.md, Redis clients)" if kind else ""
 
 
 def _get(words: list[bytes], context: Context) -> Plan:
@@ -272,38 +252,6 @@ def _expires_at(unit_ms: int) -> Build:
     return build
 
 
-def _object(words: list[bytes], context: Context) -> Plan:
-    """OBJECT: how Redis would hold the value, as far as one can tell."""
-    about = words[1].upper()
-    if about == b"FREQ":
-        raise CommandError("ERR access frequency is not tracked")
-    if about not in (b"ENCODING", b"REFCOUNT", b"IDLETIME"):
-        raise CommandError("ERR unknown subcommand. OBJECT has ENCODING, IDLETIME and REFCOUNT here")
-
-    def combine(results: list[Any]) -> bytes:
-        (found,) = results
-        if isinstance(found, StoreError):
-            return replies.failure(found)
-        if found is None:
-            return replies.NULL[context.protocol]
-        if about == b"REFCOUNT":
-            return replies.ONE
-        if about == b"IDLETIME":
-            return replies.number(max(0, context.now_ms - found[3]) // 1000)
-        return replies.bulk(_encoding(found[0]))
-
-    code = GET if about == b"ENCODING" else META
-    return Several([(code, check_key(words[2]), context.level, 0)], combine)
-
-
-def _encoding(value: bytes) -> bytes:
-    try:
-        integer(value)
-    except CommandError:
-        return b"embstr" if len(value) <= EMBEDDED_BYTES_MAX else b"raw"
-    return b"int"
-
-
 def _ttl(unit_ms: int) -> Build:
     def build(words: list[bytes], context: Context) -> Plan:
         def combine(results: list[Any]) -> bytes:
@@ -426,7 +374,8 @@ COMMANDS: dict[bytes, Command] = {
     b"TOUCH": _reads(_exists, 2, 0, _ALL_KEYS),
     b"STRLEN": _reads(_meta(Fmt.LENGTH), 2, 2),
     b"TYPE": _reads(_meta(Fmt.TYPE), 2, 2),
-    b"OBJECT": _reads(_object, 3, 3, Keys(2, 2, 1)),
+    b"OBJECT": _reads(tools.object_, 2, 3, Keys(2, 2, 1)),
+    b"MEMORY": _reads(tools.memory, 2, 5, Keys(2, 2, 1)),
     b"APPEND": _writes(_append, 3, 3),
     b"INCR": _writes(_increment(1), 2, 2),
     b"DECR": _writes(_increment(-1), 2, 2),
@@ -469,6 +418,10 @@ COMMANDS: dict[bytes, Command] = {
     b"COMMAND": Command(_special, 1, 8 * OPTIONS_MAX, Need.LOGIN),
     b"CONFIG": Command(_special, 2, OPTIONS_MAX, Need.LOGIN),
     b"INFO": Command(_special, 1, OPTIONS_MAX, Need.LOGIN),
+    b"ROLE": Command(tools.role, 1, 1, Need.LOGIN),
+    b"LATENCY": Command(tools.latency, 2, OPTIONS_MAX, Need.LOGIN),
+    b"MODULE": Command(tools.module, 2, OPTIONS_MAX, Need.LOGIN),
+    b"SLOWLOG": Command(_special, 2, 3, Need.ADMIN),
     b"READONLY": Command(_special, 1, 1, Need.LOGIN),
     b"READWRITE": Command(_special, 1, 1, Need.LOGIN),
     b"WAIT": Command(_special, 3, 3, Need.LOGIN),

@@ -71,7 +71,7 @@ class RespServer:
         """Without `access` nobody is asked who he is. `id`: of the server behind it. `allows_flush`: whether FLUSHDB
         and FLUSHALL do what they say."""
         self.id, self.allows_flush = id, allows_flush
-        self.scripts, self.random = Scripts(), env.random
+        self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
         self.backend = backend
         self.access = access if access is not None else Access()
         self.logins = (

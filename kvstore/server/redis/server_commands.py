@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from random import Random
 from typing import Any, Protocol
 
 from kvstore.access import Right
+from kvstore.env.slow_log import SlowLog
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state import commands
@@ -20,7 +22,7 @@ from kvstore.ring.hashing import TOKENS
 from kvstore.ring.ring import Ring
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, network_of
-from kvstore.server.redis import replies, session
+from kvstore.server.redis import replies, session, tools
 from kvstore.server.redis.cluster import cluster
 from kvstore.server.redis.commands import FROM_BROWSERS
 from kvstore.server.redis.fresh import Fresh
@@ -43,6 +45,7 @@ WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET", b"WA
 KEYS_MAX = 100_000
 """KEYS of a larger store is refused: it would hold all of them in memory at once."""
 SCAN_COUNT_MAX = 10_000
+_SLOW_LOG = "SLOWLOG has GET [count], LEN and RESET here: `kvstore node slow-log` has more of each"
 _CURSOR_MAX = (1 << 64) - 1
 
 Words = list[bytes]
@@ -60,6 +63,7 @@ class Server(Protocol):
     random: Random
     backend: Backend
     allows_flush: bool
+    slow: SlowLog
 
     @property
     def ring(self) -> Ring: ...
@@ -236,7 +240,12 @@ def _client(pipeline: Performer, words: Words) -> None:
 
 def _info(pipeline: Performer, words: Words) -> None:
     async def work() -> bytes:
-        return session.info(words, await pipeline.server.info.take())
+        server, told = pipeline.server, await pipeline.server.info.take()
+        if session.wants_section(words, "Keyspace") and _may_count(pipeline):
+            with suppress(StoreError):  # what has no replica that answers keeps nobody from the rest
+                there = await keys.count_keys(server.ask, lambda: server.ring, Level.STALE)
+                told = {**told, "Keyspace": {"db0": f"keys={there}"}}
+        return session.info(words, told)
 
     pipeline.run_alone(work())
 
@@ -251,6 +260,28 @@ def _in_turn(make: Callable[[Performer, Words], bytes]) -> Callable[[Performer, 
         pipeline.run_alone(work())
 
     return do
+
+
+def _slow_log(pipeline: Performer, words: Words) -> bytes:
+    slow, second = pipeline.server.slow, words[1].upper()
+    match second, len(words):
+        case b"GET", _:
+            found = slow.latest(tools.slow_count(words))
+            return replies.array(tools.slow_entry(slow.noted - number, each) for number, each in enumerate(found, 1))
+        case b"LEN", 2:
+            return replies.number(slow.kept)
+        case b"RESET", 2:
+            slow.clear()
+            return replies.OK
+        case b"HELP", 2:
+            return replies.array([replies.status(_SLOW_LOG)])
+        case _:
+            raise CommandError(f"ERR unknown subcommand or wrong arguments. {_SLOW_LOG}")
+
+
+def _config(pipeline: Performer, words: Words) -> bytes:
+    slow_us = pipeline.server.slow.slow_ms * 1000 or -1
+    return session.config(words, pipeline.session.protocol, {b"slowlog-log-slower-than": b"%d" % slow_us})
 
 
 def _exec(pipeline: Performer, words: Words) -> None:
@@ -455,7 +486,8 @@ _SPECIALS: dict[str, Callable[[Performer, Words], None]] = {
     "ACL": _replying(_acl),
     "CLIENT": _client,
     "COMMAND": _in_turn(lambda pipeline, words: session.command(words, pipeline.session.protocol)),
-    "CONFIG": _in_turn(lambda pipeline, words: session.config(words, pipeline.session.protocol)),
+    "CONFIG": _in_turn(_config),
+    "SLOWLOG": _in_turn(_slow_log),
     "INFO": _info,
     "WAIT": _replying(lambda pipeline, words: session.wait(words)),
     "MULTI": _replying(lambda pipeline, words: pipeline.session.multi()),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kvstore.env.slow_log import KEPT
 from kvstore.errors import ConditionFailed, StoreError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op
@@ -40,7 +41,14 @@ REDIS_VERSION = "7.2.0"
 ACKNOWLEDGED_REPLICAS = 1
 """Every acknowledged write is on disk on at least two machines: in Redis's count, which leaves the master out, one."""
 _CHECK, _IF_VERSION = int(Code.CHECK), int(Flag.IF_VERSION)
-_SETTINGS = {b"save": b"", b"appendonly": b"yes", b"appendfsync": b"always", b"maxmemory": b"0", b"databases": b"1"}
+_SETTINGS: dict[bytes, bytes] = {
+    b"save": b"",
+    b"appendonly": b"yes",
+    b"appendfsync": b"always",
+    b"maxmemory": b"0",
+    b"databases": b"1",
+}
+_SETTINGS |= {b"slowlog-max-len": b"%d" % KEPT, b"latency-monitor-threshold": b"0", b"latency-tracking": b"no"}
 
 DEFAULT_USER = "default"
 """Whom AUTH means by a password alone, and who everybody is where nobody is asked."""
@@ -292,23 +300,28 @@ def _command_info(name: bytes) -> bytes:
     return replies.array([replies.bulk(name.lower()), replies.number(arity), flags, *places, *([empty] * 4)])
 
 
-def config(words: list[bytes], protocol: int) -> bytes:
-    """CONFIG GET of the settings that tools ask for; nothing can be set."""
+def config(words: list[bytes], protocol: int, of_node: dict[bytes, bytes]) -> bytes:
+    """CONFIG GET of the settings that tools ask for, those `of_node` among them; nothing can be set."""
     if words[1].upper() != b"GET" or len(words) < 3:
         raise CommandError("ERR CONFIG can only GET here; the node's TOML file holds its settings")
     wanted = [matcher(check_pattern(word.lower())) for word in words[2:]]
-    found = {key: value for key, value in _SETTINGS.items() if any(matches(key) for matches in wanted)}
+    found = {key: value for key, value in (_SETTINGS | of_node).items() if any(matches(key) for matches in wanted)}
     return replies.mapping({key: replies.bulk(value) for key, value in found.items()}, protocol)
 
 
 def info(words: list[bytes], facts: Facts) -> bytes:
     """INFO: all sections, or those named."""
-    wanted = {word.decode("utf-8", "replace").lower() for word in words[1:]} - {"default", "all", "everything"}
     lines: list[str] = []
     for section, values in facts.items():
-        if not wanted or section.lower() in wanted:
+        if wants_section(words, section):
             lines += [f"# {section}", *(f"{name}:{value}" for name, value in values.items()), ""]
     return replies.bulk("\r\n".join(lines).encode())
+
+
+def wants_section(words: list[bytes], section: str) -> bool:
+    """Whether an INFO of these words shows a section."""
+    wanted = {word.decode("utf-8", "replace").lower() for word in words[1:]}
+    return not wanted - {"default", "all", "everything"} or section.lower() in wanted
 
 
 def wait(words: list[bytes]) -> bytes:

@@ -32,14 +32,15 @@ async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ri
 
 async def ask_session(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
     """The same for a caller who knows of one server alone: what a replica has not applied yet of his session is asked
-    of the leader, which has everything."""
+    of the leader, which has everything. Scans name the partition."""
     try:
         return await ask(backend, op, partition, ring_version)
     except NotCaughtUp:
         at = LEVEL_AT.get(op[0])
         if at is None or op[at] != Level.SESSION:
             raise
-        return await ask(backend, (*op[:at], int(Level.LINEARIZABLE), *op[at + 1 :]), partition, ring_version)
+        linearizable = (*op[:at], int(Level.LINEARIZABLE), *op[at + 1 :])
+        return await ask(backend, linearizable, partition, ring_version)
 
 
 class _Answer(Sink):

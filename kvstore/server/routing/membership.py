@@ -164,7 +164,7 @@ class Membership:
     async def _keep_fresh(self) -> None:
         everything, again_at = True, 0.0
         while True:
-            wanted, self._wanted = sorted(self._wanted), set()
+            wanted, self._wanted = self._wanted, set()
             self._hint.clear()
             try:
                 if everything or self._topology is None:
@@ -172,7 +172,7 @@ class Membership:
                     self.read_at = self._env.clock.now()
                     again_at = self._env.clock.now() + REREAD_S * (1 + self._env.random.random() / 4)
                 else:
-                    await self._read_some(set(wanted))
+                    await self._read_some(wanted)
                 self._failed = everything = False
             except MetadataError as error:
                 if not self._failed:
@@ -206,7 +206,8 @@ class Membership:
         self._replace(ClusterTopology(self._newer(ring), leaders, servers))
 
     async def _read_some(self, wanted: set[str]) -> None:
-        """Read what may have changed, and who leads the partitions that are new."""
+        """Read what may have changed, and who leads the partitions that are new: these are added to `wanted`, which is
+        read again if this fails half-way."""
         if paths.RING in wanted:
             known = self.topology.ring
             try:

@@ -143,7 +143,7 @@ def _widest(bounds: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def read_table(path: Location, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_table(path: Location) -> Iterator[pa.RecordBatch]:
     """The rows of a file in their order, in batches of some MiB; every page against its checksum. Raises Corrupted,
     OSError."""
     try:
@@ -157,7 +157,7 @@ def read_table(path: Location, columns: list[str] | None = None) -> Iterator[pa.
                 found = file.metadata.row_group(group)
                 each = max(1, found.total_byte_size // max(1, found.num_rows))
                 rows = max(1, BATCH_BYTES // each)
-                yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=columns)
+                yield from file.iter_batches(batch_size=rows, row_groups=[group])
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise Corrupted(f"{path} is missing") from None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import grpc
@@ -34,6 +35,7 @@ from kvstore.client.coordination import (
     SessionEnded,
     SessionFull,
 )
+from kvstore.client.coordination.steps import Write
 from kvstore.errors import ConditionFailed, InvalidRequest
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_channel
@@ -62,6 +64,7 @@ async def test_on_asyncio(cluster: Cluster) -> None:
             await _a_leader_is_followed(first, second)
             await _members_come_and_go(client, first, second)
             await _a_name_is_one_sessions(client, first, second)
+            await _keys_keep_the_order_in_which_they_came(client, first, second)
         left = [key async for key in client.keys(prefix=b"{a}") if not key.startswith(b"{a}/turn/")]
         assert left == [], "sessions that were closed leave nothing but who has released last"
         await _what_is_not_renewed_goes(client)
@@ -156,6 +159,18 @@ async def _a_name_is_one_sessions(client: AsyncClient, first: AsyncSession, seco
         await first.put(b"large", bytes(1 << 20))
     await second.delete(b"worker")
     assert await client.get(key) is None
+
+
+async def _keys_keep_the_order_in_which_they_came(client: AsyncClient, *sessions: AsyncSession) -> None:
+    """Whatever they are called and whoever writes them: also once they have been renewed."""
+    versions = [await sessions[number % 2].put(b"came-%d" % (9 - number), b"") for number in range(6)]
+    assert versions == sorted(set(versions))
+    for session in sessions:
+        await session._write(Write(renews=True), inf)
+    found = {item.created: (key, item.version) async for key, item in client.scan(prefix=b"{a}/came-")}
+    assert [found[each][0] for each in sorted(found)] == [b"{a}/came-%d" % (9 - number) for number in range(6)]
+    assert sorted(found) == versions
+    assert all(version > created for created, (_, version) in found.items()), "they have been renewed"
 
 
 async def _what_is_not_renewed_goes(client: AsyncClient) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.cli.loads import Load, Outcome
 from kvstore.client import ClientConfig
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.errors import ConfigError, Unavailable
@@ -109,3 +112,31 @@ def test_without_redis_benchmark_the_lines_of_our_own_clients_are_measured(
     program.touch(0o755)
     assert [measured.name for measured, _ in suite._lines(subject, 1.0)][-4:] == without
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [["--runs", "0"], ["--seconds", "0"], ["--seconds", "nan"]])
+def test_a_suite_of_nothing_is_refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["suite", *words])
+    monkeypatch.setattr(suite, "run_suite", lambda **_: pytest.fail("it was begun"))
+    with pytest.raises(SystemExit) as ended:
+        suite.main()
+    assert ended.value.code == 2
+    assert "want 1 run or more" in capsys.readouterr().err
+
+
+def test_operations_that_failed_are_told_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate of those that were done stood in it alone."""
+    outcome = Outcome(Load(), took_s=1.0, errors=Counter({"Unavailable": 3}))
+
+    async def run_load(_client: Any, _load: Load) -> Outcome:
+        return outcome
+
+    monkeypatch.setattr(suite, "run_load", run_load)
+    monkeypatch.setattr(suite, "AsyncClient", lambda _config: nullcontext())
+    monkeypatch.setattr(suite, "_on_loop", lambda work: asyncio.run(work()))
+    subject = suite.Subject(ClusterFile.__new__(ClusterFile), "", "", ClientConfig(endpoints=("a:1",)))
+    measured = suite.Measured("put")
+    suite._async_client(subject, Load(), measured)
+    assert measured.row()["note"] == "errors: {'Unavailable': 3}"

@@ -131,3 +131,45 @@ def test_a_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch
     (folder,) = made
     assert folder.parent == tmp_path / "reports", "beside the report: that is a real disk"
     assert list(folder.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("told", [("", "{}"), ('{"partitions": [{"id": "p1"}]}', "")])
+def test_a_ring_that_does_not_tell_its_partitions_fails_the_run(
+    told: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: none is added, which nobody could remove. After: the added one stays, and nobody said so."""
+    made: list[str] = []
+
+    def ring(*words: str) -> subprocess.CompletedProcess[str]:
+        made.append(words[1])
+        return subprocess.CompletedProcess(words, 0, told[made.count("plan") - 1] if words[1] == "plan" else "", "")
+
+    monkeypatch.setattr(performing, "_run", ring)
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [Fault(0.0, ADD_PARTITION)])
+    chaos.start(time.time())
+    gevent.joinall(chaos._running, timeout=PATIENCE_S)
+    chaos.finish()
+    assert made == (["plan", "add", "plan"] if told[0] else ["plan"])
+    assert chaos.events[-1].is_failed
+    assert "did not tell the partitions" in chaos.events[-1].outcome
+
+
+def test_a_node_that_cannot_be_started_fails_the_run_and_ends_nothing_else(tmp_path: Path) -> None:
+    """There was no report: the end of the chaos raised what the first node's start had raised."""
+
+    class Broken(Cluster):
+        def load(self) -> Any:
+            raise OSError("no file of a cluster")
+
+        def start_node(self, name: str) -> int:
+            raise AssertionError(name)
+
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [])
+    chaos._cluster = cast("LocalCluster", Broken(1))
+    chaos._killed = {"n1", "n2"}
+    chaos.start(time.time())
+    chaos.finish()
+    assert [(event.what, event.is_failed, event.outcome) for event in chaos.events] == [
+        ("start n1", True, "not started: no file of a cluster"),
+        ("start n2", True, "not started: no file of a cluster"),
+    ]

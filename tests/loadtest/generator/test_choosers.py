@@ -94,7 +94,10 @@ def test_a_hot_set_gets_its_share_evenly_and_the_others_the_rest() -> None:
     assert misfit(draws(chooser, 1_000), shares) < 1.5
 
 
-@pytest.mark.parametrize("text", ["", "zipf", "zipfian:x", "zipfian:0", "hotset:2:0.5", "hotset:0.1", "uniform:3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "zipf", "zipfian:x", "zipfian:0", "hotset:2:0.5", "hotset:0.1", "uniform:3", "zipfian:1000", "latest:nan"],
+)
 def test_a_chooser_that_is_none_is_refused_with_its_name(text: str) -> None:
     with pytest.raises(ValueError, match=f"{text!r}"):
         chooser_of(text, 10)

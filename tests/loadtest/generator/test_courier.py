@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from kvstore.client import Level
+from kvstore.errors import OutcomeUnknown
+from kvstore.rpc.status import restore
+from kvstore_loadtest.generator.courier_process import Courier as CourierProcess
 from kvstore_loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
 from kvstore_loadtest.report.recorder import USE_S, Recorder
 from tests.client.model import ModelCluster
@@ -66,6 +73,27 @@ def test_what_users_ask_for_is_brought_and_its_errors_are_the_stores() -> None:
         command = [sys.executable, "-c", SCRIPT, servers.patient_url]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.stdout.split() == ["done", "True"], done.stderr[-3000:]
+
+
+class Broken:
+    async def get(self, key: bytes, *, level: Level) -> None:
+        raise RuntimeError("a fault of the client's")
+
+
+async def test_a_call_that_breaks_is_told_to_its_user(caplog: pytest.LogCaptureFixture) -> None:
+    """Its user waited until it was torn away at the end of the run, and no report said a word."""
+    written: list[bytes] = []
+    courier = CourierProcess(cast("Any", Broken()), cast("Any", SimpleNamespace(write=written.append)))
+    courier.take(Request(7, "get", b"k", level=Level.STALE.value))
+    await asyncio.gather(*courier._tasks)
+    await asyncio.sleep(0)  # the turn's end, at which all of it is sent
+    ((told,),) = [answers.told for answers in Messages(Answers).feed(b"".join(written))]
+    assert told.number == 7
+    assert told.error is not None
+    error = restore(*told.error)
+    assert isinstance(error, OutcomeUnknown)
+    assert "a fault of the client's" in str(error)
+    assert "a call failed: get" in caplog.text
 
 
 def test_messages_come_whole_however_they_are_cut() -> None:

@@ -66,6 +66,15 @@ def test_a_number_is_finite(name: str, given: str) -> None:
         with_option(name, given)
 
 
+@pytest.mark.parametrize(
+    ("name", "given"), [("rate", 1e9), ("keys", 10**9), ("resp", "localhost"), ("resp", "a:1,"), ("resp", "a:99999")]
+)
+def test_what_would_break_in_the_middle_of_a_run_is_refused_before(name: str, given: Any) -> None:
+    values: dict[str, Any] = {name: given}
+    with pytest.raises(ValueError, match=f"--{name}: want .*got"):
+        Options(**values)
+
+
 @pytest.mark.parametrize("given", ["x.json", "", "."])
 def test_a_report_is_not_where_its_figures_go(given: str) -> None:
     with pytest.raises(ValueError, match="--report: want a file for the HTML"):

@@ -87,7 +87,7 @@ def test_where_nobody_listens_nothing_was_sent() -> None:
 def test_records_that_cannot_be_loaded_are_told(answers: bytes) -> None:
     def load(pieces: Sequence[bytes]) -> None:
         with answering(*pieces) as address:
-            load_records(address, {b"k": b"v"})
+            load_records(address, [{b"k": b"v"}])
 
     with pytest.raises(Unavailable):
         load([answers] if answers else [])

@@ -45,7 +45,20 @@ def test_nothing_is_larger_than_the_store_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-1", "uniform:9:1", "uniform:1", "lognormal:1", "mix:", "mix:1=0", "1048577", "normal:1:2"]
+    "text",
+    [
+        "",
+        "-1",
+        "uniform:9:1",
+        "uniform:1",
+        "lognormal:1",
+        "mix:",
+        "mix:1=0",
+        "1048577",
+        "normal:1:2",
+        "lognormal:9:nan",
+        "lognormal:9:1000",
+    ],
 )
 def test_what_is_no_distribution_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="value sizes"):

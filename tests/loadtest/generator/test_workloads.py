@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from kvstore_loadtest.generator.doors import first_values
+from kvstore_loadtest.generator.expectations import Expectations
 from kvstore_loadtest.generator.workloads import (
     INSERT,
     MODIFY,
@@ -78,3 +81,12 @@ def test_registers_and_counters_are_no_records() -> None:
     names = {keyspace.record(3), keyspace.register(3), keyspace.counter(3)}
     assert len(names) == 3
     assert sum(name.startswith(keyspace.records) for name in names) == 1
+
+
+@pytest.mark.parametrize(("keys", "size", "lengths"), [(2_500, 100, [1_000, 1_000, 500]), (20, 1 << 20, [8, 8, 4])])
+def test_records_to_begin_with_come_in_parts_that_can_be_sent_at_once(keys: int, size: int, lengths: list[int]) -> None:
+    """A thousand values of a mebibyte were one call, in which a client's time ran out."""
+    draws, keyspace = Draws(replace(WORKLOADS["ycsb-a"], sizes=str(size)), keys), Keyspace(b"t/", keys, 1)
+    parts = list(first_values(keyspace, draws, Expectations(1), Random(1)))
+    assert [len(part) for part in parts] == lengths
+    assert [key for part in parts for key in part] == [keyspace.record(number) for number in range(keys)]

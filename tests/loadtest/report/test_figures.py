@@ -72,6 +72,22 @@ def test_operations_that_were_due_and_never_done_count_against_the_rate() -> Non
     assert "93.75% of the due operations were done" in made["verdict"]["reasons"][0]
 
 
+def test_a_goal_for_p99_is_not_met_by_those_alone_that_were_done() -> None:
+    """The store stood still for the second half, nobody ever got an answer then, and p99 was 2 ms."""
+    recorder = measured()
+    recorder.abandoned(BEGAN + 10 + number / 10 for number in range(100))
+    assert document(recorder, run())["verdict"]["is_met"]
+    (reason,) = document(recorder, run(goals=Goals(p99_ms={"": 50.0})))["verdict"]["reasons"]
+    assert "60.00% of the due operations were done, and those that were not are in no percentile" in reason
+
+
+def test_an_event_after_the_run_was_seen_by_nobody() -> None:
+    """It said that no operation was done in its second."""
+    events = [Event(BEGAN + 25, "remove partition p7", "done after 9.0 s", ended=BEGAN + 34)]
+    (event,) = document(measured(), run(events=events))["events"]
+    assert (event["watched_s"], event["disturbed_s"], event["least_done"], event["max_ms"]) == (0, 0, None, None)
+
+
 def test_a_run_without_operations_fails() -> None:
     assert document(Recorder(), run())["verdict"]["reasons"] == ["no operation was done"]
 

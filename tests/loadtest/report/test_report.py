@@ -57,6 +57,26 @@ def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
         assert [mark.find("rect") is not None for mark in marks] == [False, True]
 
 
+def test_an_event_after_the_run_is_told_and_on_no_chart() -> None:
+    """Its mark was beside the chart, with a band of a negative width."""
+    document = made()
+    document["events"].append(
+        {
+            **document["events"][0],
+            "at_s": 12.0,
+            "ended_s": 15.0,
+            "what": "remove partition p7",
+            "watched_s": 0,
+            "least_done": None,
+            "max_ms": None,
+        }
+    )
+    html = page(document)
+    assert "after the run" in html
+    assert 'data-event="2"' in html
+    assert 'data-event="3"' not in html
+
+
 def test_an_event_that_ends_after_the_run_stays_on_the_chart() -> None:
     drawn = timeline("t", [Line("l", [(0.0, 1.0)], "one")], [Mark(1, 50.0, 900.0, "x")], seconds=100)
     x, width = map(float, re.findall(r'<rect class="band" x="([\d.]+)".*? width="([\d.]+)"', drawn)[0])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.server.control.rising import may_rise, next_version, what_holds_it
+from kvstore.server.control.rising import lasts, may_rise, next_version, what_holds_it
 from kvstore.server.routing.cluster_version import ClusterVersion
 from kvstore.server.routing.topology import Member
 from kvstore.types import ServerId
@@ -58,3 +58,14 @@ def test_a_server_that_is_starting_counts_as_old_until_it_is_up() -> None:
 
 def test_a_server_of_which_nothing_can_be_read_is_named() -> None:
     assert what_holds_it(FIRST, up(n1=2, n2=2), ALL, 2, [N3]).startswith("what n3 can do is not known")
+
+
+def test_what_somebody_has_to_do_something_about_is_told_from_what_passes() -> None:
+    """`kvstore up` waits for the one and not for the other."""
+    started = {each: replace(member, starting=True) for each, member in up(n1=2, n2=2).items()}
+    for members in (up(n1=2, n2=2, n3=2), up(n1=2, n2=2), started):
+        assert not lasts(what_holds_it(FIRST, members, ALL, 2))
+    assert not lasts(what_holds_it(SECOND, up(n1=2, n2=2, n3=2), ALL, 2))
+    assert lasts(what_holds_it(ClusterVersion(1, "", True), up(n1=2, n2=2, n3=2), ALL, 2))
+    assert lasts(what_holds_it(FIRST, up(n1=2, n2=2, n3=1), ALL, 2))
+    assert lasts(what_holds_it(FIRST, up(n1=2, n2=2), ALL, 2, [N3]))

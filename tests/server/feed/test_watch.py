@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +18,7 @@ from kvstore.ring.hashing import token_of
 from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from kvstore.wal.ports import LogReader
 from tests.server.feed.logs import cannot_be_read
 from tests.server.feed.world import World, owned_by
 from tests.waiting import wait_until
@@ -189,6 +193,31 @@ async def test_a_tail_ends_when_nobody_watches(world: World, monkeypatch: pytest
         return world.feeds.statistics()["feed_tails"] == 0
 
     await wait_until(has_ended, what="the tails end")
+
+
+async def test_a_tail_that_ended_while_its_last_reader_was_leaving_is_not_ended_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second end was an error in a callback of the event loop, which ends the process."""
+    monkeypatch.setattr(feeds, "LINGER_S", 0.01)
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    cursor = await world.feeds.cursor(P1, None, Interest(), lambda: None)
+    may_close = asyncio.Event()
+    cursor._reader = cast("LogReader", SimpleNamespace(close=may_close.wait))
+    leaving = asyncio.create_task(world.feeds.drop(cursor))
+
+    async def has_ended() -> bool:
+        return world.feeds.statistics()["feed_tails"] == 0
+
+    async def has_looked_again() -> bool:
+        return not world.feeds._idle
+
+    await wait_until(has_ended, what="the tail ends")
+    may_close.set()
+    await leaving
+    await wait_until(has_looked_again, what="whoever looks whether the tail is idle has looked")
+    assert failures == []
 
 
 async def test_a_log_that_cannot_be_read_sends_watchers_elsewhere(

@@ -10,10 +10,10 @@ import pytest
 
 from kvstore.env.ports import Env
 from kvstore.env.real import real_env
-from kvstore.errors import Corrupted, NoSuchNode
+from kvstore.errors import Corrupted, MetadataUnavailable, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.store import Watch, ensure_path
+from kvstore.meta.store import Stat, Watch, ensure_path
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring, with_partitions
@@ -143,6 +143,32 @@ async def test_while_the_metadata_store_is_away_what_is_known_stays(world: World
     await world.other.delete(paths.partition_leader(P1), 0)
     store.resume()
     await wait_until(lambda: knows(membership, ClusterTopology(RING, {}, {})), what="it is read again")
+
+
+async def test_the_leader_of_a_new_partition_is_read_though_the_first_attempt_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REREAD_S", 10 * PATIENCE_S)
+
+    class FailsOnce(MemoryStore):
+        failed = False
+
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            if path == paths.partition_leader(P2) and not self.failed:
+                self.failed = True
+                raise MetadataUnavailable("the session is suspended")
+            return await super().get(path)
+
+    await world.other.create(paths.RING, codec.encode(RING))
+    await ensure_path(world.other, paths.partition(P2))
+    await world.other.create(paths.partition_leader(P2), LeaderRecord(N2, 4, "n").encode())
+    store = FailsOnce(world.tree)
+    membership = world.membership(store)
+    await membership.wait_ring()
+    later = with_partitions(RING, [RingMember(P2, (N2,))])
+    await world.other.set(paths.RING, codec.encode(later), 0)
+    await wait_until(lambda: knows(membership, ClusterTopology(later, {P2: (N2, 4)}, {})), what="its leader is known")
+    assert store.failed
 
 
 async def test_a_server_is_announced_again_after_a_lost_session_with_the_same_nonce(world: World) -> None:

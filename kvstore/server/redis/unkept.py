@@ -1,0 +1,52 @@
+"""Commands of Redis that are not here, for a clear word to those who try. Decides only."""
+
+from __future__ import annotations
+
+_DOCS = "see docs/operations.md, Redis clients"
+_KINDS = {
+    "lists": "BLMOVE BLMPOP BLPOP BRPOP BRPOPLPUSH LINDEX LINSERT LLEN LMOVE LMPOP LPOP LPOS LPUSH LPUSHX LRANGE LREM "
+    "LSET LTRIM RPOP RPOPLPUSH RPUSH RPUSHX SORT SORT_RO",
+    "sets": "SADD SCARD SDIFF SDIFFSTORE SINTER SINTERCARD SINTERSTORE SISMEMBER SMEMBERS SMISMEMBER SMOVE SPOP "
+    "SRANDMEMBER SREM SSCAN SUNION SUNIONSTORE",
+    "sorted sets": "BZMPOP BZPOPMAX BZPOPMIN ZADD ZCARD ZCOUNT ZDIFF ZDIFFSTORE ZINCRBY ZINTER ZINTERCARD ZINTERSTORE "
+    "ZLEXCOUNT ZMPOP ZMSCORE ZPOPMAX ZPOPMIN ZRANDMEMBER ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANGESTORE ZRANK ZREM "
+    "ZREMRANGEBYLEX ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANGEBYLEX ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE "
+    "ZUNION ZUNIONSTORE",
+    "hashes": "HDEL HEXISTS HEXPIRE HEXPIREAT HGET HGETALL HGETDEL HGETEX HINCRBY HINCRBYFLOAT HKEYS HLEN HMGET HMSET "
+    "HPERSIST HPEXPIRE HPTTL HRANDFIELD HSCAN HSET HSETEX HSETNX HSTRLEN HTTL HVALS",
+    "streams": "XACK XADD XAUTOCLAIM XCLAIM XDEL XGROUP XINFO XLEN XPENDING XRANGE XREAD XREADGROUP XREVRANGE XSETID "
+    "XTRIM",
+    "scripts and functions": "EVAL_RO EVALSHA_RO FCALL FCALL_RO FUNCTION",
+    "channels": "PSUBSCRIBE PUBLISH PUBSUB PUNSUBSCRIBE SPUBLISH SSUBSCRIBE SUBSCRIBE SUNSUBSCRIBE UNSUBSCRIBE",
+    "bitmaps": "BITCOUNT BITFIELD BITFIELD_RO BITOP BITPOS GETBIT SETBIT",
+    "places": "GEOADD GEODIST GEOHASH GEOPOS GEORADIUS GEORADIUS_RO GEORADIUSBYMEMBER GEORADIUSBYMEMBER_RO GEOSEARCH "
+    "GEOSEARCHSTORE",
+    "hyperloglogs": "PFADD PFCOUNT PFDEBUG PFMERGE PFSELFTEST",
+}
+_ELSEWHERE = {
+    "what is answered is on disk already": "BGREWRITEAOF BGSAVE LASTSAVE SAVE",
+    "copies are made by the log, and leaders are elected: `kvstore status` shows both": "FAILOVER PSYNC REPLCONF "
+    "REPLICAOF SLAVEOF SYNC",
+    "`kvstore snapshot` and `kvstore load-tree` carry data from store to store": "DUMP MIGRATE RESTORE RESTORE-ASKING",
+    "there is one database": "MOVE SWAPDB",
+    "nobody is shown what others do: `kvstore watch` shows changes, `kvstore node slow-log` what took long": "MONITOR",
+    "`kvstore node` looks after nodes": "DEBUG SHUTDOWN",
+    "nobody is sent from node to node": "ASKING",
+    "compare the values where you are": "LCS",
+    "nothing is drawn here": "LOLWUT",
+}
+_REASONS = {
+    name.encode(): reason
+    for reasons in (
+        {f"{kind} are not kept here, values are strings": names for kind, names in _KINDS.items()},
+        _ELSEWHERE,
+    )
+    for reason, names in reasons.items()
+    for name in names.split()
+}
+
+
+def why_not(name: bytes) -> str:
+    """A word about a command that Redis has and we do not; empty for one that nobody has."""
+    reason = _REASONS.get(name)
+    return f"({reason}: {_DOCS})" if reason else ""

@@ -1,0 +1,20 @@
+"""A lock that nobody gets any more is noticed, though the others go on."""
+
+from __future__ import annotations
+
+from loadtest.drills.contest import STUCK_S, Progress
+
+
+def test_a_lock_is_stuck_whatever_the_others_do() -> None:
+    """All locks were counted together: one that nobody got was told by none of the drills."""
+    progress = Progress(100.0)
+    assert progress.stuck({"a": 3, "b": 1}, 101.0) == []
+    assert progress.stuck({"a": 4, "b": 1}, 100.9 + STUCK_S) == []
+    assert progress.stuck({"a": 5, "b": 1}, 101.0 + STUCK_S) == ["b"]
+    assert progress.stuck({"a": 5, "b": 2}, 102.0 + STUCK_S) == []
+
+
+def test_a_lock_that_nobody_ever_gets_is_stuck() -> None:
+    progress = Progress(100.0)
+    assert progress.stuck({"a": 0}, 99.0 + STUCK_S) == []
+    assert progress.stuck({"a": 0}, 100.0 + STUCK_S) == ["a"]

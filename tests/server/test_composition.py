@@ -1,0 +1,28 @@
+"""A node whose start fails leaves nothing behind: its process tries again, as often as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.real import real_env
+from kvstore.env.secret import ClusterSecret
+from kvstore.errors import ConfigError
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.server.composition import serve
+from kvstore.server.config import NodeConfig, Role
+
+
+async def test_a_start_that_fails_after_the_bookies_were_read_leaves_no_task(tmp_path: Path) -> None:
+    env = real_env(tmp_path)
+    config = NodeConfig(
+        id="n1", zookeeper="h:1", data_dir=tmp_path, secret_file=tmp_path / "s", roles=(Role.SERVER,), insecure=True
+    )
+    store, secret = MemoryStore(MemoryTree()), ClusterSecret((bytes(32),))
+    with pytest.raises(ConfigError, match="holds no cluster"):
+        async with serve(config, env=env, store=store, secret=secret, open_engine=lambda _: pytest.fail("too early")):
+            pass
+    left = {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+    assert not left
