@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.autorecovery.office import Office
-from kvstore.autorecovery.verdicts import is_due, last_to_check, leaving
+from kvstore.autorecovery.verdicts import is_due, last_to_check
 from kvstore.autorecovery.walk import every_ledger
 from kvstore.env import Env
 from kvstore.errors import LedgerError, StoreError, UndecodableNode
 from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
 from kvstore.types import NO_ENTRY, BookieId, LedgerMetadata, LedgerState
 from kvstore.wal.choice import BookieChoice
+from kvstore.wal.placement import leaving
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import bookies_of, missing_copies
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from kvstore.autorecovery.mender import Mended, Mender
 from kvstore.autorecovery.mending import Past
 from kvstore.errors import BookieError, Corrupted, InvalidRequest, LedgerError, Unavailable, VersionConflict
+from kvstore.meta.lost import runs_of, text_of, with_lost
 from kvstore.meta.underreplication import Underreplication
 from kvstore.proto.bookkeeper import RECOVERY_PRIORITY, Status
 from kvstore.proto.digest import EntryDigest, Packet, master_key
@@ -22,7 +23,6 @@ from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata,
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ensembles import in_recovery
-from kvstore.wal.lost import runs_of, text_of, with_lost
 from kvstore.wal.repair import bookies_of
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,6 @@ from kvstore.autorecovery.mending import (
 )
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
-    BookieError,
     LedgerError,
     MetadataError,
     NoSuchLedger,
@@ -49,7 +48,7 @@ from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import GuardedPace, Pace
 from kvstore.wal.creator import owner_of
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.lists import LedgerLists
@@ -147,6 +146,7 @@ class _Attempt:
         self.unreadable: frozenset[EntryId] = frozenset()
         self._owner, self._ledger, self._is_held = owner, ledger, is_held
         self._ports = owner.ports
+        self._is_deleted = False
 
     async def perform(self, command: mending.Look | Ask | Fill | Record | Recover) -> Event:
         """Do it, and say what came of it."""
@@ -180,7 +180,8 @@ class _Attempt:
 
     async def _fill(self, fill: Fill) -> Event:
         ports, owner = self._ports, self._owner
-        copying = Copying(fill.metadata, ports.bookies, owner.nursery, owner.pace, own=ports.choice.own)
+        pace = GuardedPace(owner.pace, self._go_on)
+        copying = Copying(fill.metadata, ports.bookies, owner.nursery, pace, own=ports.choice.own)
         # They are asked last: each that has another incarnation by now ends the connection.
         copying.reader.troubled.update(
             each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
@@ -191,29 +192,53 @@ class _Attempt:
             without_room.update(each.bookie for each in missing if each.bookie not in fill.takers)
             owner.progress(self._ledger, missing[0].entry, fill.last)
 
+        watch = owner.store.watch(paths.ledger(self._ledger), self._changed)
         try:
-            held = await copying.held(fill.must)
-            for bookie in sorted(fill.may):
+            held = await copying.held(fill.newcomers)
+            for bookie in sorted((fill.must | fill.may) - fill.newcomers):
                 held |= await _held_or_nothing(copying, bookie)
-            await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True)
-            await self._read(copying, fill, held)
+            silent = fill.must.difference(held)
+            named = (fill.must | fill.may) - fill.newcomers
+            await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True, may_refuse=named)
+            await self._read(copying, fill.read_at & fill.takers & held.keys(), fill.last)
         except NoSuchLedger:
             raise
         except LedgerError as error:
             return Failed(f"{type(error).__name__}: {error}", frozenset(copying.refused))
         finally:
+            watch.close()
             self.copied += copying.copied
             self.copied_bytes += copying.copied_bytes
         self.unreadable = frozenset(copying.unreadable)
-        return Filled(self.unreadable, not without_room & fill.must)
+        refused = copying.refused.intersection(held) | silent
+        return Filled(self.unreadable, not without_room & fill.must, frozenset(refused))
 
-    async def _read(self, copying: Copying, fill: Fill, held: dict[BookieId, HeldEntries]) -> None:
+    def _go_on(self) -> None:
+        if self._is_deleted:
+            raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was copied")
+
+    def _changed(self) -> None:
+        """Its metadata have changed: nobody wants copies of a ledger that is deleted, and at a low rate they take
+        hours."""
+        self._owner.nursery.spawn(self._look_for_deletion(), name=f"look at ledger {self._ledger}")
+
+    async def _look_for_deletion(self) -> None:
+        try:
+            await self._ports.ledgers.read(self._ledger)
+        except NoSuchLedger:
+            self._is_deleted = True
+        except MetadataError:
+            return  # the attempt's own end tells
+
+    async def _read(self, copying: Copying, bookies: Collection[BookieId], last: EntryId) -> None:
         """Of bookies that list what they cannot read as well: find that by reading, and copy it there again."""
-        for bookie in sorted(fill.read_at & fill.takers):
-            async for fault in copying.faults(bookie, fill.last):
+        for bookie in sorted(bookies):
+            async for fault in copying.faults(bookie, last):
                 if not fault.is_certain:
-                    raise BookieError(f"{bookie}: entry {fault.entry} is {fault.what}")
-                if fault.entry not in copying.unreadable:
+                    log.info("ledger=%d bookie=%s: entry %d is %s", self._ledger, bookie, fault.entry, fault.what)
+                    copying.refused.add(bookie)
+                    break
+                if fault.entry not in copying.unreadable and not copying.is_given_up(fault.entry):
                     await copying.copy_if_readable(fault.entry, bookie)
 
     async def _record(self, wanted: LedgerMetadata, version: int) -> Event:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
+from kvstore.meta.lost import without_lost
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.coverage import is_covered
 from kvstore.wal.creator import owner_of
-from kvstore.wal.lost import without_lost
 from kvstore.wal.placement import machine_of, newcomers_of, replaced, spread_out
 from kvstore.wal.repair import bookies_of
 
@@ -113,6 +113,8 @@ class Filled:
     unreadable: frozenset[EntryId] = frozenset()
     has_room: bool = True
     """False: a bookie that was to be filled lacks entries, and is read-only."""
+    refused: frozenset[BookieId] = frozenset()
+    """Bookies with places of their own that did not say what they have, or took no copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,10 @@ class Fill:
     metadata: LedgerMetadata
     wanted: LedgerMetadata
     last: EntryId
+    newcomers: frozenset[BookieId]
+    """Who must answer, and take what it is given: it is to be named for that."""
     must: frozenset[BookieId]
-    """Who must answer: whom the mark names, and newcomers."""
+    """Who is to be filled before the mark goes: these, and whom the mark names."""
     may: frozenset[BookieId]
     """Others that the metadata name: filled if they answer."""
     takers: frozenset[BookieId]
@@ -231,8 +235,8 @@ class Mending:
                 return End(is_whole=True)
             case Asked(writer):
                 return self._judge(writer, now)
-            case Filled(unreadable, has_room):
-                return self._filled(unreadable, has_room)
+            case Filled():
+                return self._filled(event)
             case Recorded():
                 return self._end(self._rest)
             case Overtaken():
@@ -293,9 +297,10 @@ class Mending:
         self._wanted = wanted
         named = frozenset(bookies_of(wanted))
         marked = self._marked & named & standing.there
-        must = marked | newcomers_of(metadata, wanted)
+        newcomers = frozenset(newcomers_of(metadata, wanted))
+        must, may = marked | newcomers, (named & standing.there) - marked - newcomers
         read_at = frozenset(each for each in marked if not is_incarnation(each))
-        return Fill(metadata, wanted, last, must, (named & standing.there) - must, standing.writable, read_at)
+        return Fill(metadata, wanted, last, newcomers, must, may, standing.writable, read_at)
 
     def _replaced(self, found: Found, part: LedgerMetadata) -> LedgerMetadata:
         standing, lost = found.standing, self._lost(found)
@@ -305,19 +310,21 @@ class Mending:
         self._lacks_spare = not lost.isdisjoint(bookies_of(wanted))
         return spread_out(wanted, standing.zones, spares, luck) or wanted
 
-    def _filled(self, unreadable: frozenset[EntryId], has_room: bool) -> Command:
+    def _filled(self, filled: Filled) -> Command:
         assert self._found is not None
         assert self._wanted is not None
         metadata = self._found.metadata
-        unreadable = without_lost(metadata, unreadable)
+        unreadable = without_lost(metadata, filled.unreadable)
         wanted = _kept_where(metadata, self._wanted, unreadable)
         self._rest = (
             f"no good copy of {len(unreadable)} entries was found, the first is {min(unreadable)}"
             if unreadable
             else NO_SPARE
             if self._lacks_spare
+            else f"has bookies that do not answer, or take no copies: {', '.join(sorted(filled.refused))}"
+            if filled.refused
             else NO_ROOM
-            if not has_room
+            if not filled.has_room
             else ""
         )
         if wanted.fragments == metadata.fragments:

@@ -22,20 +22,6 @@ def last_to_check(metadata: LedgerMetadata) -> EntryId:
     return EntryId(metadata.fragments[-1].first - 1)
 
 
-# docs/protocol.md A8
-def leaving(metadata: LedgerMetadata, wanted: LedgerMetadata) -> list[BookieId]:
-    """The bookies whose places `wanted` gives to others."""
-    pairs = zip(metadata.fragments, wanted.fragments, strict=True)
-    return sorted(
-        {
-            before
-            for old, new in pairs
-            for before, after in zip(old.ensemble, new.ensemble, strict=True)
-            if before != after
-        }
-    )
-
-
 def is_due(checked_ms: int | None, now_ms: int, interval_s: float) -> bool:
     """Whether a check that was last completed then is to be made now. A time to come is a wrong clock's: it must not
     put the check off."""

@@ -150,6 +150,8 @@ class Worker:
         while waiting and self._is_enabled:
             ledger = waiting.popleft()
             try:
+                with suppress(MetadataError):
+                    await self._release_all()  # a round may take hours, and nobody else can have those
                 self._is_enabled = await self._settings.is_enabled()
                 if self._is_enabled:
                     await self._take(ledger)
@@ -200,8 +202,11 @@ class Worker:
     async def _release(self, lock: MarkLock) -> None:
         """Raises MetadataError; then it is tried again later, or the session ends."""
         await lock.release()
-        self._unreleased.remove(lock)
+        if lock in self._unreleased:
+            self._unreleased.remove(lock)
 
     async def _release_all(self) -> None:
+        """Those of ledgers that nobody works on any more."""
         for lock in list(self._unreleased):
-            await self._release(lock)
+            if lock.mark.ledger not in self._mending:
+                await self._release(lock)

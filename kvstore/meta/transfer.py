@@ -76,14 +76,21 @@ async def _children(store: MetadataStore, path: str) -> list[str]:
         return []
 
 
+def _is_cookie(path: str) -> bool:
+    return path == paths.COOKIES or path.startswith(f"{paths.COOKIES}/")
+
+
 def _batches(nodes: Mapping[str, bytes]) -> Iterator[list[Create]]:
-    """Parents before their children; without the instance id."""
+    """Parents before their children; without the instance id. Cookies in the last of the transactions, apart from all
+    ledgers: who was set up when is not in the file, and a bookie that seems older than a ledger is believed what it
+    says that it does not have of it (docs/protocol.md, A12)."""
     batch: list[Create] = []
     size = 0
-    for path in sorted(nodes):
+    for path in sorted(nodes, key=lambda path: (_is_cookie(path), path)):
         if path == paths.INSTANCE_ID:
             continue
-        if batch and (len(batch) == BATCH_NODES or size + len(nodes[path]) > BATCH_BYTES):
+        is_first_cookie = _is_cookie(path) and bool(batch) and not _is_cookie(batch[-1].path)
+        if batch and (is_first_cookie or len(batch) == BATCH_NODES or size + len(nodes[path]) > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(Create(path, nodes[path]))

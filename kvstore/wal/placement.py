@@ -180,6 +180,20 @@ def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[Bookie
     }
 
 
+# docs/protocol.md A8
+def leaving(metadata: LedgerMetadata, wanted: LedgerMetadata) -> list[BookieId]:
+    """The bookies whose places `wanted` gives to others."""
+    pairs = zip(metadata.fragments, wanted.fragments, strict=True)
+    return sorted(
+        {
+            before
+            for old, new in pairs
+            for before, after in zip(old.ensemble, new.ensemble, strict=True)
+            if before != after
+        }
+    )
+
+
 def _spread_out(
     ensemble: tuple[BookieId, ...],
     write: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, Fragment, LedgerMetadata, Quorum
 
@@ -23,11 +24,14 @@ def missing_copies(
     metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]
 ) -> Iterator[list[Missing]]:
     """By entry, for the entries up to `last`, a slice of them at a time: whoever goes through them lets others have the
-    event loop in between. `held`: what each bookie that could be asked has; the others are left out."""
+    event loop in between. `held`: what each bookie that could be asked has; the others are left out. What was given up
+    nobody misses."""
+    is_given_up = given_up(metadata)
     for fragment, following in zip(metadata.fragments, (*metadata.fragments[1:], None), strict=True):
         end = min(last, following.first - 1) if following else last
         for first in range(fragment.first, end + 1, SLICE):
-            yield _missing_in(range(first, min(first + SLICE, end + 1)), fragment, metadata.quorum, held)
+            found = _missing_in(range(first, min(first + SLICE, end + 1)), fragment, metadata.quorum, held)
+            yield [each for each in found if not is_given_up(each.entry)]
 
 
 def _missing_in(

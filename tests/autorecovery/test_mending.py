@@ -141,6 +141,17 @@ def test_a_marked_bookie_without_room_keeps_the_mark() -> None:
     assert work.handle(Filled(has_room=False)) == End(is_whole=False, reason=NO_ROOM, again_s=FIRST_S)
 
 
+def test_a_bookie_that_takes_no_copies_keeps_the_mark_and_no_lost_one_its_place() -> None:
+    work = mending(B2, B3)
+    fill = filling(work, CLOSED, standing(B1, B2, B4))
+    assert (fill.newcomers, fill.must) == ({B4}, {B2, B4})
+    assert work.handle(Filled(refused=frozenset({B2}))) == Record(fill.wanted, 4)
+    end = work.handle(Recorded())
+    assert isinstance(end, End)
+    assert not end.is_whole
+    assert end.reason == f"has bookies that do not answer, or take no copies: {B2}"
+
+
 def test_copies_that_share_a_zone_are_spread_out() -> None:
     fill = filling(mending(), CLOSED, standing(B1, B2, B3, B4, n1="a", n2="a", n3="b", n4="c"))
     assert sorted(fill.wanted.fragments[0].ensemble) in ([B1, B3, B4], [B2, B3, B4])

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.verdicts import is_due, last_to_check, leaving, lost_of
+from kvstore.autorecovery.verdicts import is_due, last_to_check, lost_of
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from kvstore.wal.placement import leaving
 
 B1, B2, B3, B4 = (BookieId(f"b{number}-1") for number in range(1, 5))
 OPEN = LedgerMetadata(

@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.bookie.upkeep.limbo import is_complete, settle
 from kvstore.bookie.upkeep.reclaim import Reclaimer
+from kvstore.meta.lost import with_lost
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
@@ -129,6 +130,14 @@ def test_only_entries_for_which_the_bookie_is_named_count() -> None:
     assert not is_complete(changed, ME, [])
     assert is_complete(closed(9, Fragment(EntryId(0), (B2, B3))), ME, [])
     assert is_complete(closed(-1, Fragment(EntryId(0), (ME, B2))), ME, [])
+
+
+def test_what_was_given_up_leaves_no_doubt() -> None:
+    """Nobody has it: its ledger would be in doubt, and marked at each scrub, for ever."""
+    given_up = with_lost(closed(9, Fragment(EntryId(0), (ME, B2))), [EntryId(4), EntryId(5)])
+    assert is_complete(given_up, ME, [(0, 4), (6, 4)])
+    assert not is_complete(given_up, ME, [(0, 3), (6, 4)])
+    assert not is_complete(given_up, ME, [(0, 4), (7, 3)])
 
 
 def test_of_a_striped_ledger_a_bookie_has_every_entry_whose_write_set_names_it() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 
 from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.creator import owner_of
@@ -109,6 +110,7 @@ def test_the_store_lives_on_three_of_apaches_bookies(tmp_path: Path) -> None:
         outside.shell("simpletest", "-e", "3", "-w", "3", "-a", "2", "-n", "100")
 
 
+# docs/protocol.md G23
 def test_the_store_lives_on_two_of_apaches_bookies_and_one_of_ours_and_mends_what_one_loses(tmp_path: Path) -> None:
     with bookkeeper(tmp_path, ours=1, theirs=2) as outside:
         *theirs, own = outside.bookies
@@ -130,3 +132,8 @@ def test_the_store_lives_on_two_of_apaches_bookies_and_one_of_ours_and_mends_wha
                 cluster.wait_until(lambda: not outside.naming(theirs[0]), "ours has what Apache's had", WHOLE_S)
                 wait_going_on(cluster, counters)
             clean(cluster)
+            outside.shell("metaformat", "-nonInteractive", "-force")
+            cluster.wait_until(lambda: not cluster.leaders(), "nobody leads without metadata", WHOLE_S)
+            with pytest.raises(redis.RedisError) as refused:
+                cluster.redis("n1").set("late", "lost")
+            assert "UNKNOWN" not in str(refused.value), "it is refused before it is sent to any bookie"

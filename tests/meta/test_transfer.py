@@ -55,6 +55,19 @@ async def test_after_a_move_no_ledger_gets_an_id_that_one_had(store: MetadataSto
     assert await LedgerIdGenerator(back).next_id() == 2 << 32
 
 
+# docs/protocol.md A12
+async def test_after_a_move_no_bookie_is_taken_for_older_than_a_ledger(store: MetadataStore) -> None:
+    """One that was set up anew after a ledger was made may say nothing about what it does not have of it; the file does
+    not tell which was first."""
+    source = await founded(ledgers=3)
+    await ensure_path(source, paths.cookie(BookieId("10.0.0.1:3181")))
+    await restore(store, *await export(source))
+    _, cookie = await store.get(paths.cookie(BookieId("10.0.0.1:3181")))
+    for ledger in await LedgerStore(store).list_ids():
+        _, made = await store.get(paths.ledger(ledger))
+        assert made.created < cookie.created
+
+
 async def test_a_second_import_is_refused(store: MetadataStore) -> None:
     nodes, instance = await export(await founded())
     await restore(store, nodes, instance)

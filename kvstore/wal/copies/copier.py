@@ -18,6 +18,7 @@ from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerSta
 from kvstore.wal.copies.copying import Copying
 from kvstore.wal.copies.pace import Pace
 from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.placement import leaving
 from kvstore.wal.repair import Missing, bookies_of, missing_copies
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ ROUND_S = 900.0
 """After so long every ledger is looked at again: a bookie may have found damage in it (docs/protocol.md, B14)."""
 
 Mark = Callable[[LedgerId, Collection[BookieId]], Awaitable[None]]
-"""Has a closed ledger repaired that lacks copies at these bookies; at none: whose copies share a zone."""
+"""Has a closed ledger repaired that lacks copies at these bookies, or has some there that share a zone with others. A
+mark that names nobody would mean everybody: whoever is restarted just then would lose its places."""
 
 
 # docs/protocol.md W8
@@ -145,8 +147,9 @@ class Copier:
     async def _look_at_closed(self, metadata: LedgerMetadata, there: list[BookieId], complete: set[LedgerId]) -> bool:
         ledger = metadata.ledger
         lacking = await self._lacking(metadata, there)
-        is_crowded = self._ports.choice.spread_out(metadata) is not None
-        if is_crowded:
+        wanted = self._ports.choice.spread_out(metadata)
+        crowded = frozenset(leaving(metadata, wanted) if wanted is not None else ())
+        if crowded:
             self.crowded.add(ledger)
         else:
             self.crowded.discard(ledger)
@@ -155,11 +158,11 @@ class Copier:
             self.lacking[ledger] = away | lacking
         else:
             self.lacking.pop(ledger, None)
-            if not is_crowded:
+            if not crowded:
                 complete.add(ledger)
-        if lacking or is_crowded:
-            await self._mark(ledger, lacking)
-        return not lacking and not is_crowded
+        if lacking or crowded:
+            await self._mark(ledger, crowded | lacking)
+        return not lacking and not crowded
 
     async def _lacking(self, metadata: LedgerMetadata, there: list[BookieId]) -> set[BookieId]:
         """Those of the bookies that lack an entry of a closed ledger."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, Corrupted, LedgerError, StoreError
+from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import Packet, master_key
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
@@ -32,7 +33,8 @@ AT_ONCE_MAX = 16
 """Entries under way, so that a round trip and a sync are not waited for at each; so many of the largest are 16 MiB."""
 ADD_TIMEOUT_S = 5.0
 UNREADABLE_MAX = 1_000
-"""So many entries that cannot be read end one attempt: each may wait for a bookie that does not answer."""
+"""So many entries that cannot be read end one attempt at their fragment: each may wait for a bookie that does not
+answer. Once there are so many in a ledger the first one ends that at each other fragment."""
 
 
 class Fault(NamedTuple):
@@ -62,16 +64,27 @@ class Copying:
         self.unreadable: dict[EntryId, LedgerError] = {}
         """Entries of which no good copy was found, and why. Only of a `fill` that goes on without them."""
         self.refused: set[BookieId] = set()
-        """Bookies that took no copy when they were given one."""
+        """Bookies that took no copy when they were given one, or did not say what they have."""
+        self.is_given_up = given_up(metadata)
+        """Whether an entry was given up: nobody looks for copies of it any more."""
         self.reader = EntryReader(metadata, bookies, nursery, own)
         self._bookies, self._nursery, self._pace = bookies, nursery, pace
         self._key = master_key(metadata.password)
         self._goes_on = False
+        self._may_refuse: Collection[BookieId] = ()
+        self._unreadable_in: Counter[EntryId] = Counter()
+        """Of each fragment, by its first entry."""
 
     async def held(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
         """Ask each of the bookies what it has. Raises LedgerError if one does not say."""
-        ledger = self.reader.metadata.ledger
-        return {bookie: await self._bookies.entries(bookie, ledger) for bookie in sorted(at)}
+        found = {}
+        for bookie in sorted(at):
+            try:
+                found[bookie] = await self._bookies.entries(bookie, self.reader.metadata.ledger)
+            except LedgerError:
+                self.refused.add(bookie)
+                raise
+        return found
 
     async def fill(
         self,
@@ -82,15 +95,18 @@ class Copying:
         noticed: Callable[[list[Missing]], None] = lambda _: None,
         *,
         goes_on: bool = False,
+        may_refuse: Collection[BookieId] = (),
     ) -> int:
         """Find what the bookies of `held` lack of what `wanted` names them for, up to the entry `last`, and copy it to
         those that are `takers`; returns how many copies were made. `noticed` is told what is missing, slice by slice.
-        Raises StoreError; what was copied until then stays. `goes_on`: entries that cannot be read are passed over."""
-        ledger, before, self._goes_on = wanted.ledger, self.copied, goes_on
+        Raises StoreError; what was copied until then stays. `goes_on`: entries that cannot be read are passed over.
+        `may_refuse`: takers whose refusal is noted, and ends nothing but what they are given."""
+        ledger, before = wanted.ledger, self.copied
+        self._goes_on, self._may_refuse = goes_on, may_refuse
         for missing in missing_copies(wanted, last, held):
-            if missing:
+            if missing and not self._is_hopeless(missing[0].entry):
                 noticed(missing)
-                await self._copy_all([each for each in missing if each.bookie in takers])
+                await self._copy_all([each for each in missing if each.bookie in takers and self._takes(each.bookie)])
             await asyncio.sleep(0)  # the event loop is others' in between
         if self.copied > before:
             log.info("ledger=%d %d copies made", ledger, self.copied - before)
@@ -110,6 +126,14 @@ class Copying:
             self.unreadable[entry] = error
             return
         await self._give(entry, packet, [bookie])
+
+    def _takes(self, bookie: BookieId) -> bool:
+        return bookie not in self.refused or bookie not in self._may_refuse
+
+    def _is_hopeless(self, entry: EntryId) -> bool:
+        """Whether so much of its fragment cannot be read that the rest is left alone."""
+        found = self._unreadable_in[self.reader.metadata.fragment_of(entry).first]
+        return found >= (UNREADABLE_MAX if len(self.unreadable) < UNREADABLE_MAX else 1)
 
     async def faults(
         self, bookie: BookieId, last: EntryId, noticed: Callable[[EntryId], None] = lambda _: None
@@ -164,8 +188,15 @@ class Copying:
 
     async def _give(self, entry: EntryId, packet: bytes, bookies: Sequence[BookieId]) -> None:
         await self._pace.spend(len(packet) * len(bookies))
-        for bookie in bookies:
-            await self._add(bookie, self.reader.metadata.ledger, entry, packet)
+        for bookie in filter(self._takes, bookies):
+            try:
+                await self._add(bookie, self.reader.metadata.ledger, entry, packet)
+            except StoreError as error:
+                self.refused.add(bookie)
+                if bookie not in self._may_refuse:
+                    raise
+                log.info("ledger=%d entry=%d not copied: %s", self.reader.metadata.ledger, entry, error)
+                continue
             self.copied += 1
             self.copied_bytes += len(packet)
 
@@ -192,14 +223,20 @@ class Copying:
     ) -> StoreError | None:
         """Copy entries until there is none left; the first error ends the work of all."""
         while waiting:
-            entry, bookies = waiting.popleft()
+            entry, named = waiting.popleft()
+            bookies = [*filter(self._takes, named)]
+            if not bookies:
+                continue
             try:
                 packet = await self._packet(entry, ahead)
             except LedgerError as error:
-                if not self._goes_on or len(self.unreadable) >= UNREADABLE_MAX:
+                if not self._goes_on:
                     waiting.clear()
                     return error
                 self.unreadable[entry] = error
+                self._unreadable_in[self.reader.metadata.fragment_of(entry).first] += 1
+                if self._is_hopeless(entry):
+                    waiting.clear()  # a slice is of one fragment
                 continue
             try:
                 await self._give(entry, packet, bookies)
@@ -222,5 +259,4 @@ class Copying:
         except TimeoutError:
             error = BookieError(f"{bookie}: no answer in time")
         if error is not None:
-            self.refused.add(bookie)
             raise error

@@ -69,6 +69,11 @@ class GuardedPace(Pace):
         super().__init__(shared._clock, shared.bytes_per_s)
         self._shared, self._go_on = shared, go_on
 
-    async def spend(self, size: int) -> None:
-        """Raises what `go_on` does."""
-        await self._shared.spend_while(size, self._go_on)
+    async def spend_while(self, size: int, go_on: Callable[[], None]) -> None:
+        """Raises what either `go_on` does."""
+
+        def both() -> None:
+            self._go_on()
+            go_on()
+
+        await self._shared.spend_while(size, both)

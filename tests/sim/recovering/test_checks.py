@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.errors import BookieError
+from kvstore.meta.lost import with_lost
 from kvstore.meta.recovery_settings import CheckKind
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, LedgerId
@@ -32,6 +33,22 @@ def test_a_ledger_with_a_missing_copy_in_its_middle_is_marked_by_the_next_check(
         await later(300)
         assert await bench.marked() == {8: [B2]}
         assert candidate.numbers["marked_entries_total"] == 1
+
+    run(case)
+
+
+# docs/protocol.md A14
+def test_what_was_given_up_is_not_missed() -> None:
+    async def case(bench: AuditBench) -> None:
+        metadata = await bench.ledger(7, B1, B2, B3, entries=50)
+        closed, version = await bench.ledgers.read(metadata.ledger)
+        await bench.ledgers.write(with_lost(closed, [EntryId(20)]), version)
+        for bookie in (B1, B2, B3):
+            del bench.bookies.at[bookie].entries[LedgerId(7), EntryId(20)]
+        candidate = bench.candidate("n1", CHECKING)
+        await later(60)
+        assert candidate.numbers["checked_ledgers_total"] == 1
+        assert await bench.marked() == {}
 
     run(case)
 

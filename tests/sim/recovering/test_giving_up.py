@@ -3,6 +3,7 @@ lost any more."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from kvstore.autorecovery.giving_up import GivingUp
 from kvstore.autorecovery.mender import Mender
 from kvstore.errors import BookieError, InvalidRequest, Unavailable
 from kvstore.meta import paths
+from kvstore.meta.lost import lost_entries
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
 from kvstore.wal.connection import AnsweredError
+from kvstore.wal.copies.copier import Copier
 from kvstore.wal.copies.pace import Pace
-from kvstore.wal.lost import lost_entries
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, P, appended, run
 from tests.sim.recovering.cases import COUNT, closed, of_a_log, recorded, until_unmarked
@@ -51,6 +53,31 @@ def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
         await bench.mark(B2)
         bench.worker()
         await until_unmarked(bench)
+
+    run(case, bookies=4)
+
+
+def test_what_was_given_up_no_leader_misses() -> None:
+    """Else its ledger would be marked and mended for ever."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        for bookie in (B1, B2, B3):
+            del bench.bookies.at[bookie].entries[LEDGER, EntryId(5)]
+        marked: list[Collection[BookieId]] = []
+
+        async def mark(_: LedgerId, bookies: Collection[BookieId]) -> None:
+            marked.append(bookies)
+
+        pace = Pace(bench.env.clock, 1 << 20)
+        leaders = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], mark=mark, pace=pace)
+        leaders.start()
+        await bench.pass_time(5)
+        assert marked == [{B1, B2, B3}]
+        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        assert (loss.text, mended.is_whole) == ("5", True)
+        await bench.pass_time(60)
+        assert (len(marked), leaders.lacking) == (1, {})
 
     run(case, bookies=4)
 

@@ -226,6 +226,22 @@ def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
     run(case, bookies=4)
 
 
+def test_nothing_more_is_copied_of_a_ledger_that_is_deleted_however_low_the_rate() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        bench.worker(bytes_per_s=10)
+        await until_begun(bench)
+        await bench.ledgers.remove(LEDGER, -1)
+        await until_unmarked(bench, within_s=3.0)
+        await bench.pass_time(1)
+        assert locks(bench) == []
+        assert len(bench.bookies.at[B4].of(LEDGER)) < COUNT
+
+    run(case, bookies=4)
+
+
 def test_who_loses_the_metadata_to_others_looks_again() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)

@@ -6,7 +6,8 @@ value := range *("," range)      range := first ["-" last]      rising, in decim
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from kvstore.types import EntryId, LedgerMetadata
@@ -27,10 +28,22 @@ def lost_entries(metadata: LedgerMetadata) -> list[range]:
     return found
 
 
+def given_up(metadata: LedgerMetadata) -> Callable[[EntryId], bool]:
+    """A function that says of an entry whether it was given up. There may be very many of them."""
+    lost = sorted(lost_entries(metadata), key=lambda part: part.start)
+    firsts = [part.start for part in lost]
+
+    def is_given_up(entry: EntryId) -> bool:
+        at = bisect_right(firsts, entry)
+        return at > 0 and entry in lost[at - 1]
+
+    return is_given_up
+
+
 def without_lost(metadata: LedgerMetadata, entries: Collection[EntryId]) -> frozenset[EntryId]:
     """Those of the entries that were not given up."""
-    lost = lost_entries(metadata)
-    return frozenset(each for each in entries if not any(each in part for part in lost))
+    is_given_up = given_up(metadata)
+    return frozenset(each for each in entries if not is_given_up(each))
 
 
 def with_lost(metadata: LedgerMetadata, entries: Iterable[EntryId]) -> LedgerMetadata:

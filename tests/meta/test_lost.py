@@ -2,8 +2,8 @@
 
 import pytest
 
+from kvstore.meta.lost import LOST_KEY, lost_entries, with_lost, without_lost
 from kvstore.types import EntryId
-from kvstore.wal.lost import LOST_KEY, lost_entries, with_lost, without_lost
 from tests.wal.ledgers import e, ledger
 
 

@@ -1,0 +1,268 @@
+"""Who stands in the way of a repair, and for how long: bookies that are registered and of no use, entries that nobody
+has, locks whose release was not heard of (docs/protocol.md, A10)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from kvstore.autorecovery.giving_up import GivingUp
+from kvstore.autorecovery.mender import Mender
+from kvstore.autorecovery.mending import PATIENCE
+from kvstore.errors import BookieError, MetadataUnavailable
+from kvstore.meta import paths
+from kvstore.meta.lost import lost_entries
+from kvstore.meta.memory import MemoryStore
+from kvstore.proto.availability import HeldEntries
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from kvstore.wal.copies import copying
+from kvstore.wal.copies.copier import Copier
+from kvstore.wal.copies.pace import Pace
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Bench, FrozenStore, appended, run
+from tests.sim.recovering.cases import COUNT, Copies, closed, locks, recorded, until, until_unmarked
+
+pytestmark = pytest.mark.sim
+
+
+def dumb(bench: Bench, *bookies: BookieId) -> set[BookieId]:
+    """Registered bookies that do not say what they have, until they are taken out of the set."""
+    list_of, found = bench.bookies.entries, set(bookies)
+
+    async def entries(bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+        if bookie in found:
+            raise BookieError(f"{bookie} does not say what it has")
+        return await list_of(bookie, ledger)
+
+    bench.bookies.entries = entries  # type: ignore[method-assign]
+    return found
+
+
+def test_a_damaged_bookie_that_does_not_answer_keeps_no_lost_one_from_being_replaced() -> None:
+    """There is one good copy of each entry left: it must not wait for a disk that hangs."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.at[B2].entries.clear()
+        bench.bookies.stop(B3)
+        await bench.mark(B2, B3)
+        hanging = dumb(bench, B2)
+        bench.worker()
+        await bench.pass_time(10)
+        assert await recorded(bench) == (B1, B2, B4)
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
+        assert await bench.is_marked(), "B2 lacks copies still"
+        hanging.clear()
+        await until_unmarked(bench)
+        assert bench.bookies.at[B2].of(LEDGER) == list(range(COUNT))
+
+    run(case, bookies=4)
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_bookie_that_takes_no_copies_keeps_no_lost_one_from_being_replaced(is_marked: bool) -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        for entry in (0, 7):
+            del bench.bookies.at[B2].entries[LEDGER, EntryId(entry)]
+        bench.bookies.stop(B3)
+        copies = Copies(bench)
+        copies.refusing.add(B2)
+        await bench.mark(B3, *([B2] if is_marked else []))
+        bench.worker()
+        await bench.pass_time(10)
+        assert await recorded(bench) == (B1, B2, B4)
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
+        assert await bench.is_marked(), "B2 lacks copies still"
+        copies.refusing.clear()
+        await until_unmarked(bench)
+        assert bench.bookies.at[B2].of(LEDGER) == list(range(COUNT))
+        assert set(copies.made.values()) == {1}
+
+    run(case, bookies=4)
+
+
+def test_a_bookie_of_apaches_whose_copies_cannot_be_read_keeps_no_lost_one_from_being_replaced() -> None:
+    """Of such a one the copies are read, since it lists what it cannot read as well."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B2, B3)
+        bench.bookies.at[B2].is_silent = True
+        bench.worker()
+        await bench.pass_time(60)
+        assert await recorded(bench) == (B1, B2, B4)
+        assert await bench.is_marked()
+        bench.bookies.at[B2].is_silent = False
+        await until_unmarked(bench)
+
+    run(case, bookies=4)
+
+
+def test_a_newcomer_that_does_not_say_what_it_has_is_passed_over_in_the_end() -> None:
+    """Each attempt draws the same one, so that what was copied is found again."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        asked: list[BookieId] = []
+        list_of = bench.bookies.entries
+
+        async def entries(bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+            asked.append(bookie)
+            if bookie == next(each for each in asked if each in (B4, B5)):
+                raise BookieError(f"{bookie} does not say what it has")
+            return await list_of(bookie, ledger)
+
+        bench.bookies.entries = entries  # type: ignore[method-assign]
+        await bench.mark(B3)
+        bench.worker()
+        await until_unmarked(bench, within_s=5.0 * 2**PATIENCE)
+        (useless,) = {each for each in asked if each in (B4, B5)} - set(await recorded(bench))
+        assert asked.count(useless) == PATIENCE
+
+    run(case, bookies=5)
+
+
+async def in_two_fragments(bench: Bench, count: int) -> tuple[Fragment, ...]:
+    """A closed ledger, B3 having died in the middle of its entries."""
+    metadata = LedgerMetadata(LEDGER, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), token=1)
+    await bench.ledgers.create(metadata)
+    handle = bench.handle(metadata)
+    await appended(bench, handle, count // 2)
+    bench.bookies.stop(B3)
+    await appended(bench, handle, count // 2)
+    await handle.close()
+    return (await bench.recorded()).fragments
+
+
+def forget(bench: Bench, entries: range) -> None:
+    """Nobody has these any more."""
+    for model in bench.bookies.at.values():
+        for entry in entries:
+            model.entries.pop((LEDGER, EntryId(entry)), None)
+
+
+def test_a_fragment_that_is_lost_keeps_no_other_from_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many entries of it there are."""
+
+    async def case(bench: Bench) -> None:
+        monkeypatch.setattr(copying, "UNREADABLE_MAX", 10)
+        _, second = await in_two_fragments(bench, 80)
+        (newcomer,) = {B4, B5}.intersection(second.ensemble)
+        (spare,) = {B4, B5} - {newcomer}
+        forget(bench, range(second.first))
+        bench.bookies.stop(newcomer)
+        await bench.mark(B3, newcomer)
+        bench.worker()
+        await until(lambda: bench.bookies.at[spare].of(LEDGER) == list(range(second.first, 80)))
+        await bench.pass_time(1)
+        before, after = (await bench.recorded()).fragments
+        assert before.ensemble == (B1, B2, B3), "nobody is named for what it does not have"
+        assert set(after.ensemble) == {B1, B2, spare}
+        assert await bench.is_marked()
+
+    run(case, bookies=5)
+
+
+def test_however_much_is_given_up_the_rest_gets_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case(bench: Bench) -> None:
+        monkeypatch.setattr(copying, "UNREADABLE_MAX", 10)
+        await closed(bench, count=80)
+        forget(bench, range(60))
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        store = MemoryStore(bench.tree)
+        mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
+        loss, mended = await GivingUp(mender, bench.marks, worker="operator").give_up(LEDGER, 1)
+        assert (loss.text, mended.is_whole, mended.reason) == ("0-59", True, "")
+        (newcomer,) = {B4, B5}.intersection(await recorded(bench))
+        assert bench.bookies.at[newcomer].of(LEDGER) == list(range(60, 80))
+        assert lost_entries(await bench.recorded()) == [range(60)]
+        assert not await bench.is_marked()
+        bench.bookies.stop(B2)
+        await bench.mark(B2)
+        bench.worker()
+        await until_unmarked(bench, within_s=10.0)
+
+    run(case, bookies=5)
+
+
+def test_what_was_given_up_wants_no_room_on_a_full_disk() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        forget(bench, range(3, 4))
+        bench.bookies.at[B2].is_readonly = True
+        store = MemoryStore(bench.tree)
+        mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
+        loss, mended = await GivingUp(mender, bench.marks, worker="operator").give_up(LEDGER, 1)
+        assert (loss.text, mended.is_whole, mended.reason) == ("3", True, "")
+
+    run(case, bookies=4)
+
+
+class NoReleases(FrozenStore):
+    """A session whose locks cannot be given back, until it `heals`."""
+
+    heals = False
+
+    async def delete(self, path: str, version: int) -> None:
+        if not self.heals and path.startswith(f"{paths.MARK_LOCKS}/"):
+            raise MetadataUnavailable("no connection just now")
+        await super().delete(path, version)
+
+
+def test_a_lock_that_could_not_be_given_back_is_not_kept_for_a_whole_round() -> None:
+    """At a low rate a round takes hours, and meanwhile nobody else could have the ledger."""
+
+    async def case(bench: Bench) -> None:
+        ledgers = [LedgerId(LEDGER + number) for number in range(20)]
+        for ledger in ledgers:
+            await closed(bench, ledger)
+        bench.bookies.stop(B3)
+        for ledger in ledgers:
+            await bench.mark(B3, ledger=ledger)
+        store = NoReleases(bench.tree)
+        worker = bench.worker(store=store, bytes_per_s=200)
+        left = set(ledgers)
+        while len(left) > 19:
+            await bench.pass_time(0.1)
+            left = {each for each in ledgers if await bench.is_marked(each)}
+        (done,) = set(ledgers) - left
+        assert paths.mark_lock(done) in locks(bench)
+        store.heals = True
+        await until(lambda: paths.mark_lock(done) not in locks(bench), within_s=20.0)
+        assert len([each for each in ledgers if await bench.is_marked(each)]) > 10, "it is the same round still"
+        await until_unmarked(bench, *ledgers)
+        await bench.pass_time(5)
+        assert (locks(bench), worker.statistics()["ledgers_mended"] >= 19) == ([], True)
+
+    run(case, bookies=4)
+
+
+def test_a_crowded_ledger_costs_no_bookie_its_place_that_is_restarted_just_then() -> None:
+    """Whose copies are to be spread out the leader says: a mark of nobody would mean everybody who is not there."""
+
+    async def case(bench: Bench) -> None:
+        for bookie, zone in zip((B1, B2, B3, B4, B5), "aabcd", strict=True):
+            bench.bookies.at[bookie].zone = zone
+        await closed(bench)
+        marked: list[frozenset[BookieId]] = []
+
+        async def mark(ledger: LedgerId, bookies: Collection[BookieId]) -> None:
+            marked.append(frozenset(bookies))
+            await bench.mark(*bookies)
+
+        pace = Pace(bench.env.clock, 1 << 20)
+        Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], mark=mark, pace=pace).start()
+        await until(lambda: bool(marked))
+        (leaving,) = marked[0]
+        assert leaving in (B1, B2)
+        bench.bookies.stop(B3)
+        bench.worker()
+        await until_unmarked(bench)
+        assert B3 in await recorded(bench), "it was only restarted"
+        assert leaving not in await recorded(bench)
+
+    run(case, bookies=5)
