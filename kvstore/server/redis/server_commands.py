@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from itertools import zip_longest
 from random import Random
 from typing import Any, Protocol
 
@@ -22,13 +21,13 @@ from kvstore.ring.hashing import TOKENS
 from kvstore.ring.ring import Ring
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, network_of
-from kvstore.server.redis import replies, session, tools
+from kvstore.server.redis import replies, scan_words, session, tools
 from kvstore.server.redis.cluster import cluster
 from kvstore.server.redis.commands import FROM_BROWSERS
 from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.gate import NOAUTH_HELLO, Gate
 from kvstore.server.redis.gather import REPLY_BYTES_MAX
-from kvstore.server.redis.plans import CommandError, Plan, check_key, check_pattern, integer
+from kvstore.server.redis.plans import CommandError, Plan, check_key, check_pattern
 from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
 from kvstore.server.redis.rewrites import REWRITES, Ask
@@ -44,9 +43,7 @@ WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET", b"WA
 """What is not queued in a transaction."""
 KEYS_MAX = 100_000
 """KEYS of a larger store is refused: it would hold all of them in memory at once."""
-SCAN_COUNT_MAX = 10_000
 _SLOW_LOG = "SLOWLOG has GET [count], LEN and RESET here: `kvstore node slow-log` has more of each"
-_CURSOR_MAX = (1 << 64) - 1
 
 Words = list[bytes]
 
@@ -131,8 +128,8 @@ def reply_bytes(pipeline: Performer, name: str, words: Words) -> int:
         case "SETRANGE" | "INCRBYFLOAT" | "RENAME" | "RENAMENX" | "COPY" | "EVAL" | "EVALSHA":
             return VALUE_BYTES_MAX
         case "SCAN":
-            _cursor(words)
-            return 2 * min(_scan_options(words[2:])[0] * KEY_BYTES_MAX, keys.SCAN_BYTES_MAX)
+            scan_words.cursor_of(words)
+            return 2 * min(scan_words.options_of(words[2:])[0] * KEY_BYTES_MAX, keys.SCAN_BYTES_MAX)
         case _:
             return 0
 
@@ -244,7 +241,8 @@ def _info(pipeline: Performer, words: Words) -> None:
         if session.wants_section(words, "Keyspace") and _may_count(pipeline):
             with suppress(StoreError):  # what has no replica that answers keeps nobody from the rest
                 there = await keys.count_keys(server.ask, lambda: server.ring, Level.STALE)
-                told = {**told, "Keyspace": {"db0": f"keys={there}"}}
+                if _may_count(pipeline):  # still
+                    told = {**told, "Keyspace": {"db0": f"keys={there}"}}
         return session.info(words, told)
 
     pipeline.run_alone(work())
@@ -350,8 +348,8 @@ def _keys(pipeline: Performer, words: Words) -> None:
 
 
 def _scan(pipeline: Performer, words: Words) -> None:
-    cursor = _cursor(words)
-    count, pattern, wants_strings = _scan_options(words[2:])
+    cursor = scan_words.cursor_of(words)
+    count, pattern, wants_strings = scan_words.options_of(words[2:])
 
     async def work() -> bytes:
         server, matches = pipeline.server, keys.matcher(pattern)
@@ -447,29 +445,6 @@ def _eval(pipeline: Performer, words: Words) -> None:
 def _cluster(pipeline: Performer, words: Words) -> bytes:
     server = pipeline.server
     return cluster(words, server.backend.topology.servers, server.id, pipeline.session.protocol)
-
-
-def _cursor(words: Words) -> int:
-    if not words[1].isdigit() or len(words[1]) > 20 or int(words[1]) > _CURSOR_MAX:
-        raise CommandError("ERR invalid cursor")
-    return int(words[1])
-
-
-def _scan_options(words: Words) -> tuple[int, bytes, bool]:
-    count, pattern, wants_strings = 10, b"*", True
-    for option, value in zip_longest(words[::2], words[1::2]):
-        match option.upper() if value is not None else b"":
-            case b"COUNT":
-                count = min(integer(value), SCAN_COUNT_MAX)
-                if count < 1:
-                    raise CommandError("ERR syntax error")
-            case b"MATCH":
-                pattern = check_pattern(value)
-            case b"TYPE":
-                wants_strings = value.lower() == b"string"
-            case _:
-                raise CommandError("ERR syntax error")
-    return count, pattern, wants_strings
 
 
 def _hang_up(pipeline: Performer, words: Words) -> None:
