@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -83,8 +84,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 T = TypeVar("T")
 SERVER_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 15.0
-"""For the metadata store, where nothing can stand in for it."""
+PATIENCE_S = 5.0
+"""For the metadata store, until a command says that it is away."""
+LOOK_S = 1.0
+"""Of these, to find out which of its hosts take connections at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,56 +168,59 @@ def metadata_tls() -> Tls | None:
 
 
 def with_tools(
-    data_dir: Path,
-    zookeeper: str | None,
-    work: Callable[[Tools], Awaitable[T]],
-    server: str | None = None,
-    *,
-    patience_s: float = CONNECT_TIMEOUT_S,
+    data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]], server: str | None = None
 ) -> T:
-    """Run `work` connected to the cluster's metadata, which is waited for `patience_s`. Raises StoreError."""
+    """Run `work` connected to the cluster's metadata, which is waited for PATIENCE_S. Raises StoreError."""
     from kvstore.env.real import run
 
     address = zookeeper_of(data_dir, zookeeper, server)
-    _refuse_if_nobody_listens(address)
 
     async def main() -> T:
-        async with _tools(address, patience_s) as tools:
+        async with _tools(await _reachable(address)) as tools:
             return await work(tools)
 
     return run(main())
 
 
-def _refuse_if_nobody_listens(address: str) -> None:
-    """The driver would go on trying. Raises Unavailable if every host says that nothing listens on its port."""
+async def _reachable(address: str) -> str:
+    """The address without the hosts that take no connection: the driver would spend its time on them, and there is
+    little. All of them where none does, but has not said so either. Raises Unavailable if every host says that nothing
+    listens on its port: the driver would go on trying."""
     from kvstore.meta.address import parse
 
     found = parse(address)
-    if all(map(_refuses, found.hosts)):
+    answers = await asyncio.gather(*map(_takes_connections, found.hosts))
+    if not any(answer is not False for answer in answers):
         raise Unavailable(
             f"no {found.kind.shown} listens at {','.join(found.hosts)}; is the cluster up? (`kvstore status`)"
         )
+    hosts = [host for host, answer in zip(found.hosts, answers, strict=True) if answer]
+    return address.replace(",".join(found.hosts), ",".join(hosts)) if hosts else address
 
 
-def _refuses(address: str) -> bool:
+async def _takes_connections(address: str) -> bool | None:
+    """Whether something listens there; None if that cannot be told in time."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=SERVER_TIMEOUT_S).close()
+        async with asyncio.timeout(LOOK_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except (ConnectionRefusedError, socket.gaierror):
-        return True
-    except OSError:
         return False
-    return False
+    except OSError:  # also TimeoutError
+        return None
+    writer.close()
+    return True
 
 
 @asynccontextmanager
-async def _tools(address: str, patience_s: float) -> AsyncIterator[Tools]:
+async def _tools(address: str) -> AsyncIterator[Tools]:
     from kvstore.env.real import real_env
     from kvstore.meta.connect import connect
     from kvstore.meta.login import metadata_login_of_environment
 
     env = real_env(Path.cwd(), name="tool", tls=tls_of_environment())
-    store = await connect(address, tls=metadata_tls(), login=metadata_login_of_environment(), timeout_s=patience_s)
+    login, timeout_s = metadata_login_of_environment(), PATIENCE_S - LOOK_S
+    store = await connect(address, tls=metadata_tls(), login=login, timeout_s=timeout_s)
     try:
         yield Tools(env, store)
     finally:

@@ -3,16 +3,17 @@ nodes while that is away."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring_changes import read_loads, register_changes
 from kvstore.cli.ring_views import loads_document
-from kvstore.cli.status.known import from_store_or_servers
+from kvstore.cli.status.known import by_servers_or_store, from_store_or_servers
 from kvstore.errors import ConfigError, NoSuchNode, StoreError
 from kvstore.meta import paths
 from kvstore.partition.election.leader_znode import Claims
@@ -114,12 +115,21 @@ def locate(
 ) -> None:
     """Show where a key stands: its token, its partition, that partition's leader."""
 
+    token = token_of(key.encode("utf-8", "surrogateescape"))
+
+    def ask(stub: Any, timeout_s: float) -> dict[str, Any]:
+        from kvstore.proto.admin_pb2 import RingRequest
+
+        ring = stub.Ring(RingRequest(), timeout=timeout_s)
+        # Behind the last token the ring begins again.
+        owner = ring.partitions[ring.owners[bisect_left(ring.tokens, token) % len(ring.owners)]]
+        return {"token": token, "partition": owner.id, "leader": owner.leader or None}
+
     async def read(tools: Tools) -> dict[str, Any]:
-        token = token_of(key.encode("utf-8", "surrogateescape"))
         partition = (await read_ring(tools)).owner_of(token)
         return {"token": token, "partition": partition, "leader": await _leader(tools, partition)}
 
-    found = with_tools(data_dir, zookeeper, read, server)
+    found = by_servers_or_store((data_dir, zookeeper, server), ask, read)
     print(as_json(found) if json else as_table([found]))
 
 

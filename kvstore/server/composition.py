@@ -19,7 +19,7 @@ from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.damage import DamageReports
 from kvstore.autorecovery.worker import Worker
 from kvstore.bookie import Bookie, BookieConfig, refuse_to_strand
-from kvstore.env import Env
+from kvstore.env import Env, Stream
 from kvstore.env.secret import ClusterSecret
 from kvstore.env.slow_log import SlowLog
 from kvstore.meta.bookies import BookieView
@@ -47,6 +47,7 @@ from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine,
 from kvstore.server.ledger_passwords import made_with, password_of
 from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import NAMESPACES, Keeper
+from kvstore.server.peer.identity import is_named
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
@@ -160,7 +161,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
             connections_max=config.limits.bookie_connections_max,
             **{each.name: getattr(config.storage, each.name) for each in fields(config.storage)},
         )
-        bookie = Bookie(env, of_bookie, store, made_with(node.secret), node.access.is_user)
+        bookie = Bookie(env, of_bookie, store, made_with(node.secret), partial(_is_no_client_of_bookies, node))
         node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
     else:
@@ -200,6 +201,13 @@ def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pa
         node.worker = Worker(node.env, node.store, ports, settings, pace, name=name)
         node.worker.start()
         stack.push_async_callback(node.worker.close)
+
+
+# docs/protocol.md B33
+def _is_no_client_of_bookies(node: Node, stream: Stream) -> bool:
+    """Whether who connects shows a certificate of a user, or of nobody who has business at a bookie."""
+    certificate, wanted = stream.get_extra_info("peercert"), node.config.bookie_clients
+    return node.access.is_user(stream) or bool(certificate and wanted and not is_named(certificate, wanted))
 
 
 def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:

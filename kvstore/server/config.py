@@ -123,6 +123,10 @@ class NodeConfig:
     bookie_id: str = ""
     """The id of its bookie as `host:port`, where Apache's clients and tools want it so; empty: the node's id and an
     incarnation. Of a bookie that has stored something it cannot be changed."""
+    bookie_clients: tuple[str, ...] = ()
+    """Whom its bookie lets in where `[tls] verify_clients` holds, by names of their certificates, common or
+    alternative: `n1`, `*.kv.internal`. Give it the names of all nodes, and of the tools that read ledgers. Empty:
+    everybody whose certificate names no user."""
     resp: str = "127.0.0.1:6401"
     """Where Redis clients, and other servers, connect."""
     grpc: str = "127.0.0.1:7401"
@@ -196,6 +200,8 @@ class NodeConfig:
             faults += [
                 f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self._requires_tls)
             ]
+        if self.bookie_clients and not self.tls.verify_clients:
+            faults.append("bookie_clients: want [tls] verify_clients, which has clients show a certificate at all")
         if "bookie" in self.beyond and not self.tls.verify_clients and self.tls.serves:
             faults.append(
                 f"bookie: {self.bookie} is not loopback and knows no users: whoever reaches it reads every entry; want "

@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -118,6 +119,14 @@ class Process:
     def leaderless(self) -> list[PartitionId]:
         return self.node.leaderless() if self.node is not None else []
 
+    def own_names(self) -> set[str]:
+        """The hosts by which clients and other nodes know this one and the others, and the machine itself: a proxy or a
+        tunnel on one machine may lead to another node."""
+        own = {self._config.told(self._config.http), self._config.http}
+        others = self.node.dispatcher.topology.servers.values() if self.node is not None else ()
+        hosts = {each.rpartition(":")[0].lower() for each in (*own, *(other.http for other in others))}
+        return hosts | {socket.gethostname().lower()}
+
     def status(self) -> dict[str, Any]:
         if self.node is None:
             return {"id": self._config.id, "pid": os.getpid(), "not_ready": self.not_ready()}
@@ -162,6 +171,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
         wants_certificate=wants_certificate,
         connections_max=config.limits.http_connections_max,
     )
+    http.own_names = process.own_names
     if config.tls.admits_plain:
         log.warning("[tls] mode is prefer: connections without TLS are let in, and made where others have none")
     await http.open(config.http)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.cli.ring import locate
 from kvstore.cli.status import known
 from kvstore.errors import MetadataUnavailable, NoSuchLedger, PermissionDenied, StoreError, Unavailable
+from kvstore.proto.admin_pb2 import RingRequest, RingResponse
+from kvstore.ring import token_of
+from kvstore.ring.builder import new_ring
+from kvstore.types import PartitionId, ServerId
 
 HERE = Path("data")
 
@@ -58,3 +64,26 @@ def test_servers_that_are_named_and_do_not_answer_are_the_end(monkeypatch: pytes
 
 def test_a_metadata_store_that_is_named_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result_of(monkeypatch, (HERE, "zk:2181", None), "from a server") == "from the store"
+
+
+def test_a_server_tells_where_a_key_stands_as_its_ring_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the metadata store: keys before the first token of the ring and behind the last as well."""
+    names = [PartitionId(f"p{number}") for number in range(3)]
+    ring = new_ring(names, {ServerId("n1"): ""}, 1)
+    answer = RingResponse(tokens=ring.tokens.keys(), owners=[names.index(each) for each in ring.tokens.values()])
+    for each in names:
+        answer.partitions.add(id=each, leader="n1" if each == "p0" else "")
+
+    class Stub:
+        def Ring(self, request: RingRequest, timeout: float) -> RingResponse:
+            return answer
+
+    monkeypatch.setattr(known, "ask_admin", lambda data_dir, metadata, server, work, timeout_s: work(Stub(), 1.0))
+    keys = sorted((f"key{number}" for number in range(200)), key=lambda key: token_of(key.encode()))
+    for key in (keys[0], *keys[1:-1:20], keys[-1]):
+        locate(key, HERE, None, "n1:7401", json=True)
+        owner = ring.partition_of(key.encode())
+        told = {"token": token_of(key.encode()), "partition": owner, "leader": "n1" if owner == "p0" else None}
+        assert json.loads(capsys.readouterr().out) == told

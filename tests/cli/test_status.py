@@ -223,7 +223,6 @@ class Cluster:
         self.session, self.answers, self.read = session, answers, 0
         self.is_gone = False
         """The store is, and no server has noticed yet."""
-        self.patience_s = 0.0
         monkeypatch.setattr(known, "ask_admin", self._ask)
         monkeypatch.setattr(known, "cluster_report", self._report)
         monkeypatch.setattr(known, "with_tools", self._with_tools)
@@ -242,9 +241,8 @@ class Cluster:
         report.ring.age_s = 34.0
         return report
 
-    def _with_tools(self, *_: Any, patience_s: float = 15.0) -> str:
+    def _with_tools(self, *_: Any) -> str:
         self.read += 1
-        self.patience_s = patience_s
         if self.session != "connected" or self.is_gone:
             raise MetadataUnavailable("no ZooKeeper answers")
         return "store"
@@ -281,7 +279,6 @@ def test_a_store_that_goes_while_it_is_read_is_away_too(monkeypatch: pytest.Monk
     cluster = Cluster(monkeypatch, session="connected")
     cluster.is_gone = True
     assert cluster.ask() == "told by n1"
-    assert cluster.patience_s == known.STORE_S, "who can be told otherwise does not wait long"
     cluster.answers = False
     with pytest.raises(Unavailable, match=r"no ZooKeeper answers.*nor can servers: no server can be reached"):
         cluster.ask()
@@ -291,7 +288,6 @@ def test_a_store_that_is_named_is_asked_and_nobody_else(monkeypatch: pytest.Monk
     cluster = Cluster(monkeypatch, session="suspended")
     with pytest.raises(MetadataUnavailable):
         cluster.ask("zk:2181")
-    assert cluster.patience_s == 15.0
 
 
 @pytest.mark.parametrize(

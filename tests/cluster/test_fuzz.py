@@ -82,7 +82,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
 
 REDIS = b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$5\r\nvalue\r\n*2\r\n$3\r\nGET\r\n$3\r\nkey\r\nPING\r\nHELLO 3\r\n"
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-HTTP = b"GET / HTTP/1.1\r\nHost: x\r\nAccept: text/html\r\n\r\n"
+HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n"
 
 
 def bookie_frames(rng: random.Random) -> bytes:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -74,6 +77,20 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
         assert cluster.http(node, "/readyz") == cluster.http(node, "/clusterz") == b"ok\n"
         assert b"kvstore_server_resp_commands_total" in cluster.http(node, "/metrics")
         assert cluster.status(node)["id"] == node
+
+
+def test_a_page_whose_name_points_here_is_told_nothing_but_health(cluster: Cluster) -> None:
+    """Nobody is asked who he is; the machine's own name and addresses are right."""
+    host, port = cluster.address("n1", "http")
+
+    def status(path: str, name: str) -> int:
+        with closing(HTTPConnection(host, port, timeout=30)) as connection:
+            connection.request("GET", path, headers={"Host": f"{name}:{port}"})
+            return connection.getresponse().status
+
+    for path in ("/", "/ui", "/metrics", "/v1/cluster"):
+        assert [status(path, name) for name in ("evil.example", "localhost", socket.gethostname())] == [403, 200, 200]
+    assert status("/healthz", "evil.example") == 200
 
 
 def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(cluster: Cluster) -> None:

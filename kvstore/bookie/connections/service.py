@@ -74,9 +74,9 @@ class BookieService:
         self.log.say(logging.WARNING, "a client without TLS was refused; it has to begin with START_TLS")
 
     def refused_user(self) -> None:
-        """Note that one of the cluster's users has come, who has no business here."""
+        """Note that somebody has come who has no business here by his certificate: a user, or one of no node."""
         self.storage.statistics.refused_user += 1
-        self.log.say(logging.WARNING, "a client with a user's certificate was refused: users go to servers")
+        self.log.say(logging.WARNING, "a client was refused by its certificate: it is a user's, or names no node")
 
     def close(self) -> None:
         """End all connections at once, and those that are in their handshake when it is over; what they wait for is

@@ -19,8 +19,6 @@ ASK_S = 4.0
 """For one server."""
 LEDGERS_S = 20.0
 """For a page of ledgers, each of which the server reads."""
-STORE_S = 5.0
-"""For the metadata store, where servers can stand in for it."""
 Where = tuple[Path, str | None, str | None]
 """--data-dir, --metadata, --server."""
 
@@ -43,7 +41,7 @@ def from_store_or_servers(where: Where, work: Callable[[Tools], Awaitable[T]], t
         return with_tools(data_dir, metadata, work)  # by its address, which only it can be asked at
     if _is_store_there(where):
         try:
-            return with_tools(data_dir, None, work, server, patience_s=STORE_S)
+            return with_tools(data_dir, None, work, server)
         except (MetadataError, Unavailable) as error:
             why = str(error)
     else:

@@ -185,12 +185,16 @@ class Session:
         self.client.drop_connection()
 
     async def close(self) -> None:
-        """End the session. Waits for the server's confirmation, but not for long: the session expires in any case."""
+        """End the session. Waits for the server's confirmation, but not for long: the session expires in any case.
+        Where there is none nobody confirms anything, so who could not connect is not kept waiting."""
         self._is_closing = True
+        had_session = self.id != 0
         self._become(SessionState.LOST, 0)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._dispose(self.client)
+        done = self._dispose(self.client)
+        if had_session:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await done
 
     def _dispose(self, client: GuardedClient) -> asyncio.Future[None]:
         """Stop a client in a thread of its own: it blocks until kazoo's threads have ended, however long that takes."""

@@ -8,12 +8,10 @@ every wait for him has an end.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -38,7 +36,6 @@ from kvstore.proto.page_token import PageToken
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.access.identities import Identity
 from kvstore.server.access.needs import HTTP_NEEDS, admin
-from kvstore.server.config import is_loopback
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.gateway import answers, bodies, requests, routes
 from kvstore.server.gateway.answers import Told, WithStatus
@@ -71,8 +68,6 @@ GONE = (ConnectionError, web.RequestPayloadError)
 class Doorman(Protocol):
     """Finds out who asks: kvstore.server.access.http_doorman.HttpDoorman."""
 
-    @property
-    def is_on(self) -> bool: ...
     async def identify(self, request: web.BaseRequest) -> Identity: ...
     def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend: ...
     def refused(self, identity: Identity | None, request: web.BaseRequest, call: str, error: StoreError) -> None: ...
@@ -153,8 +148,6 @@ class Gateway:
             route, key = _route_of(path, request)
             if self._is_closing:
                 raise Unavailable("the node stops; ask another one")
-            if not self._doorman.is_on:
-                self._check_name(request)
             if route.answer is Answer.EVENTS:
                 with self._room.watch():
                     return await self._watch(request, route, query)
@@ -167,24 +160,6 @@ class Gateway:
             if route is not None:
                 self._measure(route, "", began)
             return await _send(request, answers.failed(error))
-
-    def _check_name(self, request: web.BaseRequest) -> None:
-        """Raises PermissionDenied for a request from this machine that takes it for a machine of another name. Where
-        nobody is asked who he is, a page whose name its owner lets point here would be one of this server's own."""
-        said = request.headers.get("Host")
-        if said is None or not is_loopback(request.remote or ""):
-            return
-        try:
-            host = urlsplit(f"//{said}").hostname or ""
-        except ValueError:
-            host = ""
-        if is_loopback(host) or _is_address(host):
-            return
-        known = {each.http.rpartition(":")[0] for each in self._backend.topology.servers.values()}
-        if host not in known:
-            raise PermissionDenied(
-                f"want this machine's address or localhost in Host while access control is off, got {said[:60]!r}"
-            )
 
     def _measure(self, route: Route, key: str, began: float) -> None:
         if route.name not in self._histograms:
@@ -429,14 +404,6 @@ def _check_coding(request: web.BaseRequest) -> None:
     codings = [each.strip() for line in request.headers.getall("Transfer-Encoding", []) for each in line.split(",")]
     if [each.lower() for each in codings if each] not in ([], ["chunked"]):
         raise WithStatus(501, f"want no Transfer-Encoding but chunked, got {', '.join(codings)[:60]!r}")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _call_of(route: Route) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -21,12 +21,13 @@ from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
 from kvstore.env.beat import Beat
-from kvstore.errors import Unavailable
-from kvstore.server.gateway.answers import failed
+from kvstore.errors import PermissionDenied, StoreError, Unavailable
+from kvstore.server.gateway.answers import COMMON, failed
 from kvstore.server.gateway.requests import path_and_query
 from kvstore.server.gateway.routes import PREFIX, TEMPLATES
 from kvstore.server.http.exposition import exposition
 from kvstore.server.http.metrics import Statistics, metrics_of
+from kvstore.server.http.own_names import check_name
 from kvstore.server.http.page import page_of
 from kvstore.server.ui.dashboard import Dashboard
 
@@ -68,6 +69,11 @@ class Shown(Protocol):
 
 class Doorman(Protocol):
     """Finds out who asks, and whether he may: kvstore.server.access.http_doorman.HttpDoorman."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is asked who he is."""
+        ...
 
     async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
         """The answer to a request that may not be done; None if it may."""
@@ -111,6 +117,8 @@ class HttpDoor:
         """None while the node starts or stops, and on nodes that are no servers."""
         self.doorman: Doorman | None = None
         """Without one nobody is asked who he is; then only health is told, and that the node starts."""
+        self.own_names: Callable[[], Collection[str]] = tuple
+        """Gives the hosts by which the node is known, in lower case; addresses and localhost need not be among them."""
         self.dashboard: Dashboard | None = None
         """None while the node starts or stops, and on nodes that are no servers."""
         self.traced: Traced | None = None
@@ -163,6 +171,11 @@ class HttpDoor:
         return await self.traced.answer(request, self._page)
 
     async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path not in HEALTH and (self.doorman is None or not self.doorman.is_on):
+            try:
+                check_name(request.headers.get("Host"), request.remote or "", self.own_names())
+            except PermissionDenied as error:
+                return _told(error)
         # As it came: a key with `..` in it is none of the pages that it would lead to.
         if path_and_query(request.raw_path)[0].startswith(PREFIX):
             return await self._through_gateway(request)
@@ -185,10 +198,7 @@ class HttpDoor:
         if (refusal := self._refusal_without_certificate(request)) is not None:
             return refusal
         if self.gateway is None:
-            told = failed(Unavailable("no gateway here: the node starts or stops, or is no server"))
-            return web.Response(
-                status=told.status, body=told.body, headers=told.headers, content_type=told.content_type
-            )
+            return _told(Unavailable("no gateway here: the node starts or stops, or is no server"))
         return await self.gateway.answer(request)
 
     def _refusal_without_certificate(self, request: web.BaseRequest) -> web.Response | None:
@@ -239,6 +249,12 @@ class HttpDoor:
 
     def _metrics(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=self._measured.take(), content_type="text/plain", charset="utf-8")
+
+
+def _told(error: StoreError) -> web.Response:
+    told = failed(error)
+    headers = {**COMMON, **told.headers}
+    return web.Response(status=told.status, body=told.body, headers=headers, content_type=told.content_type)
 
 
 def _ok_unless(faults: Sequence[str]) -> web.Response:

@@ -95,7 +95,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "bookie_refused_user": (
         "bookie_refused_user_total",
-        "Connections refused since they showed the certificate of a user of the cluster.",
+        "Connections refused by their certificate: a user's, or none of `bookie_clients`.",
     ),
     "bookie_refused_digest": (
         "bookie_refused_digest_total",

@@ -3,6 +3,11 @@
 How large a value is shows when it has been read. So only so many operations of a partition that may bring values are
 begun, fewer while values are large, and what comes behind them waits; other partitions' do not. While the other server
 does not take its answers nothing is begun.
+
+One link has the operations of all clients of that server. So that who asks for much and takes little keeps few of the
+others waiting, three kinds of operations wait apart: writes, and what brings no value; reads of one key; and scans, and
+reads of keys whose values were large when they were read last. Writes keep their order among each other, which is what
+clients are promised (docs/protocol.md M15); reads have none.
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.types import PartitionId
 
 VALUES_MAX, VALUES_LARGE_MAX = 128, 16
-"""Values of one partition that may be on their way to one server; the second while they are large."""
+"""Values of one partition and kind that may be on their way to one server; the second while they are large."""
 LARGE_BYTES = 64 << 10
+LARGE_KEYS_MAX = 2_048
+"""Keys of one partition of which is remembered that their values are large."""
 OPERATION_TIMEOUT_S = 5.0
 """How long a server waits for an operation that another one leads."""
 _BATCH_VALUES_MAX = 16
@@ -26,17 +33,41 @@ Waiting = tuple[PartitionId, Op, int, int, int]
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _RETURN_OLD = int(Flag.RETURN_OLD)
+_SCANS = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.SCAN_TOKENS)))
+"""They bring as much as they may, and keep no order."""
+
+
+class _Queue:
+    """The operations of one kind, of one partition."""
+
+    __slots__ = ("line", "values", "values_max", "waiting")
+
+    def __init__(self, line: _Line) -> None:
+        self.line = line
+        self.waiting: deque[Waiting] = deque()
+        self.values = 0
+        self.values_max = VALUES_MAX
 
 
 class _Line:
     """The operations of one partition."""
 
-    __slots__ = ("values", "values_max", "waiting")
+    __slots__ = ("large", "large_keys", "queues", "reads", "writes")
 
     def __init__(self) -> None:
-        self.waiting: deque[Waiting] = deque()
-        self.values = 0
-        self.values_max = VALUES_MAX
+        self.writes, self.reads, self.large = _Queue(self), _Queue(self), _Queue(self)
+        self.queues = (self.writes, self.reads, self.large)
+        self.large_keys: dict[bytes, None] = {}
+        """Those whose values were large when they were read last."""
+
+    def note_size(self, key: bytes, *, is_large: bool) -> None:
+        """A value has been read."""
+        known = self.large_keys
+        known.pop(key, None)
+        if is_large:
+            known[key] = None
+            if len(known) > LARGE_KEYS_MAX:
+                del known[next(iter(known))]
 
 
 class Pace:
@@ -49,55 +80,71 @@ class Pace:
         self.abandoned = -1
         """What waits up to this number is wanted by nobody any more (abandoned.py)."""
         self._lines: dict[PartitionId, _Line] = {}
-        self.under_way: dict[int, tuple[_Line, int]] = {}
-        """By number, with the values that they may bring. What brings none is not in here."""
+        self.under_way: dict[int, tuple[_Queue, int, bytes]] = {}
+        """By number, with the values that they may bring, and the key of a read of one. What brings none is not in
+        here."""
 
     def arrive(self, partition: PartitionId, operations: Iterable[Waiting]) -> None:
         line = self._lines.get(partition)
         if line is None:
             line = self._lines[partition] = _Line()
-        before = len(line.waiting)
-        line.waiting.extend(operations)
-        self.waiting += len(line.waiting) - before
+        writes, reads, large = line.writes.waiting, line.reads.waiting, line.large.waiting
+        known, before = line.large_keys, len(writes) + len(reads) + len(large)
+        for each in operations:
+            op = each[1]
+            if op[0] == _GET:
+                (large if known and op[1] in known else reads).append(each)
+            else:
+                (large if op[0] in _SCANS else writes).append(each)
+        self.waiting += len(writes) + len(reads) + len(large) - before
 
     def take(self) -> Iterator[Waiting]:
-        """Take the operations that may begin now; each partition's in the order in which they came. Taken are those
-        that are asked for."""
+        """Take the operations that may begin now; each partition's of one kind in the order in which they came. Taken
+        are those that are asked for."""
         if not self.waiting or self.is_held:
             return
         for line in self._lines.values():
-            waiting = line.waiting
-            while waiting and not self.is_held:
-                _, op, number, _, _ = waiting[0]
-                code = op[0]
-                values = 1 if code == _GET else values_of(op) if code != _PUT or op[4] & _RETURN_OLD else 0
-                if values and number > self.abandoned:
-                    if line.values and line.values + values > line.values_max:
-                        break
-                    line.values += values
-                    self.under_way[number] = (line, values)
-                self.waiting -= 1
-                yield waiting.popleft()
+            for queue in line.queues:
+                waiting = queue.waiting
+                while waiting and not self.is_held:
+                    _, op, number, _, _ = waiting[0]
+                    code = op[0]
+                    values = 1 if code == _GET else values_of(op) if code != _PUT or op[4] & _RETURN_OLD else 0
+                    if values and number > self.abandoned:
+                        if queue.values and queue.values + values > queue.values_max:
+                            break
+                        queue.values += values
+                        self.under_way[number] = (queue, values, op[1] if code == _GET else b"")
+                    self.waiting -= 1
+                    yield waiting.popleft()
 
     def newest(self) -> int:
         """The number of what has come last of all that waits; 0 if nothing does."""
-        return max((line.waiting[-1][2] for line in self._lines.values() if line.waiting), default=0)
+        return max((waiting[-1][2] for waiting in self._all_waiting()), default=0)
 
     def oldest(self, heard: int) -> int:
         """How many frames of results the sender had taken in when it sent what waits here longest, or `heard`."""
-        return min((line.waiting[0][4] for line in self._lines.values() if line.waiting), default=heard)
+        return min((waiting[0][4] for waiting in self._all_waiting()), default=heard)
+
+    def _all_waiting(self) -> Iterator[deque[Waiting]]:
+        return (queue.waiting for line in self._lines.values() for queue in line.queues if queue.waiting)
 
     def end(self, number: int, size: int) -> None:
         """It is answered with a value of `size` bytes, or without one."""
         found = self.under_way.pop(number, None)
         if found is None:
             return
-        line, values = found
-        line.values -= values
+        queue, values, key = found
+        queue.values -= values
         if size > LARGE_BYTES:
-            line.values_max = VALUES_LARGE_MAX
-        elif not line.values:
-            line.values_max = min(2 * line.values_max, VALUES_MAX)
+            queue.values_max = VALUES_LARGE_MAX
+            if key:
+                queue.line.note_size(key, is_large=True)
+            return
+        if key and queue is queue.line.large:
+            queue.line.note_size(key, is_large=False)
+        if not queue.values:
+            queue.values_max = min(2 * queue.values_max, VALUES_MAX)
 
     def clear(self) -> None:
         """The connection is lost: nothing more is begun."""

@@ -6,8 +6,10 @@ client's certificate names neither, although the same authority has signed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from kvstore.server.access.certificates import common_names
 
 Certificate = Mapping[str, Any]
 """As `ssl.SSLSocket.getpeercert` gives it."""
@@ -22,6 +24,13 @@ def certificate_fault(certificate: Certificate | None, server: str, host: str | 
     if any(_covers(name, each) for name in names for each in wanted):
         return ""
     return f"its certificate is of {', '.join(names) or 'nobody'}, want {' or '.join(wanted)}"
+
+
+def is_named(certificate: Certificate | None, wanted: Iterable[str]) -> bool:
+    """Whether one of its names, common or alternative, is wanted; `*.kv.internal` wants all one label below it."""
+    names = [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+    names += common_names(certificate)
+    return any(_covers(each, name) for each in wanted for name in names)
 
 
 def host_of(address: str) -> str:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from itertools import zip_longest
 from random import Random
 from typing import Any, Protocol
 
@@ -22,13 +21,13 @@ from kvstore.ring.hashing import TOKENS
 from kvstore.ring.ring import Ring
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, network_of
-from kvstore.server.redis import replies, session, tools
+from kvstore.server.redis import replies, scan_words, session, tools
 from kvstore.server.redis.cluster import cluster
 from kvstore.server.redis.commands import FROM_BROWSERS
 from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.gate import NOAUTH_HELLO, Gate
 from kvstore.server.redis.gather import REPLY_BYTES_MAX
-from kvstore.server.redis.plans import CommandError, Plan, check_key, check_pattern, integer
+from kvstore.server.redis.plans import CommandError, Plan, check_key, check_pattern
 from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
 from kvstore.server.redis.rewrites import REWRITES, Ask
@@ -44,9 +43,7 @@ WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET", b"WA
 """What is not queued in a transaction."""
 KEYS_MAX = 100_000
 """KEYS of a larger store is refused: it would hold all of them in memory at once."""
-SCAN_COUNT_MAX = 10_000
 _SLOW_LOG = "SLOWLOG has GET [count], LEN and RESET here: `kvstore node slow-log` has more of each"
-_CURSOR_MAX = (1 << 64) - 1
 
 Words = list[bytes]
 
@@ -131,8 +128,8 @@ def reply_bytes(pipeline: Performer, name: str, words: Words) -> int:
         case "SETRANGE" | "INCRBYFLOAT" | "RENAME" | "RENAMENX" | "COPY" | "EVAL" | "EVALSHA":
             return VALUE_BYTES_MAX
         case "SCAN":
-            _cursor(words)
-            return 2 * min(_scan_options(words[2:])[0] * KEY_BYTES_MAX, keys.SCAN_BYTES_MAX)
+            scan_words.cursor_of(words)
+            return 2 * min(scan_words.options_of(words[2:])[0] * KEY_BYTES_MAX, keys.SCAN_BYTES_MAX)
         case _:
             return 0
 
@@ -222,6 +219,10 @@ def _shown(pipeline: Performer, found: list[bytes]) -> list[bytes]:
     return [key for key in found if key.startswith(prefixes)]
 
 
+def _is_shown(pipeline: Performer, key: bytes) -> bool:
+    return bool(_shown(pipeline, [key]))
+
+
 def _may_count(pipeline: Performer) -> bool:
     """Whether the user may hear of how many keys there are: who may read all of them."""
     return pipeline.gate is None or pipeline.gate.identity.permissions.may_all(Right.READ, b"", b"")
@@ -240,7 +241,8 @@ def _info(pipeline: Performer, words: Words) -> None:
         if session.wants_section(words, "Keyspace") and _may_count(pipeline):
             with suppress(StoreError):  # what has no replica that answers keeps nobody from the rest
                 there = await keys.count_keys(server.ask, lambda: server.ring, Level.STALE)
-                told = {**told, "Keyspace": {"db0": f"keys={there}"}}
+                if _may_count(pipeline):  # still
+                    told = {**told, "Keyspace": {"db0": f"keys={there}"}}
         return session.info(words, told)
 
     pipeline.run_alone(work())
@@ -292,25 +294,33 @@ def _readonly(level: Level) -> Callable[[Performer, Words], bytes]:
     return make
 
 
-def _asking(pipeline: Performer, *, as_user: bool = False) -> keys.Ask:
-    """Asks on behalf of a client for as long as that is there: a walk is long, and what it holds is no more counted
-    when the client is gone. `as_user`: each time by what its user may do then, so that a right that is taken away ends
-    the walk."""
+def _asking(pipeline: Performer, words: Words, *, as_user: bool = False) -> keys.Ask:
+    """Asks on behalf of a client for as long as that is there and may do the command: a walk is long, and a right that
+    is taken away ends it. `as_user`: each operation by what its user may do then."""
 
     async def asking(op: Op, partition: PartitionId) -> Any:
         if pipeline.replies.is_lost:
             raise Unavailable("the client is gone")
         if as_user:
             return await ask(pipeline.replies.backend, op, partition)
+        _check_again(pipeline, words)
         return await pipeline.server.ask(op, partition)
 
     return asking
 
 
+def _check_again(pipeline: Performer, words: Words) -> None:
+    """Raise CommandError if who asks may not any more: what was found is told to nobody who could not ask for it."""
+    if pipeline.gate is not None:
+        pipeline.gate.check(words)
+
+
 def _dbsize(pipeline: Performer, words: Words) -> None:
     async def work() -> bytes:
-        server = pipeline.server
-        return replies.number(await keys.count_keys(server.ask, lambda: server.ring, pipeline.session.level))
+        server, ask = pipeline.server, _asking(pipeline, words)
+        found = await keys.count_keys(ask, lambda: server.ring, pipeline.session.level)
+        _check_again(pipeline, words)
+        return replies.number(found)
 
     pipeline.run_alone(work())
 
@@ -319,35 +329,41 @@ def _keys(pipeline: Performer, words: Words) -> None:
     pattern = check_pattern(words[1])
 
     async def work() -> bytes:
-        server, level = pipeline.server, pipeline.session.level
-        there = await keys.count_keys(server.ask, lambda: server.ring, level)
+        server, level, ask = pipeline.server, pipeline.session.level, _asking(pipeline, words)
+        there = await keys.count_keys(ask, lambda: server.ring, level)
         if there > KEYS_MAX:
             shown = f"{there} keys" if _may_count(pipeline) else "so many keys"
             raise CommandError(f"ERR KEYS is refused with {shown} (at most {KEYS_MAX}): use SCAN")
         fits = keys.matcher(pattern)
-        ask = _asking(pipeline)
 
         def matches(key: bytes) -> bool:
             # Those of others do not count either: whether the reply becomes too large would tell of them.
-            return bool(_shown(pipeline, [key])) and fits(key)
+            return _is_shown(pipeline, key) and fits(key)
 
         found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
+        _check_again(pipeline, words)
         return replies.bulks(_shown(pipeline, found))
 
     pipeline.run_alone(work())
 
 
 def _scan(pipeline: Performer, words: Words) -> None:
-    cursor = _cursor(words)
-    count, pattern, wants_strings = _scan_options(words[2:])
+    cursor = scan_words.cursor_of(words)
+    count, pattern, wants_strings = scan_words.options_of(words[2:])
 
     async def work() -> bytes:
         server, matches = pipeline.server, keys.matcher(pattern)
-        ask, after, found = _asking(pipeline), 0, list[bytes]()
+        ask, after, found = _asking(pipeline, words), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
-            after, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
+            level = pipeline.session.level
+            if _may_count(pipeline):
+                after, found = await keys.scan(ask, lambda: server.ring, cursor, count, level)
+            else:
+                is_shown = partial(_is_shown, pipeline)
+                after, found = await keys.scan_shown(ask, lambda: server.ring, cursor, count, level, shown=is_shown)
         matching = await keys.matching(_shown(pipeline, found), matches)
-        return replies.array([replies.bulk(b"%d" % after), replies.bulks(matching)])
+        _check_again(pipeline, words)
+        return replies.array([replies.bulk(b"%d" % after), replies.bulks(_shown(pipeline, matching))])
 
     pipeline.run_alone(work())
 
@@ -357,10 +373,12 @@ def _random_key(pipeline: Performer, words: Words) -> None:
     start, protocol = pipeline.server.random.randrange(TOKENS), pipeline.session.protocol
 
     async def work() -> bytes:
-        server, ask = pipeline.server, _asking(pipeline)
-        cursor, has_wrapped = start, False
+        server, ask = pipeline.server, _asking(pipeline, words)
+        cursor, has_wrapped, count = start, False, 1
         while True:
-            cursor, found = await keys.scan(ask, lambda: server.ring, cursor, 1, pipeline.session.level)
+            cursor, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
+            count = min(2 * count, keys.PAGE_KEYS_MAX)  # of who may read few of many keys it is a long way to one
+            _check_again(pipeline, words)
             shown = _shown(pipeline, found)
             if shown:
                 return replies.bulk(shown[0])
@@ -379,15 +397,19 @@ def _flush(pipeline: Performer, words: Words) -> None:
         raise CommandError("ERR syntax error")
 
     async def work() -> bytes:
-        await keys.delete_all(_asking(pipeline, as_user=True), lambda: pipeline.server.ring)
+        await keys.delete_all(_asking(pipeline, words, as_user=True), lambda: pipeline.server.ring)
         return replies.OK
 
     pipeline.run_alone(work())
 
 
 def _ask(pipeline: Performer) -> Ask:
-    """Asks what the user may ask."""
-    return partial(ask, pipeline.replies.backend)
+    """Asks what the user may ask then: a command may ask more than once, and wait in between."""
+
+    async def asking(op: Op, partition: PartitionId | None = None) -> Any:
+        return await ask(pipeline.replies.backend, op, partition)
+
+    return asking
 
 
 def _rewrite(pipeline: Performer, words: Words) -> None:
@@ -423,29 +445,6 @@ def _eval(pipeline: Performer, words: Words) -> None:
 def _cluster(pipeline: Performer, words: Words) -> bytes:
     server = pipeline.server
     return cluster(words, server.backend.topology.servers, server.id, pipeline.session.protocol)
-
-
-def _cursor(words: Words) -> int:
-    if not words[1].isdigit() or len(words[1]) > 20 or int(words[1]) > _CURSOR_MAX:
-        raise CommandError("ERR invalid cursor")
-    return int(words[1])
-
-
-def _scan_options(words: Words) -> tuple[int, bytes, bool]:
-    count, pattern, wants_strings = 10, b"*", True
-    for option, value in zip_longest(words[::2], words[1::2]):
-        match option.upper() if value is not None else b"":
-            case b"COUNT":
-                count = min(integer(value), SCAN_COUNT_MAX)
-                if count < 1:
-                    raise CommandError("ERR syntax error")
-            case b"MATCH":
-                pattern = check_pattern(value)
-            case b"TYPE":
-                wants_strings = value.lower() == b"string"
-            case _:
-                raise CommandError("ERR syntax error")
-    return count, pattern, wants_strings
 
 
 def _hang_up(pipeline: Performer, words: Words) -> None:

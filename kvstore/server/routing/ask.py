@@ -30,17 +30,17 @@ async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ri
     return result
 
 
-async def ask_session(backend: Submits, op: Op, *, ring_version: int = 0) -> Any:
+async def ask_session(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
     """The same for a caller who knows of one server alone: what a replica has not applied yet of his session is asked
-    of the leader, which has everything."""
+    of the leader, which has everything. Scans name the partition."""
     try:
-        return await ask(backend, op, ring_version=ring_version)
+        return await ask(backend, op, partition, ring_version)
     except NotCaughtUp:
         at = LEVEL_AT.get(op[0])
         if at is None or op[at] != Level.SESSION:
             raise
         linearizable = (*op[:at], int(Level.LINEARIZABLE), *op[at + 1 :])
-        return await ask(backend, linearizable, ring_version=ring_version)
+        return await ask(backend, linearizable, partition, ring_version)
 
 
 class _Answer(Sink):

@@ -30,6 +30,9 @@ MATCH_BYTES_MAX = 64 << 10
 """Of keys that are looked at for a pattern in one turn of the event loop: each may take as long as the pattern is."""
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
+STRIDE = TOKENS >> 12
+"""Of the ring. Where a SCAN of who may see some keys alone ends without having found any of them, its cursor is a
+multiple of it: a key's own place would tell which keys there are to whoever guesses them."""
 _SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
 
 
@@ -61,6 +64,34 @@ async def scan(
         if len(keys) >= count or size >= SCAN_BYTES_MAX:
             break
     return token, keys
+
+
+async def scan_shown(
+    ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE, *, shown: Callable[[bytes], bool]
+) -> tuple[int, list[bytes]]:
+    """The same of the keys that are `shown`. What it returns depends on the others only in how far it comes, by the
+    stride: a cursor stands behind a key that is shown, or at a multiple of STRIDE, and nowhere else. Raises
+    StoreError."""
+    keys: list[bytes] = []
+    token, end, pages = cursor, TOKENS, 0
+    while token < end:
+
+        async def page(ring: Ring, token: int = token) -> tuple[int, Any]:
+            owner, last = range_at(ring, token)
+            return last, await ask((_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level), _KEYS_ONLY), owner)
+
+        last, (items, after) = await with_one_ring(rings, page)
+        last = min(last, end - 1)
+        keys += [key for key, _ in items if token_of(key) <= last and shown(key)]
+        if len(keys) >= count or sum(map(len, keys)) >= SCAN_BYTES_MAX:
+            keys.sort(key=token_of)
+            behind = token_of(keys[:count][-1]) + 1
+            return behind % TOKENS, [key for key in keys if token_of(key) < behind]
+        token = after if after is not None and after <= last else last + 1
+        pages += 1
+        if pages == RANGES_MAX:
+            end = -(-token // STRIDE) * STRIDE
+    return token % TOKENS, keys
 
 
 def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:

@@ -6,7 +6,10 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trustme
@@ -14,7 +17,10 @@ import trustme
 from kvstore.access import RemoveUser, Switch
 from kvstore.env.tls import Tls
 from kvstore.proto.bookkeeper import Status
+from kvstore.ranges import WrongSettings
 from kvstore.server.access.identities import Access
+from kvstore.server.composition import _is_no_client_of_bookies
+from kvstore.server.config import NodeConfig
 from tests.bookie.test_start_tls import asked, served, within
 from tests.env.runners import on_asyncio
 from tests.server.access.tables import table
@@ -59,3 +65,42 @@ def test_a_users_certificate_is_refused_before_anything_is_read_and_others_are_n
             assert one.statistics.refused_user == (0 if is_let_in else 1)
 
     on_asyncio(within(go))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_let_in"), [("n1", True), ("n2", False), ("tenant", False), ("a.kv.internal", True), ("repairs", True)]
+)
+def test_a_bookie_that_names_its_clients_lets_in_no_others(
+    tmp_path: Path, issue: Callable[[str], Tls], name: str, is_let_in: bool
+) -> None:
+    """A client of the cluster's doors has a certificate of the same authority, and no business at a bookie."""
+    config = SimpleNamespace(bookie_clients=("n1", "*.kv.internal", "Repairs"))
+    node: Any = SimpleNamespace(access=Access(table(Switch(False))), config=config)
+
+    async def go() -> None:
+        own = replace(issue("bookie"), verify_clients=True)
+        async with served(tmp_path, own, is_user=partial(_is_no_client_of_bookies, node)) as one:
+            if is_let_in:
+                assert (await asked(one, issue(name))).status == Status.NO_LEDGER
+            else:
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError, ssl.SSLError)):
+                    await asked(one, issue(name))
+            assert one.statistics.refused_user == (0 if is_let_in else 1)
+
+    on_asyncio(within(go))
+
+
+def test_names_that_nobody_shows_are_a_fault_of_the_file(tmp_path: Path) -> None:
+    files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
+    with pytest.raises(WrongSettings, match=r"bookie_clients: want \[tls\] verify_clients"):
+        NodeConfig(id="n1", zookeeper="zk:2181", bookie_clients=("n1",), **files)  # type: ignore[arg-type]
+
+
+def test_a_users_certificate_that_a_bookie_is_told_to_let_in_is_a_users_all_the_same() -> None:
+    """Its rights are at the doors of servers."""
+    config = SimpleNamespace(bookie_clients=("tenant",))
+    node: Any = SimpleNamespace(access=Access(table()), config=config)
+    shown: Any = SimpleNamespace(get_extra_info=lambda _: {"subject": ((("commonName", "tenant"),),)})
+    nothing: Any = SimpleNamespace(get_extra_info=lambda _: None)
+    assert _is_no_client_of_bookies(node, shown)
+    assert not _is_no_client_of_bookies(node, nothing), "where TLS is only preferred what comes plain has none"

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from kvstore.access import RevokeRole
+from kvstore.access import RevokeRight, RevokeRole, Right
 from kvstore.server.access import http_doorman
 from kvstore.server.gateway import routes
 from tests.server.access.tables import table
@@ -94,6 +94,15 @@ async def test_old_values_are_read_so_they_need_the_right_to_read(world: World) 
     for target in ("/v1/keys/x?return_old=true", "/v1/keys/t/a?return_old=true"):
         answer = await world.ask("PUT", target, b"v", user="tenant")
         assert answer.status == (403 if "x" in target.partition("?")[0] else 200)
+
+
+async def test_a_deletion_of_a_range_names_keys_so_it_needs_the_right_to_read(world: World) -> None:
+    world.access.take(table(RevokeRight("owns", Right.READ, b"t/")))
+    assert (await world.ask("PUT", "/v1/keys/t/a", b"v", user="tenant")).status == 200
+    answer = await world.ask("DELETE", "/v1/keys?prefix=t/", user="tenant")
+    assert (answer.status, "lacks the right read" in answer.json["message"]) == (403, True)
+    world.access.take(table())
+    assert (await world.ask("GET", "/v1/keys/t/a", user="tenant")).status == 200
 
 
 @pytest.mark.parametrize("query", ["", "?prefix=u", "?start=t/&end=t1", "?start=s&end=t0"])

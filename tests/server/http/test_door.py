@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,11 +25,15 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.real import transport_of
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
+from kvstore.errors import PermissionDenied
+from kvstore.server.config import NodeConfig
 from kvstore.server.http import door as http_door
 from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.metric_names import NAMES
 from kvstore.server.http.metrics import metrics_of
+from kvstore.server.http.own_names import check_name
 from kvstore.server.http.page import page_of
+from kvstore.server.node import Process
 from tests.waiting import PATIENCE_S
 
 
@@ -103,13 +108,84 @@ async def test_metrics_can_be_read_and_partitions_are_a_label(url: str) -> None:
     assert ("kvstore_partition_leading_queued", "p1") not in found
 
 
+class AsksNobody:
+    """A doorman where access control is off, or on."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+
+    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
+        return None
+
+
+EVERY_PAGE = ("/", "/ui", "/ui/ledgers", "/ui/live", "/ui/ui.css", "/ui/ui.js", "/metrics", "/v1/cluster", "/v1/keys/k")
+
+
+@pytest.mark.parametrize("doorman", [None, AsksNobody(is_on=False)])
+async def test_a_name_that_was_made_to_point_here_sees_health_and_nothing_else(doorman: AsksNobody | None) -> None:
+    """A page of that name could have its reader's browser read them (DNS rebinding), and nobody is asked who he is."""
+    address = f"127.0.0.1:{free_port()}"
+    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    door.doorman = doorman
+    await door.open(address)
+    try:
+        assert {*EVERY_PAGE} >= {each for each in door.paths() if each not in http_door.HEALTH and "/v1" not in each}
+        for path in EVERY_PAGE:
+            for host in ("evil.example", f"evil.example:{address.rpartition(':')[2]}", "localhost.evil.example", "["):
+                status, text = await fetch(f"http://{address}{path}", headers={"Host": host})
+                assert (status, b"want this machine's address" in text) == (403, True), (path, host)
+            assert (await fetch(f"http://{address}{path}"))[0] in (200, 503), path  # by its address, as always
+        for path in http_door.HEALTH:
+            assert (await fetch(f"http://{address}{path}", headers={"Host": "evil.example"}))[0] == 200
+    finally:
+        await door.close()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LocalHost:8401", "n1.localhost", "[::1]:8401", "10.0.0.9:8401", "kv.example:8401", "KV.example."],
+)
+async def test_an_address_and_a_name_of_the_node_are_right(url: str, host: str) -> None:
+    assert (await fetch(f"{url}/metrics", headers={"Host": host}))[0] == (200 if "kv.ex" not in host.lower() else 403)
+    check_name(host, "127.0.0.1", {"kv.example"})
+
+
+def test_calls_from_other_machines_may_name_the_node_as_they_like() -> None:
+    """Prometheus by the name of a service, a probe by an address."""
+    check_name("metrics.kvstore.svc:8401", "10.1.2.3", ())
+    check_name(None, "127.0.0.1", ())  # HTTP/1.0
+    with pytest.raises(PermissionDenied):
+        check_name("metrics.kvstore.svc:8401", "::1", ())
+
+
+def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: Path) -> None:
+    files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
+    doors = {"http": "inner:8401", "advertise": "KV.example", "zookeeper": "zk:2181"}
+    config = NodeConfig(id="n1", insecure=True, **files, **doors)  # type: ignore[arg-type]  # paths and texts by name
+    nothing: Any = None
+    names = Process(config, nothing, None, nothing).own_names()
+    assert names >= {"kv.example", "inner", socket.gethostname().lower()}
+    check_name("kv.example:8401", "127.0.0.1", names)
+
+
+async def test_where_users_are_asked_the_name_does_not_count() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    door.doorman = AsksNobody(is_on=True)
+    await door.open(address)
+    try:
+        assert (await fetch(f"http://{address}/metrics", headers={"Host": "behind.a.proxy"}))[0] == 200
+    finally:
+        await door.close()
+
+
 async def test_what_is_too_large_is_refused_and_the_door_stays_open(url: str) -> None:
     status, _ = await fetch(f"{url}/{'x' * 20_000}")
     assert status == 400
     assert (await fetch(f"{url}/healthz"))[0] == 200
 
 
-REQUEST = b"GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.server.peer import abandoned, flow_control, server
 from kvstore.server.peer import frames as peer_frames
@@ -30,13 +31,97 @@ def taken(pace: Pace) -> list[int]:
     return [number for _, _, number, _, _ in pace.take()]
 
 
+def get(key: bytes) -> Op:
+    return (int(Code.GET), key, 0, 0)
+
+
 def test_so_many_values_of_a_partition_are_under_way_and_the_rest_waits_in_order() -> None:
     pace = Pace()
-    arrive(pace, P1, [*[GET] * (VALUES_MAX + 1), PUT])
+    arrive(pace, P1, [GET] * (VALUES_MAX + 2))
     assert taken(pace) == [*range(1, VALUES_MAX + 1)]
     pace.end(1, 10)
-    assert taken(pace) == [VALUES_MAX + 1, VALUES_MAX + 2]
+    assert taken(pace) == [VALUES_MAX + 1]
+    pace.end(2, 10)
+    assert taken(pace) == [VALUES_MAX + 2]
     assert pace.waiting == 0
+
+
+META: Op = (int(Code.META), b"k", 0, 0)
+SWAP: Op = (int(Code.PUT), b"k", b"v", 0, int(Flag.RETURN_OLD), 0, None)
+DELETE: Op = (int(Code.DELETE), b"k", 0, 0, None)
+SCAN: Op = (int(Code.SCAN), b"", b"", 10, 0, 0, 0)
+
+
+def test_writes_of_others_do_not_wait_behind_reads() -> None:
+    """One client asks for a thousand values and takes none: what others write is done meanwhile."""
+    pace = Pace()
+    arrive(pace, P1, [*[GET] * 1_000, PUT, DELETE, META])
+    assert taken(pace)[:3] == [1_001, 1_002, 1_003]
+
+
+# docs/protocol.md M15
+def test_writes_keep_their_order_also_those_that_tell_the_old_value() -> None:
+    pace = Pace()
+    arrive(pace, P1, [*[SWAP] * (VALUES_MAX + 1), PUT, DELETE])
+    assert taken(pace) == [*range(1, VALUES_MAX + 1)]
+    pace.end(1, 10)
+    assert taken(pace) == [VALUES_MAX + 1, VALUES_MAX + 2, VALUES_MAX + 3]
+
+
+def test_reads_of_keys_that_were_large_wait_for_each_other_and_others_do_not_wait_for_them() -> None:
+    pace = Pace()
+    large, small = get(b"large"), get(b"small")
+    arrive(pace, P1, [large])
+    assert taken(pace) == [1]
+    pace.end(1, LARGE_BYTES + 1)
+    arrive(pace, P1, [large] * 1_000, first=2)
+    begun = taken(pace)
+    assert begun == [*range(2, VALUES_MAX + 2)]
+    for number in begun:
+        pace.end(number, LARGE_BYTES + 1)
+    begun = taken(pace)
+    assert len(begun) == VALUES_LARGE_MAX
+    arrive(pace, P1, [small, PUT], first=5_000)
+    assert taken(pace) == [5_001, 5_000]
+    pace.end(begun[0], LARGE_BYTES + 1)
+    assert taken(pace) == [begun[-1] + 1], "and they go on as there is room"
+
+
+def test_a_read_of_one_key_does_not_wait_behind_scans() -> None:
+    pace = Pace()
+    arrive(pace, P1, [*[SCAN] * (VALUES_MAX + 10), GET])
+    assert taken(pace)[0] == VALUES_MAX + 11
+
+
+def test_a_key_whose_value_has_become_small_is_read_like_others() -> None:
+    pace = Pace()
+    for number, size in ((1, LARGE_BYTES + 1), (2, 10)):
+        arrive(pace, P1, [GET], first=number)
+        assert taken(pace) == [number]
+        pace.end(number, size)
+    (line,) = pace._lines.values()
+    assert (line.large_keys, line.large.values, line.reads.values) == ({}, 0, 0)
+
+
+def test_of_so_many_large_keys_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_control, "LARGE_KEYS_MAX", 2)
+    pace = Pace()
+    for number, key in enumerate((b"a", b"b", b"a", b"c"), 1):
+        arrive(pace, P1, [get(key)], first=number)
+        taken(pace)
+        pace.end(number, LARGE_BYTES + 1)
+    (line,) = pace._lines.values()
+    assert [*line.large_keys] == [b"a", b"c"]
+
+
+def test_what_waits_longest_and_came_last_is_found_in_all_kinds() -> None:
+    pace = Pace()
+    pace.is_held = True
+    pace.arrive(P1, [(P1, SCAN, 3, 0, 7), (P1, PUT, 4, 0, 8), (P1, GET, 5, 0, 9)])
+    assert (pace.newest(), pace.oldest(100), pace.waiting) == (5, 7, 3)
+    pace.is_held = False
+    assert taken(pace) == [4, 5, 3]
+    assert (pace.newest(), pace.oldest(100), pace.waiting) == (0, 100, 0)
 
 
 def test_one_partition_does_not_wait_for_another() -> None:
@@ -132,7 +217,7 @@ async def test_what_waits_for_longer_than_its_server_does_is_taken_out_and_what_
     monkeypatch.setattr(abandoned, "LOOK_S", 0)
     pace, now, begun = Pace(), [0.0], list[int]()
     watcher = abandoned.Abandoned(pace, lambda: now[0], lambda: begun.extend(taken(pace)))
-    arrive(pace, P1, [*[GET] * VALUES_MAX, GET, PUT])
+    arrive(pace, P1, [*[GET] * VALUES_MAX, GET, GET])
     taken(pace)
     watcher.watch()
     arrive(pace, P1, [GET], first=1_000)
@@ -162,10 +247,17 @@ async def test_what_nobody_waits_for_any_more_is_not_done(tmp_path: Path, monkey
         raw = await connect(cluster)
         await cluster["n1"].introduce(raw, "n2")
         raw.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        gets: list[Any] = [(number, (int(Code.GET), key, 0, 0)) for number in range(count)]
-        put: list[Any] = [(count, (int(Code.PUT), key, b"late", 0, 0, 0, None))]
+        batch: Op = (
+            int(Code.BATCH),
+            key,
+            ((int(Code.GET), key, 0, 0),),
+            0,
+            None,
+        )  # it may write, so it waits with writes
+        others: list[Any] = [(number, batch) for number in range(count)]
+        others.append((count, (int(Code.DELETE), key, 0, 0, None)))
         version = cluster["n2"].dispatcher.topology.ring.routed
-        raw.writer.write(peer_frames.encode(Operations(version, [Lane("p1", gets=gets, puts=put)])))
+        raw.writer.write(peer_frames.encode(Operations(version, [Lane("p1", others=others)])))
         (session,) = cluster["n2"].peers._sessions.values()
 
         async def is_abandoned() -> bool:
@@ -177,11 +269,46 @@ async def test_what_nobody_waits_for_any_more_is_not_done(tmp_path: Path, monkey
         while len(seen) + len(refused) <= count:
             for message in frames.feed(await raw.reader.read(1 << 20)):
                 assert isinstance(message, Results)
-                seen += [number for number, _ in [*message.records, *message.numbers]]
-                refused |= {number: type(error).__name__ for number, error in message.others}
+                assert not message.numbers, "the delete was done"
+                for number, result in message.others:
+                    if isinstance(result, StoreError):
+                        refused[number] = type(result).__name__
+                    else:
+                        seen.append(number)
         assert seen == list(range(len(seen)))
         assert sorted(refused) == list(range(len(seen), count + 1))
         assert set(refused.values()) == {"Overloaded"}
         async with cluster["n2"].redis() as client:
             assert await client.get(key) == value
+        raw.close()
+
+
+async def test_while_one_client_reads_large_values_others_of_its_server_are_answered(tmp_path: Path) -> None:
+    """One link has the operations of all clients of a server, and a thousand large values take seconds."""
+    count = 300
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        await cluster.lead("p1", "n2")
+        large, small = (cluster.key_of("p1", begin) for begin in (0, 1_000))
+        async with cluster["n2"].redis() as client:
+            await client.set(large, b"x" * 2 * LARGE_BYTES)
+            await client.set(small, b"small")
+        raw = await connect(cluster)
+        await cluster["n1"].introduce(raw, "n2")
+        version, frames = cluster["n2"].dispatcher.topology.ring.routed, Frames()
+
+        async def answered(lane: Lane, last: int) -> list[int]:
+            """The numbers of the answers, in the order in which they came."""
+            raw.writer.write(peer_frames.encode(Operations(version, [lane])))
+            order = list[int]()
+            while len(order) < last:
+                for message in frames.feed(await raw.reader.read(1 << 20)):
+                    assert isinstance(message, Results)
+                    order += [number for number, _ in [*message.records, *message.numbers]]
+            return order
+
+        await answered(Lane("p1", gets=[(0, get(large))]), 1)
+        gets = [*((number, get(large)) for number in range(1, count)), (count, get(small))]
+        put: Op = (int(Code.PUT), small, b"new", 0, 0, 0, None)
+        order = await answered(Lane("p1", gets=gets, puts=[(count + 1, put)]), count + 1)
+        assert max(order.index(count), order.index(count + 1)) < count // 2
         raw.close()

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
 from redis import exceptions
 
-from kvstore.access import GrantRight, RemoveUser, RevokeRight, RevokeRole, Right, SetPassword, Switch
+from kvstore.access import Change, GrantRight, RemoveUser, RevokeRight, RevokeRole, Right, SetPassword, Switch
+from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
 from kvstore.server.redis import server_commands
 from kvstore.server.redis.commands import COMMANDS, Need
+from kvstore.server.routing import keys as routing_keys
+from kvstore.types import PartitionId
 from tests.server.access.tables import OTHER_HASH, table
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_parser import packed
@@ -286,3 +291,117 @@ async def test_without_a_table_nothing_stands_before_the_backend(tmp_path: Path)
         (connection,) = door.server._connections
         assert connection.pipeline.gate is None
         assert connection.pipeline._backend is door.backend
+
+
+WALKS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY"]
+
+
+@pytest.mark.parametrize("words", WALKS)
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [(RevokeRole("reader", "reads"), b"-NOPERM user reader lacks the right read"), (RemoveUser("reader"), b"-NOAUTH ")],
+)
+async def test_a_walk_over_all_keys_tells_nothing_to_whoever_lost_his_right_meanwhile(
+    door: Door, access: Access, monkeypatch: pytest.MonkeyPatch, words: str, change: Change, answer: bytes
+) -> None:
+    """It is asked for before the walk, and again before each page and before what was found is told."""
+    async with client_of(door, "tenant") as tenant:
+        await tenant.set("t/secret", "1")
+    asked, ask = list[Code](), door.server.ask
+
+    async def revoked_then_asked(op: Op, partition: PartitionId) -> Any:
+        asked.append(Code(op[0]))
+        found = await ask(op, partition)
+        access.take(table(change))  # when the page is on its way back
+        return found
+
+    async with logged_in(door, b"reader") as raw:
+        monkeypatch.setattr(door.server, "ask", revoked_then_asked)
+        told = await line_of(raw, *words.encode().split())
+    assert told.startswith(answer)
+    assert len(asked) == 1  # nothing was looked at for him from then on
+
+
+async def test_a_walk_that_began_before_access_was_on_tells_nothing_to_a_stranger(
+    door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access.take(table(*OFF))
+    ask = door.server.ask
+
+    async def asked_who_he_is_meanwhile(op: Op, partition: PartitionId) -> Any:
+        found = await ask(op, partition)
+        access.take(table())
+        return found
+
+    async with door.raw() as raw:
+        assert await line_of(raw, b"SET", b"t/secret", b"1") == b"+OK\r\n"
+        monkeypatch.setattr(door.server, "ask", asked_who_he_is_meanwhile)
+        assert (await line_of(raw, b"SCAN", b"0")).startswith(b"-NOAUTH ")
+
+
+@pytest.mark.parametrize("pages", [1, 32])
+async def test_cursors_of_a_tenant_tell_nothing_of_where_the_keys_of_others_are(
+    door: Door, access: Access, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    """A cursor is a place on the ring, and a key's place is its hash: who guesses keys would know which there are."""
+    monkeypatch.setattr(routing_keys, "RANGES_MAX", pages)
+    monkeypatch.setattr(routing_keys, "PAGE_KEYS_MAX", 5)
+    monkeypatch.setattr(routing_keys, "STRIDE", TOKENS >> 5)
+    mine = {b"t/%d" % number for number in range(20)}
+    access.take(table(*OFF))
+    async with client_of(door, None) as anybody:
+        await anybody.mset(dict.fromkeys([*mine, *(b"other%d" % number for number in range(300))], b"1"))
+    access.take(table())
+    places = {(token_of(key) + 1) % TOKENS for key in mine}
+    for count in (1, 3, 1_000):
+        found, cursors, cursor = list[bytes](), list[int](), 0
+        async with client_of(door, "tenant") as tenant:
+            while cursor or not cursors:
+                cursor, more = await tenant.scan(cursor, count=count)
+                assert len(more) <= count
+                cursors.append(int(cursor))
+                found += more
+        assert sorted(found) == sorted(mine), "each of them, once"
+        assert {each for each in cursors if each not in places and each % (TOKENS >> 5)} == set()
+        assert cursors == [*sorted(cursors[:-1]), 0]
+
+
+async def test_a_random_key_of_few_among_many_is_found_in_few_steps(
+    door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may read nothing of it has the whole ring looked through, which others pay for."""
+    access.take(table(*OFF))
+    async with client_of(door, None) as anybody:
+        await anybody.mset({f"other{number}": "1" for number in range(300)})
+    access.take(table())
+    steps, ask = list[Op](), door.server.ask
+    monkeypatch.setattr(door.server, "ask", lambda op, partition: steps.append(op) or ask(op, partition))
+    async with client_of(door, "tenant") as tenant:
+        assert await tenant.randomkey() is None
+        assert len(steps) < 150  # and not one for each key
+        await tenant.set("t/mine", "1")
+        assert await tenant.randomkey() == b"t/mine"
+
+
+async def test_a_rename_asks_what_its_user_may_do_at_each_of_its_steps(
+    door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may do everything has no guard; once he may not, one stands before what is left to do."""
+    access.take(table(*EVERYTHING))
+    async with logged_in(door, b"tenant") as raw:
+        assert await line_of(raw, b"SET", b"{x}1", b"1") == b"+OK\r\n"
+        submit = door.backend.submit
+
+        def revoked_then_submitted(op: Op, sink: Sink, token: int, *more: Any) -> None:
+            submit(op, sink, token, *more)
+            access.take(table(RevokeRole("tenant", "owns")))
+
+        (connection,) = door.server._connections
+        monkeypatch.setattr(door.backend, "submit", revoked_then_submitted)
+        assert connection.replies.backend is door.backend
+        assert (await line_of(raw, b"RENAME", b"{x}1", b"{x}2")).startswith(
+            b"-NOPERM user tenant lacks the right write"
+        )
+        monkeypatch.undo()
+        access.take(table(*EVERYTHING))
+        assert await line_of(raw, b"EXISTS", b"{x}2") == b":0\r\n"

@@ -301,7 +301,7 @@ async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) ->
     connection = RespConnection(door.server)
     connection.replies.is_lost = True
     with pytest.raises(Unavailable):
-        await _asking(connection.pipeline)((Code.COUNT, b"", 0), PartitionId("p1"))
+        await _asking(connection.pipeline, [b"DBSIZE"])((Code.COUNT, b"", 0), PartitionId("p1"))
     assert door.backend.submitted == []
 
 

@@ -64,6 +64,8 @@ class Made:
 class Turned:
     """A doorman who lets pass so many requests."""
 
+    is_on = True
+
     def __init__(self, passes: int) -> None:
         self.passes = passes
 

@@ -1,0 +1,117 @@
+"""Commands that need the metadata store, while that is away: they say so, soon."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.cli import cluster
+from kvstore.cli.cluster import Tools, with_tools
+from kvstore.cli.main import main
+from kvstore.devcluster.zookeeper import free_port
+from kvstore.errors import MetadataUnavailable, Unavailable
+from kvstore.meta.zookeeper import session
+
+ABOUT_S = 5.0
+"""What an operator waits for at most."""
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of somebody who takes connections and says nothing, as a process that is stopped does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster.PATIENCE_S <= ABOUT_S, "nobody waits longer for a store that is away"
+    monkeypatch.setattr(cluster, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(cluster, "LOOK_S", 0.2)
+
+
+async def nothing(_: Tools) -> None:
+    raise AssertionError("not connected")
+
+
+@pytest.mark.parametrize("kind", ["", "etcd://"])
+def test_a_store_that_takes_connections_and_says_nothing_is_away(soon: None, silent: str, kind: str) -> None:
+    with pytest.raises(MetadataUnavailable, match=f"answers at {silent}"):
+        with_tools(Path("data"), f"{kind}{silent}/kvstore", nothing)
+
+
+def test_a_store_that_nobody_listens_for_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "PATIENCE_S", 600.0)
+    refused = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable, match=f"no ZooKeeper listens at {refused}"):
+        with_tools(Path("data"), f"{refused}/kvstore", nothing)
+
+
+@pytest.mark.parametrize("prefix", ["", "zookeeper://", "etcd://"])
+def test_hosts_that_take_no_connection_are_left_out(monkeypatch: pytest.MonkeyPatch, silent: str, prefix: str) -> None:
+    """The driver tries hosts one after the other: one that is gone would take the time for those that are there."""
+    asked: list[str] = []
+
+    @asynccontextmanager
+    async def tools(address: str) -> AsyncIterator[None]:
+        asked.append(address)
+        yield None
+
+    async def work(_: Any) -> str:
+        return "read"
+
+    monkeypatch.setattr(cluster, "_tools", tools)
+    assert with_tools(Path("data"), f"{prefix}127.0.0.1:{free_port()},{silent}/kv", work) == "read"
+    assert asked == [f"{prefix}{silent}/kv"]
+
+
+async def test_where_no_host_says_anything_all_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(_: str) -> None:
+        return None
+
+    monkeypatch.setattr(cluster, "_takes_connections", unknown)
+    assert await cluster._reachable("a:1,b:2/kv") == "a:1,b:2/kv"
+
+
+def test_who_could_not_connect_waits_for_no_confirmation(
+    soon: None, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispose = session.Session._dispose
+
+    def never_done(self: session.Session, client: session.GuardedClient) -> Any:
+        dispose(self, client)
+        return self._loop.create_future()
+
+    monkeypatch.setattr(session.Session, "_dispose", never_done)
+    monkeypatch.setattr(session, "CLOSE_TIMEOUT_S", 1e6)
+    with pytest.raises(MetadataUnavailable):
+        with_tools(Path("data"), silent, nothing)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("autorecovery", "status"), ("autorecovery", "list"), ("autorecovery", "disable"), ("ledger", "read", "1"),
+        ("ledger", "recover", "1"), ("ledger", "delete", "1", "--yes"), ("bookie", "scrub", "b1"), ("fsck",),
+        ("ring", "locate", "k"), ("cluster", "version"), ("partition", "list"), ("bookie", "list"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_each_command_says_that_the_store_is_away(
+    soon: None,
+    silent: str,
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvstore", *words, "--metadata", silent])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code != 0
+    assert f"no ZooKeeper answers at {silent}" in capsys.readouterr().err
