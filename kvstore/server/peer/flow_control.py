@@ -7,7 +7,7 @@ does not take its answers nothing is begun.
 One link has the operations of all clients of that server. So that who asks for much and takes little keeps few of the
 others waiting, three kinds of operations wait apart: writes, and what brings no value; reads of one key; and scans, and
 reads of keys whose values were large when they were read last. Writes keep their order among each other, which is what
-clients are promised (docs/protocol.md M15); reads have none.
+clients are promised (docs/protocol.md M15), and reads of one key theirs.
 """
 
 from __future__ import annotations
@@ -57,17 +57,33 @@ class _Line:
     def __init__(self) -> None:
         self.writes, self.reads, self.large = _Queue(self), _Queue(self), _Queue(self)
         self.queues = (self.writes, self.reads, self.large)
-        self.large_keys: dict[bytes, None] = {}
-        """Those whose values were large when they were read last."""
+        self.large_keys: dict[bytes, int] = {}
+        """Those whose values were large when they were read last, with how many reads of them wait. While one waits its
+        key stays here, so that reads of one key keep their order."""
 
     def note_size(self, key: bytes, *, is_large: bool) -> None:
         """A value has been read."""
         known = self.large_keys
-        known.pop(key, None)
-        if is_large:
-            known[key] = None
-            if len(known) > LARGE_KEYS_MAX:
-                del known[next(iter(known))]
+        waiting = known.pop(key, None)
+        if not is_large and not waiting:
+            return
+        known[key] = self._move(key) if waiting is None else waiting
+        if len(known) > LARGE_KEYS_MAX:
+            forgotten = next((each for each, waiting in known.items() if not waiting), None)
+            if forgotten is not None:
+                del known[forgotten]
+
+    def _move(self, key: bytes) -> int:
+        """Let the reads of a key that was found to be large wait with others of its kind; returns how many."""
+        reads = self.reads.waiting
+        moved = [each for each in reads if each[1][1] == key]
+        if moved:
+            rest = [each for each in reads if each[1][1] != key]
+            reads.clear()
+            reads.extend(rest)
+            self.large.waiting.extend(moved)
+            self.large.values_max = VALUES_LARGE_MAX
+        return len(moved)
 
 
 class Pace:
@@ -93,7 +109,11 @@ class Pace:
         for each in operations:
             op = each[1]
             if op[0] == _GET:
-                (large if known and op[1] in known else reads).append(each)
+                if known and op[1] in known:
+                    known[op[1]] += 1
+                    large.append(each)
+                else:
+                    reads.append(each)
             else:
                 (large if op[0] in _SCANS else writes).append(each)
         self.waiting += len(writes) + len(reads) + len(large) - before
@@ -115,6 +135,8 @@ class Pace:
                             break
                         queue.values += values
                         self.under_way[number] = (queue, values, op[1] if code == _GET else b"")
+                    if queue is line.large and code == _GET:
+                        line.large_keys[op[1]] -= 1
                     self.waiting -= 1
                     yield waiting.popleft()
 

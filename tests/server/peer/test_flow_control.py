@@ -111,7 +111,38 @@ def test_of_so_many_large_keys_the_last_are_remembered(monkeypatch: pytest.Monke
         taken(pace)
         pace.end(number, LARGE_BYTES + 1)
     (line,) = pace._lines.values()
-    assert [*line.large_keys] == [b"a", b"c"]
+    assert line.large_keys == {b"a": 0, b"c": 0}
+
+
+def test_reads_of_one_key_keep_their_order_while_it_becomes_large() -> None:
+    """A client's later read of a key never begins before an earlier one of its."""
+    pace = Pace()
+    large, other = get(b"large"), get(b"other")
+    arrive(pace, P1, [large, *[other] * VALUES_MAX, large])
+    assert taken(pace) == [*range(1, VALUES_MAX + 1)]
+    pace.end(1, LARGE_BYTES + 1)  # from now on reads of it wait apart: the one that waits, too
+    arrive(pace, P1, [large], first=1_000)
+    assert taken(pace) == [VALUES_MAX + 2, 1_000]
+
+
+def test_reads_of_one_key_keep_their_order_while_it_becomes_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_control, "LARGE_KEYS_MAX", 1)
+    pace = Pace()
+    large, other = get(b"large"), get(b"other")
+    arrive(pace, P1, [large, other])
+    assert taken(pace) == [1, 2]
+    pace.end(1, LARGE_BYTES + 1)
+    arrive(pace, P1, [large] * (VALUES_MAX + 1), first=100)
+    assert len(taken(pace)) == VALUES_MAX
+    pace.end(100, 10)
+    pace.end(2, LARGE_BYTES + 1)  # of so many large keys the last are remembered, but this one still waits
+    arrive(pace, P1, [large], first=1_000)
+    assert taken(pace) == [100 + VALUES_MAX]
+    pace.end(101, 10)
+    assert taken(pace) == [1_000]
+    pace.end(100 + VALUES_MAX, 10)
+    (line,) = pace._lines.values()
+    assert line.large_keys.keys() <= {b"other"}
 
 
 def test_what_waits_longest_and_came_last_is_found_in_all_kinds() -> None:
