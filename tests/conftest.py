@@ -16,10 +16,7 @@ LONGEST = (
     *(f"tests/cluster/{name}.py" for name in ("test_repair_drill", "access/test_walk", "seeing/test_secrets")),
     *(f"tests/cluster/{name}.py" for name in ("test_autorecovery", "secure/test_up")),
 )
-"""Files of minutes: one that began last would leave the other workers without work."""
-SPARK = "tests/spark/"
-"""Run by one worker, from the first minute on: a JVM is slow until it has run the same for a while, and each worker
-that has one warms its own."""
+"""Files of minutes: one that began last would leave the other worker without work."""
 
 # Examples are the same in each run, so that a red run can be repeated; `make drill` is where luck is wanted.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
@@ -48,19 +45,14 @@ def _uses_real_processes(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes share cores and memory: but for Spark's, their tests run last, the longest files of them first."""
-
-    def order(item: pytest.Item) -> tuple[bool, ...]:
-        is_spark = item.nodeid.startswith(SPARK)
-        return not is_spark, not is_spark and _uses_real_processes(item), not item.nodeid.startswith(LONGEST)
-
-    items.sort(key=order)
+    """Real processes share cores and memory: their tests run last, the longest files of them first."""
+    items.sort(key=lambda item: (_uses_real_processes(item), not item.nodeid.startswith(LONGEST)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """The tests of a file run in one worker, in order: they may share a cluster, and go on from where it stands. So do
-    all of Spark. Simulated worlds are one test's own."""
+    """The tests of a file run in one worker, in order: they may share a cluster, and go on from where it stands.
+    Simulated worlds are one test's own."""
     return Scheduling(config, log)
 
 
@@ -68,9 +60,7 @@ class Scheduling(LoadScopeScheduling):
     """See above."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/sim/"):
-            return nodeid
-        return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+        return nodeid if nodeid.startswith("tests/sim/") else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(tryfirst=True)
