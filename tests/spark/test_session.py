@@ -65,5 +65,5 @@ end_jvm()
 def test_the_jvm_is_no_fork_of_this_process_and_hears_no_ctrl_c(niceness: str) -> None:
     """What runs in a fork of a process that has used gRPC may be ended by its handlers."""
     command = [sys.executable, "-c", FORKS, niceness]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=400, start_new_session=True)
     assert told.stdout.split() == ["3", "True", "0"], told.stderr
