@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ class Notice:
 
 
 MUTANTS: dict[str, Mutant] = {}
+MISFIT = re.compile(r"\b(AttributeError|TypeError|NameError)\b")
+"""What a patch for other code than there is ends with."""
 
 
 def mutant(name: str, *faults: str, story: Story | None = None, **hints: Any) -> Callable[[Patch], Patch]:
@@ -74,11 +77,22 @@ def broken(name: str) -> Iterator[None]:
 
 
 def noticed(name: str, seeds: range) -> Notice | None:
-    """The first seed that fails with the breakage, and how; None if none does."""
+    """The first seed that fails with the breakage, and how; None if none does. Raises AssertionError if the breakage
+    itself does not fit the code any more: any test notices that."""
     for seed in seeds:
+        error = _error_of(name, seed)
+        if error is None:
+            continue
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        assert not MISFIT.search(text), f"the breakage {name!r} does not fit the code: {text}"
+        return Notice(seed, text)
+    return None
+
+
+def _error_of(name: str, seed: int) -> Exception | None:
+    with broken(name):
         try:
-            with broken(name):
-                MUTANTS[name].play(seed)
+            MUTANTS[name].play(seed)
         except Exception as error:  # noqa: BLE001 - however it is noticed
-            return Notice(seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+            return error
     return None

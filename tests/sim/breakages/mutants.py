@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.bookie import fencing, identity, storage
+from kvstore.bookie import fencing, identity, keys
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.opening import make_directory
@@ -110,7 +110,7 @@ def _no_fence(patch: pytest.MonkeyPatch) -> None:
         verdict = judge(ledger, **rest)
         return Verdict.ADMIT if verdict is Verdict.FENCED else verdict
 
-    patch.setattr(storage, "judge_add", judge_kindly)
+    patch.setattr(keys, "judge_add", judge_kindly)
 
 
 # ── ledgers and logs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,7 +239,7 @@ def _no_lease_at_once(patch: pytest.MonkeyPatch) -> None:
     def fresh_until(self: Any) -> float:
         return -inf if self._closed else inf
 
-    patch.setattr(ReadLease, "fresh_until", property(fresh_until, lambda self, until: None))
+    patch.setattr(ReadLease, "fresh_until", property(fresh_until, lambda self, until: None), raising=False)
 
 
 @mutant("the lease check is remembered", story=acks_under_way, lease_ms=500)
@@ -338,7 +338,7 @@ def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the first date is believed", story=cold_start)
 def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Judge, "_begin", lambda self, now, **_: self._be_sure(is_borne_out=False))
+    patch.setattr(Judge, "_begin", lambda self, *_, **__: self._be_sure(is_borne_out=False))
 
 
 @mutant("record time stands while it is ahead", story=log_ahead)

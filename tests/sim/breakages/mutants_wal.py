@@ -242,10 +242,13 @@ def _last_only(patch: pytest.MonkeyPatch) -> None:
         async def write(self, partition: PartitionId, listed: Any, version: int, **rest: Any) -> int:
             return await self._lists.write(partition, listed, version, **rest)
 
-    async def short_sighted(self: Any, lease_ms: int, next_seq: Any) -> Any:
+        def is_crowded(self, partition: PartitionId) -> bool:
+            return bool(self._lists.is_crowded(partition))
+
+    async def short_sighted(self: Any, lease_ms: int, next_seq: Any, applied: Any) -> Any:
         lists, self._lists = self._lists, LastOnly(self._lists)
         try:
-            return await attempt(self, lease_ms, next_seq)
+            return await attempt(self, lease_ms, next_seq, applied)
         finally:
             self._lists = lists
 

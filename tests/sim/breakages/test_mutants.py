@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.breakages.catalogue import MUTANTS, noticed
+from tests.sim.breakages import catalogue
+from tests.sim.breakages.catalogue import MUTANTS, broken, noticed
 from tests.sim.breakages.mutants import ELEVEN
 
 SEEDS = range(20)
@@ -29,3 +30,22 @@ def test_a_breakage_is_noticed_and_only_that(name: str) -> None:
     assert found is not None, f"none of {len(SEEDS)} seeds noticed"
     for seed in range(found.seed + 1):
         MUTANTS[name].play(seed)
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_each_breakage_finds_what_it_breaks(name: str) -> None:
+    with broken(name):
+        pass
+
+
+def test_a_breakage_that_does_not_fit_the_code_is_not_taken_for_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def play_with_a_wrong_signature(_: int) -> None:
+        raise TypeError("short_sighted() takes 3 positional arguments but 4 were given")
+
+    class Misfit:
+        patch = staticmethod(lambda _: None)
+        play = staticmethod(play_with_a_wrong_signature)
+
+    monkeypatch.setitem(catalogue.MUTANTS, "misfit", Misfit())  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="does not fit the code"):
+        noticed("misfit", SEEDS)

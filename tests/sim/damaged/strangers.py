@@ -8,12 +8,14 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from kvstore import versions
 from kvstore.partition.moves.source import FLIPPED, ROUTED_BYTES
 from kvstore.partition.state import commands
 from kvstore.ring import Ring, codec
 from kvstore.server.peer import frames
 from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Called, Caller, Credentials
 from kvstore.types import ServerId
+from kvstore.versions import LINK_LATEST
 from tests.sim.cluster import Cluster
 from tests.sim.nodes import SECRET, Node
 
@@ -30,6 +32,7 @@ class Stranger:
         self.received = b""
         self.stream: Any = None
         self.is_lost = False
+        self._version = LINK_LATEST
         self._heard = asyncio.Event()
 
     async def attempt(self, node: Node, how: str) -> bytes:
@@ -40,6 +43,8 @@ class Stranger:
                 await transport.connect(f"{node.name}:6401", self)
         except (OSError, TimeoutError):
             return b""
+        if node.served is not None:  # with another one it would be refused for that, before it is to prove anything
+            self._version = versions.link_version(node.served.peers.versions.cluster)
         caller = ServerId(self._random.choice([each.name for each in self._cluster.nodes if each is not node]))
         for part in (*WAYS[how](self, caller, node.id), self.frames()):
             self._send(part)
@@ -57,13 +62,13 @@ class Stranger:
     def _guesses(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
         """With a proof by another secret."""
         own = self._credentials(caller, (self._random.randbytes(32),))
-        calling = Caller(own, called)
+        calling = Caller(own, called, self._version)
         proof, _ = calling.take(b"+%b\r\n" % self._random.randbytes(NONCE_BYTES).hex().encode())
         return calling.hello(), proof
 
     def _replays(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
         """What two servers have said to each other once."""
-        calling = Caller(self._credentials(caller, SECRET.derive_all(PURPOSE)), called)
+        calling = Caller(self._credentials(caller, SECRET.derive_all(PURPOSE)), called, self._version)
         hello = calling.hello()
         answering = Called(self._credentials(called, SECRET.derive_all(PURPOSE)), _unpacked(hello)[1:])
         proof, _ = calling.take(answering.nonce())
@@ -71,10 +76,10 @@ class Stranger:
 
     def _is_of_another_cluster(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
         own = replace(self._credentials(caller, SECRET.derive_all(PURPOSE)), cluster="another")
-        return Caller(own, called).hello(), self._random.randbytes(32)
+        return Caller(own, called, self._version).hello(), self._random.randbytes(32)
 
     def _babbles(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
-        hello = Caller(self._credentials(caller, (bytes(32),)), called).hello()
+        hello = Caller(self._credentials(caller, (bytes(32),)), called, self._version).hello()
         return hello[: self._random.randrange(len(hello))], self._random.randbytes(self._random.randrange(200))
 
     def _credentials(self, server: ServerId, keys: tuple[bytes, ...]) -> Credentials:
