@@ -260,7 +260,8 @@ class LeaderReads:
             size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
             if size > TURN_BYTES:
                 # Doors send or give up what they have before the next turn; thousands of large values at once would
-                # be all of the memory. And whoever asked for them keeps only himself waiting.
+                # be all of the memory. And the rest waits in lines by connection, so that a client which asks for many
+                # large values delays its own reads alone.
                 self.lines.put_back(points[at:])
                 self._share = AT_ONCE_LARGE
                 self._wake()

@@ -1,5 +1,5 @@
-"""Reads that wait for their turn while values are large: a line for each connection, one of each in turn, so that who
-asks for thousands of large values keeps only himself waiting. Decides only."""
+"""Reads that wait at a leader while values are large. Each connection has a line, and the leader reads one of each line
+in turn, so that a client which asks for thousands of large values delays its own reads alone. Decides only."""
 
 from __future__ import annotations
 
