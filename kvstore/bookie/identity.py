@@ -10,7 +10,8 @@ it. Then empty directories are formatted only while the metadata store knows no 
 nor as a ledger's: what another has stored under the id, or one that is lost, is never denied by a new one.
 
 The version of the cookie's node counts the starts, and the directories remember the last one: directories that remember
-an older one were restored from a copy, and records may be missing.
+an older one were restored from a copy, and records may be missing. So were those that are younger than the metadata
+store says (kvstore.bookie.age).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.bookie.admission import Authority
+from kvstore.bookie.age import AGE, age_in
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.upkeep.limbo import may_name
@@ -189,8 +191,9 @@ class _Identification:
         if known != cookie:
             raise ConfigError(f"{directory} has the cookie {cookie}, the metadata store has {known}")
         doubts = {}
+        age = await self._age(cookie.bookie)
         for each in (self._config.journal_dir, *self._others):
-            if doubt := self._note_this_start(each, version):
+            if doubt := self._note_this_start(each, version) or self._doubt_of_age(each, age):
                 doubts[each] = doubt
         await self._claim(cookie, version)
         own = doubts.pop(self._config.journal_dir, "")
@@ -201,9 +204,27 @@ class _Identification:
         path = f"{directory}/{STARTS}"
         words = read_file(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
         self._note_start(path, version, version + 1)
-        if version in [int(word) for word in words if word.isdigit()]:
+        # It is ahead of a metadata store that was made again of a file, or of an older copy: nothing is missing here.
+        if any(int(word) >= version for word in words if word.isdigit()):
             return ""
         return f"{directory} remembers start {words}, the metadata store {version}: it is a copy"
+
+    async def _age(self, bookie: BookieId) -> int | None:
+        """None if what stands in the metadata store cannot be told."""
+        try:
+            return (await self._cookies.age(bookie))[0]
+        except Corrupted as error:
+            log.warning("bookie=%s how old its directories have to be is unknown: %s", bookie, error)
+            return None
+
+    # docs/protocol.md B34
+    def _doubt_of_age(self, directory: str, age: int | None) -> str:
+        """Returns why the directory may lack records; empty if it is as old as it has to be."""
+        found = age_in(self._disk, directory)
+        if age is not None and found >= age:
+            return ""
+        wanted = "an unknown one" if age is None else f"{age}"
+        return f"{directory} has the age {found}, the metadata store {wanted}: it is a copy from before"
 
     async def _claim(self, cookie: Cookie, version: int) -> None:
         """Raise the version of the cookie's node by one, which only one process can do."""
@@ -224,7 +245,7 @@ class _Identification:
     async def _format(self, found: dict[str, set[str]], unfinished: list[str]) -> Identity:
         """Make a new incarnation, or finish what a crash has interrupted. Nothing is stored before this is complete."""
         for directory, content in found.items():
-            strange = content - {FORMATTING, VERSION, STARTS}
+            strange = content - {FORMATTING, VERSION, STARTS, AGE}
             if strange:
                 raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
         begun = self._begun(unfinished)

@@ -13,6 +13,7 @@ from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.upkeep.aging import Aging
 from kvstore.bookie.upkeep.counted import refuse_older_metadata
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery, Stream
@@ -71,7 +72,8 @@ class Bookie:
         cluster = Identity(self._store, instance_id)
         await cluster.check()
         authority = MetadataAuthority(self._store, cluster)
-        gathered = await gather(env, config, CookieStore(self._store), instance_id, authority)
+        cookies = CookieStore(self._store)
+        gathered = await gather(env, config, cookies, instance_id, authority)
         self.id = gathered.identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
         self.storage = storage = storage_of(env, config, gathered, authority)
@@ -86,6 +88,8 @@ class Bookie:
         storage.on_readonly(self._move)
         await self._registration.start(nursery, readonly=storage.is_readonly)
         self.upkeep = start_upkeep(env, config, storage, authority, nursery)
+        aging = Aging(env, cookies, self.id, self._whole_directories, self._stored_bytes)
+        nursery.spawn(aging.run(), name="aging")
         log.info("bookie=%s serves at %s", self.id, self.address)
 
     @property
@@ -132,6 +136,19 @@ class Bookie:
             return self.storage.directories()
         counted = self.storage.refresh_statistics()  # of its only one; should that fail, the process ends
         return [DirectoryState(self._config.directories[0], "", counted.free_bytes, counted.readonly)]
+
+    def _whole_directories(self) -> list[str]:
+        """All of them; none while one has failed."""
+        if isinstance(self.storage, SpreadStorage):
+            return (
+                []
+                if any(each.reason for each in self.storage.parts)
+                else [each.directory.path for each in self.storage.parts]
+            )
+        return list(self._config.directories)
+
+    def _stored_bytes(self) -> int:
+        return self.storage.refresh_statistics().synced_bytes
 
     def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
         """Call `listener` with ledgers of which entries are found damaged here; now with those that may lack some since
