@@ -203,9 +203,11 @@ class _Identification:
         """Returns why the directory may lack records; empty if it remembers the last start."""
         path = f"{directory}/{STARTS}"
         words = read_file(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
-        self._note_start(path, version, version + 1)
-        # It is ahead of a metadata store that was made again of a file, or of an older copy: nothing is missing here.
-        if any(int(word) >= version for word in words if word.isdigit()):
+        latest = max((int(word) for word in words if word.isdigit()), default=-1)
+        # It may be ahead of a metadata store that was made again of a file, or of an older copy, and stays so: nothing
+        # is missing here, nor will it be when a later copy is there.
+        self._note_start(path, version, max(version + 1, latest))
+        if latest >= version:
             return ""
         return f"{directory} remembers start {words}, the metadata store {version}: it is a copy"
 
