@@ -16,6 +16,7 @@ store says (kvstore.bookie.age).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ from kvstore.env.ports import Disk, Env
 from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
+from kvstore.meta.ephemeral import RETRY_S
+from kvstore.meta.registration import REGISTER_ATTEMPTS_MAX, RegistrationClient
 from kvstore.meta.update import until_known
 from kvstore.types import BookieId
 
@@ -92,6 +95,30 @@ async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore
     raise ConfigError(
         f"{config.journal_dir} holds what bookie {bookie} stores, but this node is to have no bookie (roles, or "
         f"bookies of [log]): want it to have one, or `kvstore bookie decommission {bookie}` first"
+    )
+
+
+# docs/protocol.md B34
+async def refuse_beside_another(env: Env, config: BookieConfig, bookies: RegistrationClient) -> None:
+    """Raise ConfigError if the bookie of these directories is registered at another address for longer than a session
+    lasts: it runs, on the directories that these are a copy of. Before this start is counted, so that the bookie there
+    does not take its own for a copy later. Raises MetadataError."""
+    directory, ours = config.directories[0], config.advertise or config.listen
+    path = f"{directory}/{VERSION}"
+    if ours.endswith(":0") or not env.disk.exists(path):
+        return  # it will be known by the registration itself
+    try:
+        bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
+    except Corrupted:
+        return  # told by whoever needs it
+    for _ in range(REGISTER_ATTEMPTS_MAX):
+        there = (await bookies.bookies()).all.get(bookie, ours)
+        if there == ours:
+            return
+        await asyncio.sleep(RETRY_S)
+    raise ConfigError(
+        f"bookie {bookie}, to which {directory} belongs, runs at {there}: want one process of a bookie, and none on a "
+        "copy of its directories"
     )
 
 

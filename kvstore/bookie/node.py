@@ -13,14 +13,15 @@ from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.identity import refuse_beside_another
 from kvstore.bookie.upkeep.aging import Aging
 from kvstore.bookie.upkeep.counted import refuse_older_metadata
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery, Stream
-from kvstore.errors import MetadataError
+from kvstore.errors import ConfigError, MetadataError, NodeExists
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import Identity, LayoutStore
-from kvstore.meta.registration import BookieRegistration
+from kvstore.meta.registration import BookieRegistration, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.start_tls import BookiesPrelude
 from kvstore.types import BookieId, LedgerId
@@ -73,6 +74,7 @@ class Bookie:
         await cluster.check()
         authority = MetadataAuthority(self._store, cluster)
         cookies = CookieStore(self._store)
+        await refuse_beside_another(env, config, RegistrationClient(self._store))
         gathered = await gather(env, config, cookies, instance_id, authority)
         self.id = gathered.identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
@@ -86,7 +88,10 @@ class Bookie:
         self._listener = await env.transport.listen(config.listen, self._service.handler, prelude=self._prelude)
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)
-        await self._registration.start(nursery, readonly=storage.is_readonly)
+        try:
+            await self._registration.start(nursery, readonly=storage.is_readonly)
+        except NodeExists:
+            raise ConfigError(f"another process is registered as bookie {self.id}: want one process of it") from None
         self.upkeep = start_upkeep(env, config, storage, authority, nursery)
         aging = Aging(env, cookies, self.id, self._whole_directories, self._stored_bytes)
         nursery.spawn(aging.run(), name="aging")

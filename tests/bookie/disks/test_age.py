@@ -11,6 +11,8 @@ import pytest
 from kvstore.bookie import Bookie
 from kvstore.bookie.age import age_in
 from kvstore.bookie.upkeep.aging import AGE_S
+from kvstore.env import Env
+from kvstore.errors import ConfigError
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
@@ -176,6 +178,27 @@ def test_a_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: Memory
         run(world, work())
     ((_, reason),) = world.fatals
     assert "on a copy of its directories" in reason
+
+
+def test_a_copy_that_is_started_beside_the_bookie_ends_and_leaves_it_as_it_was(
+    world: SimWorld, tree: MemoryTree
+) -> None:
+    async def work() -> None:
+        async with started(world, tree) as bookie:
+            await add(bookie, 0)
+            world.node("b2").disk = world.node("b1").disk.copy(world.random)
+            with pytest.raises(ConfigError, match=f"bookie {bookie.id}.* runs at b1:3181"):
+                await world.node("b2").call(beside(world.env("b2"), tree))
+            await add(bookie, 1)
+
+    run(world, work())
+    crash(world)
+    assert found_by(world, tree, 99) is Status.NO_ENTRY, "its directories are no copy"
+
+
+async def beside(env: Env, tree: MemoryTree) -> None:
+    async with Bookie(env, tiny(listen="b2:3181"), MemoryStore(tree)):
+        raise AssertionError("it has started")
 
 
 # docs/protocol.md B7, B34
