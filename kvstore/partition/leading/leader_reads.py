@@ -18,7 +18,7 @@ from kvstore.partition.leading.answers import Answers, Reply, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
-from kvstore.partition.leading.read_lines import Read, ReadLines
+from kvstore.partition.leading.read_lines import Proved, Read, ReadLines
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Record, Result, Sink
 from kvstore.partition.state.rows import EXPIRES, pack_data_key
@@ -154,7 +154,9 @@ class LeaderReads:
             if malformed:
                 self._answers.give(read[1], read[2], InvalidRequest(f"malformed operation {code}"))
                 continue
-            if seq > self._state.seq:
+            if read.__class__ is Proved:
+                ready.append(read)
+            elif seq > self._state.seq:
                 behind = f"partition {self._state.partition} is at {self._state.seq}, the request has seen {seq}"
                 self._answers.give(read[1], read[2], NotCaughtUp(behind))
             elif leased and level != _STRICT and level <= _SESSION:
@@ -196,8 +198,11 @@ class LeaderReads:
                 if read is not None:
                     into.append(read)
                 self._answers.give_all(replies)
-        self._answer(strict, self._now_ms())
-        self._answer(ready, self._now_ms())
+        if self.lines.count:  # among them may be earlier ones
+            self.lines.add_proved([*strict, *ready])
+            self._wake()
+        else:
+            self._answer([*map(Proved, (*strict, *ready))], self._now_ms())
 
     def _note_slow(self, waited: float, read: Read | None, replies: int) -> None:
         name, key = ("refusals", None) if read is None else (Code(read[0][0]).name, read[0][1])
@@ -347,8 +352,10 @@ class LeaderReads:
         self._under_way -= 1
         if failed:
             self._answers.give(read[1], read[2], NotLeader(self._state.partition))
+        elif self.lines.count:
+            self.lines.put_back([Proved(read)])  # it came before all that wait there
         else:
-            self.arrived.append(read)
+            self.arrived.append(Proved(read))
         self._wake()
 
 

@@ -5,17 +5,19 @@ begun, fewer while values are large, and what comes behind them waits; other par
 does not take its answers nothing is begun.
 
 One link has the operations of all clients of that server. So that who asks for much and takes little keeps few of the
-others waiting, three kinds of operations wait apart: writes, and what brings no value; reads of one key; and scans, and
-reads of keys whose values were large when they were read last. Writes keep their order among each other, which is what
-clients are promised (docs/protocol.md M15), and reads of one key theirs.
+others waiting, three kinds of operations wait apart: writes, and counts; reads of one key, also those that bring no
+value; and scans, and reads of keys whose values were large when they were read last. Writes keep their order among each
+other, which is what clients are promised (docs/protocol.md M15), and reads of one key theirs.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.partition.state.traits import POINT_READS
 from kvstore.types import PartitionId
 
 VALUES_MAX, VALUES_LARGE_MAX = 128, 16
@@ -35,6 +37,7 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 _RETURN_OLD = int(Flag.RETURN_OLD)
 _SCANS = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.SCAN_TOKENS)))
 """They bring as much as they may, and keep no order."""
+_number_of = itemgetter(2)
 
 
 class _Queue:
@@ -75,13 +78,15 @@ class _Line:
 
     def _move(self, key: bytes) -> int:
         """Let the reads of a key that was found to be large wait with others of its kind; returns how many."""
-        reads = self.reads.waiting
+        reads, large = self.reads.waiting, self.large.waiting
         moved = [each for each in reads if each[1][1] == key]
         if moved:
             rest = [each for each in reads if each[1][1] != key]
             reads.clear()
             reads.extend(rest)
-            self.large.waiting.extend(moved)
+            both = sorted((*large, *moved), key=_number_of)
+            large.clear()
+            large.extend(both)
             self.large.values_max = VALUES_LARGE_MAX
         return len(moved)
 
@@ -108,7 +113,7 @@ class Pace:
         known, before = line.large_keys, len(writes) + len(reads) + len(large)
         for each in operations:
             op = each[1]
-            if op[0] == _GET:
+            if op[0] in POINT_READS:
                 if known and op[1] in known:
                     known[op[1]] += 1
                     large.append(each)
@@ -135,7 +140,7 @@ class Pace:
                             break
                         queue.values += values
                         self.under_way[number] = (queue, values, op[1] if code == _GET else b"")
-                    if queue is line.large and code == _GET:
+                    if queue is line.large and code in POINT_READS:
                         line.large_keys[op[1]] -= 1
                     self.waiting -= 1
                     yield waiting.popleft()

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.errors import NotLeader, Unavailable
+from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader_reads import AT_ONCE, TURN_BYTES
 from kvstore.partition.leading.read_lines import Read, ReadLines
 from kvstore.partition.leading.traced import TracedSink
@@ -118,3 +119,55 @@ def test_all_who_wait_in_lines_are_refused_when_the_lead_ends(p: Partition) -> N
     assert len(p.caller.results) == GREEDY
     assert len(refused) >= GREEDY - AT_ONCE
     assert not p.leader.reads
+
+
+# docs/protocol.md P19
+def test_reads_that_wait_for_proofs_keep_their_order_while_values_are_large() -> None:
+    """What has its proof and no place in a turn is read before what has come later, and needs no other proof."""
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
+    p.do(put(b"fat", bytes(FAT)), put(b"k", b"old"))
+    *_, first = p.submit(*[get(b"fat")] * (AT_ONCE + 1), get(b"k"))
+    (second,) = p.submit(get(b"k"))
+    p.submit(put(b"k", b"new"))
+    assert len(p.log.under_way) == 3, "a proof for each, and the write"
+    seen: list[Any] = []
+    p.caller.on_complete = lambda token, result: seen.append((token, result))
+    while p.log.under_way:
+        p.log.acknowledge()
+        p.settle()
+    of_k = {token: result.value for token, result in seen if token in (first, second)}
+    assert list(of_k) == [first, second]
+    assert of_k[first] == b"old"
+
+
+def test_what_has_its_proof_waits_behind_what_has_had_it_and_in_front_of_the_rest() -> None:
+    lines, caller, other = ReadLines(), Caller(), Caller()
+    lines.add([(get(b"k"), caller, 8), (get(b"k"), other, 9)])
+    lines.add_proved([(get(b"k"), caller, 1)])
+    lines.add_proved([(get(b"k"), caller, 2), (get(b"k"), caller, 3), (get(b"k"), other, 4)])
+    taken = lines.take(1)
+    lines.put_back(taken)
+    assert lines.count == 6
+    assert [(sink is caller, token) for _, sink, token in lines] == [
+        *((True, 1), (True, 2), (True, 3), (True, 8)),
+        *((False, 4), (False, 9)),
+    ]
+
+
+def test_a_read_that_has_waited_for_a_delete_is_done_before_those_behind_it(p: Partition) -> None:
+    p.do(put(b"fat", bytes(FAT)), put(b"k", b"old", p.date_ms() + 10))
+    p.wait(0.02)
+    (first,) = p.submit(get(b"k"))
+    assert (p.result(first), len(p.log.under_way)) == ("waits", 1)
+    answered: list[int] = []
+    p.caller.on_complete = lambda token, result: answered.append(token)
+    late = [p.tokens + each for each in range(4 * AT_ONCE + 1)]
+    for token in late[:-1]:
+        p.loop.call_soon(p.leader.submit, get(b"fat"), p.caller, token)
+    p.loop.call_soon(p.leader.submit, get(b"k"), p.caller, late[-1])
+    p.loop.call_soon(p.loop.call_soon, p.log.acknowledge, len(p.log.under_way))
+    p.settle()
+    while p.leader.reads or p.log.under_way:
+        p.log.acknowledge(len(p.log.under_way))
+        p.settle()
+    assert answered.index(first) < answered.index(late[-1])

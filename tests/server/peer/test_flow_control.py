@@ -55,8 +55,25 @@ SCAN: Op = (int(Code.SCAN), b"", b"", 10, 0, 0, 0)
 def test_writes_of_others_do_not_wait_behind_reads() -> None:
     """One client asks for a thousand values and takes none: what others write is done meanwhile."""
     pace = Pace()
-    arrive(pace, P1, [*[GET] * 1_000, PUT, DELETE, META])
-    assert taken(pace)[:3] == [1_001, 1_002, 1_003]
+    arrive(pace, P1, [*[GET] * 1_000, PUT, DELETE])
+    assert taken(pace)[:2] == [1_001, 1_002]
+
+
+def test_whether_a_key_is_there_is_not_told_before_an_earlier_read_of_it() -> None:
+    """A client that sends GET and EXISTS without waiting must not be shown a value, and then that there was none."""
+    pace = Pace()
+    arrive(pace, P1, [*[get(b"other")] * VALUES_MAX, GET, META])
+    assert taken(pace) == [*range(1, VALUES_MAX + 1)]
+    pace.end(1, LARGE_BYTES + 1)
+    pace.end(2, 1)
+    for number in range(3, VALUES_MAX + 1):
+        pace.end(number, 1)
+    assert taken(pace) == [VALUES_MAX + 1, VALUES_MAX + 2]
+    pace.end(VALUES_MAX + 1, LARGE_BYTES + 1)
+    arrive(pace, P1, [*[GET] * (VALUES_MAX + 1), META, PUT], first=1_000)
+    begun = taken(pace)
+    assert begun[0] == 1_000 + VALUES_MAX + 2
+    assert 1_000 + VALUES_MAX + 1 not in begun
 
 
 # docs/protocol.md M15
@@ -153,6 +170,20 @@ def test_what_waits_longest_and_came_last_is_found_in_all_kinds() -> None:
     pace.is_held = False
     assert taken(pace) == [4, 5, 3]
     assert (pace.newest(), pace.oldest(100), pace.waiting) == (0, 100, 0)
+
+
+def test_what_came_last_and_waits_longest_is_found_also_where_reads_of_a_key_found_large_have_joined_others() -> None:
+    pace = Pace()
+    large, found = get(b"large"), get(b"found")
+    arrive(pace, P1, [large, found])
+    taken(pace)
+    pace.end(1, LARGE_BYTES + 1)
+    pace.is_held = True
+    pace.arrive(P1, [(P1, found, 3, 0, 3), (P1, large, 4, 0, 4), (P1, found, 5, 0, 5), (P1, large, 6, 0, 6)])
+    pace.end(2, LARGE_BYTES + 1)
+    assert (pace.newest(), pace.oldest(100)) == (6, 3)
+    pace.is_held = False
+    assert taken(pace) == [3, 4, 5, 6]
 
 
 def test_one_partition_does_not_wait_for_another() -> None:
