@@ -7,7 +7,15 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvstore.errors import ClusterTooNew, LedgerError, MetadataError, NoSuchLedger, StoreError, WrittenByNewer
+from kvstore.errors import (
+    ClusterTooNew,
+    LedgerDeleted,
+    LedgerError,
+    MetadataError,
+    NoSuchLedger,
+    StoreError,
+    WrittenByNewer,
+)
 from kvstore.partition.state.engine import wait_caught_up
 from kvstore.partition.state.state import State
 from kvstore.types import PartitionId, Position, Seq
@@ -35,6 +43,8 @@ class Tail:
         self._install_snapshot = install_snapshot
         self._progress = asyncio.Event()
         self._reader: LogReader | None = None
+        self._told = ""
+        """What was last told of a ledger that somebody has deleted."""
         self.entries = 0
         self.installs = 0
 
@@ -69,6 +79,9 @@ class Tail:
                 log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
                 await self._install()
             except (LedgerError, MetadataError) as error:
+                if isinstance(error, LedgerDeleted) and str(error) != self._told:
+                    self._told = str(error)  # once: it lasts until somebody does something
+                    log.error("%s", error)
                 log.debug("partition=%s tail waits: %s", self._partition, error)
                 await asyncio.sleep(RETRY_S)
             finally:
