@@ -89,7 +89,7 @@ class Copying:
 
     async def held_as_told(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
         """The same of those that say it."""
-        found = {}
+        found: dict[BookieId, HeldEntries] = {}
         for bookie in sorted(at):
             with suppress(LedgerError):
                 found |= await self.held([bookie])
