@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 10_000
 """Of one read. What comes meanwhile is handed out at once."""
-RETRY_S = 0.1
+RETRY_S, DELETED_S = 0.1, 5.0
+"""Between two attempts to read; the second where somebody has deleted what is to be read."""
 ROOM_S = 1.0
 """Between two attempts to write to an engine that found no room."""
 ENTRIES_PER_TURN = 16
@@ -78,10 +79,12 @@ class Tail:
             except NoSuchLedger:
                 log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
                 await self._install()
-            except (LedgerError, MetadataError) as error:
-                if isinstance(error, LedgerDeleted) and str(error) != self._told:
-                    self._told = str(error)  # once: it lasts until somebody does something
+            except LedgerDeleted as error:  # it lasts until somebody does something
+                if str(error) != self._told:
+                    self._told = str(error)
                     log.error("%s", error)
+                await asyncio.sleep(DELETED_S)
+            except (LedgerError, MetadataError) as error:
                 log.debug("partition=%s tail waits: %s", self._partition, error)
                 await asyncio.sleep(RETRY_S)
             finally:

@@ -39,8 +39,8 @@ class Torn:
 async def test_a_ledger_that_somebody_has_deleted_is_told_once_and_no_state_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It lasts until somebody does something, and is looked at ten times a second."""
-    monkeypatch.setattr(tail, "RETRY_S", 0.0)
+    """It lasts until somebody does something, and is looked at again and again."""
+    monkeypatch.setattr(tail, "DELETED_S", 0.0)
 
     async def install() -> None:
         raise AssertionError("another's state is installed")
