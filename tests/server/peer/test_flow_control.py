@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -184,6 +185,43 @@ def test_what_came_last_and_waits_longest_is_found_also_where_reads_of_a_key_fou
     assert (pace.newest(), pace.oldest(100)) == (6, 3)
     pace.is_held = False
     assert taken(pace) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_mix_of_kinds_and_sizes_is_taken_once_and_in_the_order_of_its_kind_and_key(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("VALUES_MAX", 6), ("VALUES_LARGE_MAX", 2), ("LARGE_KEYS_MAX", 3)):
+        monkeypatch.setattr(flow_control, name, value)
+    random, pace, waiting, under_way = Random(seed), Pace(), dict[int, Op](), list[int]()
+    taken_of: dict[object, list[int]] = {}
+    number = 0
+    while number < 400 or waiting:
+        some = []
+        for _ in range(random.randrange(12) if number < 400 else 0):
+            number += 1
+            key = b"%d" % random.randrange(5)
+            op: Op = random.choice(
+                [get(key), get(key), (int(Code.META), key, 0, 0), (*SWAP[:1], key, *SWAP[2:]), PUT, SCAN]
+            )
+            waiting[number] = op
+            some.append((P1, op, number, 0, number // 7))
+        pace.arrive(P1, some)
+        assert pace.waiting == len(waiting)
+        assert pace.newest() == max(waiting, default=0)
+        assert pace.oldest(1_000) == min((each // 7 for each in waiting), default=1_000)
+        for begun in taken(pace):
+            op = waiting.pop(begun)
+            if op[0] != Code.SCAN:
+                kind: object = op[1] if op[0] in (Code.GET, Code.META) else "writes"
+                taken_of.setdefault(kind, []).append(begun)
+            under_way.append(begun)
+        for _ in range(random.randrange(8)):
+            if under_way:
+                ended = under_way.pop(random.randrange(len(under_way)))
+                pace.end(ended, random.choice([0, 10, LARGE_BYTES + 1]))
+    assert all(each == sorted(each) for each in taken_of.values())
+    assert sum(map(len, taken_of.values())) > 200
 
 
 def test_one_partition_does_not_wait_for_another() -> None:
