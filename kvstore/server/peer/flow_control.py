@@ -12,7 +12,7 @@ other, which is what clients are promised (docs/protocol.md M15), and reads of o
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
@@ -55,7 +55,7 @@ class _Queue:
 class _Line:
     """The operations of one partition."""
 
-    __slots__ = ("large", "large_keys", "queues", "reads", "writes")
+    __slots__ = ("large", "large_keys", "queues", "reads", "waits", "writes")
 
     def __init__(self) -> None:
         self.writes, self.reads, self.large = _Queue(self), _Queue(self), _Queue(self)
@@ -63,6 +63,9 @@ class _Line:
         self.large_keys: dict[bytes, int] = {}
         """Those whose values were large when they were read last, with how many reads of them wait. While one waits its
         key stays here, so that reads of one key keep their order."""
+        self.waits: Counter[bytes] | None = None
+        """How many wait among `reads`, by their keys: from when the first large value is found until none waits. To
+        look through all of them for each large value would take longer than to read it."""
 
     def note_size(self, key: bytes, *, is_large: bool) -> None:
         """A value has been read."""
@@ -76,11 +79,23 @@ class _Line:
             if forgotten is not None:
                 del known[forgotten]
 
+    def no_more_waits(self, key: bytes) -> None:
+        """A read of it leaves the others."""
+        assert self.waits is not None
+        self.waits[key] -= 1
+        if not self.waits[key]:
+            del self.waits[key]
+        if not self.waits:
+            self.waits = None
+
     def _move(self, key: bytes) -> int:
         """Let the reads of a key that was found to be large wait with others of its kind; returns how many."""
         reads, large = self.reads.waiting, self.large.waiting
-        moved = [each for each in reads if each[1][1] == key]
-        if moved:
+        if self.waits is None:
+            self.waits = Counter(each[1][1] for each in reads)
+        count = self.waits.pop(key, 0)
+        if count:
+            moved = [each for each in reads if each[1][1] == key]
             rest = [each for each in reads if each[1][1] != key]
             reads.clear()
             reads.extend(rest)
@@ -88,7 +103,7 @@ class _Line:
             large.clear()
             large.extend(both)
             self.large.values_max = VALUES_LARGE_MAX
-        return len(moved)
+        return count
 
 
 class Pace:
@@ -110,7 +125,7 @@ class Pace:
         if line is None:
             line = self._lines[partition] = _Line()
         writes, reads, large = line.writes.waiting, line.reads.waiting, line.large.waiting
-        known, before = line.large_keys, len(writes) + len(reads) + len(large)
+        known, waits, before = line.large_keys, line.waits, len(writes) + len(reads) + len(large)
         for each in operations:
             op = each[1]
             if op[0] in POINT_READS:
@@ -119,6 +134,8 @@ class Pace:
                     large.append(each)
                 else:
                     reads.append(each)
+                    if waits is not None:
+                        waits[op[1]] += 1
             else:
                 (large if op[0] in _SCANS else writes).append(each)
         self.waiting += len(writes) + len(reads) + len(large) - before
@@ -142,6 +159,8 @@ class Pace:
                         self.under_way[number] = (queue, values, op[1] if code == _GET else b"")
                     if queue is line.large and code in POINT_READS:
                         line.large_keys[op[1]] -= 1
+                    elif queue is line.reads and line.waits is not None:
+                        line.no_more_waits(op[1])
                     self.waiting -= 1
                     yield waiting.popleft()
 

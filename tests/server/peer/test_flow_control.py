@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -216,6 +217,8 @@ def test_any_mix_of_kinds_and_sizes_is_taken_once_and_in_the_order_of_its_kind_a
                 kind: object = op[1] if op[0] in (Code.GET, Code.META) else "writes"
                 taken_of.setdefault(kind, []).append(begun)
             under_way.append(begun)
+        (line,) = pace._lines.values()
+        assert line.waits is None or line.waits == Counter(each[1][1] for each in line.reads.waiting)
         for _ in range(random.randrange(8)):
             if under_way:
                 ended = under_way.pop(random.randrange(len(under_way)))
