@@ -188,6 +188,29 @@ def test_what_came_last_and_waits_longest_is_found_also_where_reads_of_a_key_fou
     assert taken(pace) == [3, 4, 5, 6]
 
 
+def test_what_a_large_value_costs_does_not_grow_with_what_waits() -> None:
+    """Thousands of different large keys are asked for at once: to look through all for each would take minutes."""
+    compared = 0
+
+    class Key(bytes):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = bytes.__hash__
+
+    pace, count = Pace(), 2_000
+    arrive(pace, P1, [get(Key(b"%d" % number)) for number in range(count)])
+    begun = taken(pace)
+    while begun:
+        for number in begun:
+            pace.end(number, LARGE_BYTES + 1)
+        begun = taken(pace)
+    assert pace.waiting == 0
+    assert compared < 10 * count
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_any_mix_of_kinds_and_sizes_is_taken_once_and_in_the_order_of_its_kind_and_key(
     seed: int, monkeypatch: pytest.MonkeyPatch
