@@ -11,10 +11,11 @@ import pytest
 
 from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading import leader_reads
 from kvstore.partition.leading.leader_reads import AT_ONCE, TURN_BYTES
 from kvstore.partition.leading.read_lines import Read, ReadLines
 from kvstore.partition.leading.traced import TracedSink
-from kvstore.partition.state.commands import Code, Sink, get, put
+from kvstore.partition.state.commands import Code, Level, Sink, get, put
 from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.redis.gather import Gather
 from kvstore.server.redis.plans import Several
@@ -171,3 +172,53 @@ def test_a_read_that_has_waited_for_a_delete_is_done_before_those_behind_it(p: P
         p.log.acknowledge(len(p.log.under_way))
         p.settle()
     assert answered.index(first) < answered.index(late[-1])
+
+
+# docs/protocol.md P18, P19
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_reads_of_a_caller_wait_for_none_tells_an_older_value_than_one_before_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases that run out, proofs that come late, large values, keys that expire, and writes in between."""
+    for name, value in (("TURN_BYTES", 1_000), ("AT_ONCE", 4), ("AT_ONCE_LARGE", 2)):
+        monkeypatch.setattr(leader_reads, name, value)
+    random = Random(seed)
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=random.choice([0, 300]))).start()
+    keys, callers = [b"%d" % number for number in range(3)], [Caller() for _ in range(3)]
+    writer, written, known = Caller(), dict[int, bytes](), dict.fromkeys(keys, 0)
+    writer.on_complete = lambda token, result: known.update({written[token]: result})
+    asked: list[tuple[Caller, int, bytes, Level, int]] = []
+    for step in range(300):
+        key = random.choice(keys)
+        match random.randrange(10):
+            case 0 | 1:
+                written[step] = key
+                expires_ms = random.choice([0, 0, p.date_ms() + 300])
+                p.loop.call_soon(
+                    p.leader.submit, put(key, bytes(random.choice([1, 400, 900])), expires_ms), writer, step
+                )
+            case 2:
+                p.log.acknowledge(random.randint(0, len(p.log.under_way)))
+            case 3:
+                p.wait(random.choice([0.001, 0.02, 0.4]))
+            case 4:
+                p.settle()
+            case _:
+                level = random.choice([Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT])
+                for each in random.choices(callers, k=random.randint(1, 12)):
+                    asked.append((each, len(asked), key, level, known[key]))
+                    p.loop.call_soon(p.leader.submit, get(key, level), each, len(asked) - 1)
+    p.settle()
+    while p.log.under_way or p.leader.reads:
+        p.log.acknowledge(len(p.log.under_way))
+        p.settle()
+    seen: dict[tuple[Caller, bytes, Level], int] = {}
+    for caller, token, key, level, at_least in asked:
+        found = caller.results[token]
+        if isinstance(found, Unavailable):
+            continue
+        version = found.version if found is not None else None
+        if version is not None:  # an absent one has expired, and has no version
+            assert version >= max(seen.get((caller, key, level), 0), at_least)
+            seen[caller, key, level] = version
+    assert len(seen) == 18
