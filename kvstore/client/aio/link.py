@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
 from kvstore.client.aio.wires import (
     FAILURES,
@@ -56,7 +56,7 @@ LATE = Unavailable("the time is up")
 
 
 _deadline_of, _waiter_of = attrgetter("deadline"), attrgetter("waiter")
-_is_over = asyncio.Future.done
+_is_over = methodcaller("done")
 _MakeFrame = Callable[..., tuple[AnyFrame, dict[int, Operation]]]
 
 

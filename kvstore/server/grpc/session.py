@@ -160,7 +160,7 @@ class Session:
         if self._sweeper is None:
             self._sweeper = loop.call_later(min(timeout, SWEEP_S), self._sweep)
         submit = self._backend.submit
-        if len(ops) > 1 and ring_version <= self._backend.topology.ring.routed and _are_puts(ops):
+        if len(ops) > 1 and _are_puts(ops) and ring_version <= self._backend.topology.ring.routed:
             return self._backend.submit_puts(ops, sink, range(len(ops)))
         for token, op in enumerate(ops):
             if isinstance(op, StoreError):
@@ -403,6 +403,8 @@ class Sessions:
 
 
 def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:
+    if isinstance(ops[0], StoreError) or ops[0][0] != _PUT:  # as of most other lanes
+        return False
     return set(map(type, ops)) == {tuple} and list(map(_code_of, ops)).count(_PUT) == len(ops)  # type: ignore[arg-type]
 
 
