@@ -82,7 +82,7 @@ class Pipeline:
         self.gate: Gate | None = None
         """None where nobody is asked who he is."""
         self._accounted = 0
-        """Commands that the window counts as answered."""
+        """Commands that the window does not count: those that are answered, or whose replies wait for others'."""
         self._value_bytes = 0
         self._window = server.window
         self._rounds = server.rounds
@@ -394,10 +394,14 @@ class Pipeline:
             self._timed = None
         if replies.write():
             self._key_hazards.answered(replies.issued, answered)
+        if replies.again.numbers:  # of a client that reads too little what waits for its turn is not under way
+            answered += replies.put_off_or_early()
         if replies.issued == answered:
             size, self._value_bytes = self._value_bytes, 0
         newly, self._accounted = answered - self._accounted, answered
-        if newly or size:
+        if newly < 0:  # a read that was put off is under way again
+            self._window.begin(-newly, 0)
+        elif newly or size:
             self._window.end(newly, size)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -142,6 +142,10 @@ class ReplyQueue:
     def in_flight(self) -> int:
         return self.issued - self.answered
 
+    def put_off_or_early(self) -> int:
+        """Commands that are not answered and that no leader has: reads to be done again, and what came early."""
+        return len(self.again.numbers) + len(self._early)
+
     def next_number(self) -> int:
         self.issued += 1
         return self.issued - 1

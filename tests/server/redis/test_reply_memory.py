@@ -13,6 +13,7 @@ from kvstore.partition.state.commands import Code
 from kvstore.server.config import Limits
 from kvstore.server.redis import reply_memory, reply_queue
 from kvstore.server.redis.connection import RespConnection
+from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, ReplyMemory
 from kvstore.server.redis.server_commands import _asking
 from kvstore.types import PartitionId
@@ -217,6 +218,28 @@ async def test_what_is_put_off_for_a_client_that_goes_is_not_counted_any_more(do
         return door.server.window.commands == 0 and not door.server._connections
 
     await wait_until(is_empty, what="nothing is counted")
+
+
+async def test_what_is_put_off_for_clients_that_do_not_read_takes_no_others_place(door: Door) -> None:
+    """With some hundred of them all that may be under way was theirs, and nobody else was served."""
+    window = door.server.window = InflightLimit(commands_max=50, bytes_max=1_000)
+
+    async def is_free() -> bool:
+        return (window.commands, window.bytes) == (0, 0)
+
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(door.raw())
+        await other.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
+        slow = [await stack.enter_async_context(door.raw()) for _ in range(3)]
+        for raw in slow:
+            stop_reading(raw)
+            raw.writer.write(packed(b"GET", b"k") * 30 + packed(b"SET", b"n", b"x" * 400))
+            await wait_until(is_free, what="what its leader has answered is not under way")
+        assert await other.ask(packed(b"GET", b"n"), bulk(b"x" * 400)) == bulk(b"x" * 400)
+        for raw in slow:
+            go_on_reading(raw)
+            assert await raw.read(len(bulk(value(0))) * 30 + 5) == bulk(value(0)) * 30 + b"+OK\r\n"
+        await wait_until(is_free, what="nothing is counted twice")
 
 
 async def test_one_command_with_many_values_is_done_again_with_room_for_all_of_them(door: Door) -> None:
