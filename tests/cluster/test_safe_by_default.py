@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,9 +21,12 @@ from kvstore.errors import NotAuthenticated
 from kvstore.rpc.login import Login
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_tls import Secured
+from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
 PASSWORD = "a long one"
+REST_S = 0.05
+"""Of those who work, between two rounds: each of a round's TLS handshakes takes some milliseconds of two processors."""
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +71,11 @@ def serial_of(secured: Secured, node: str, door: str) -> str:
         return str((connection.getpeercert() or {})["serialNumber"])
 
 
-def command(secured: Secured, *words: str) -> subprocess.CompletedProcess[str]:
+def command(secured: Secured, *words: str) -> Done:
     """Run one of root's."""
     own = {"KVSTORE_TLS_CA": secured.ca, "KVSTORE_TLS_CERT": secured.of_client, "KVSTORE_TLS_KEY": secured.of_client}
-    environ = {**os.environ, **{name: str(path) for name, path in own.items()}}
-    return subprocess.run(
-        [sys.executable, "-m", "kvstore", *words],
-        env={**environ, "KVSTORE_USER": "root", "KVSTORE_PASSWORD": PASSWORD},
-        input=PASSWORD, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    environ = {name: str(path) for name, path in own.items()} | {"KVSTORE_USER": "root", "KVSTORE_PASSWORD": PASSWORD}
+    return kvstore(*words, environ=environ, stdin=PASSWORD)
 
 
 def is_done(secured: Secured, what: Callable[[redis.Redis], object]) -> bool:
@@ -151,7 +148,7 @@ class Load:
         try:
             for _ in work():
                 self.rounds[place] += 1
-                if self._over.is_set():
+                if self._over.wait(REST_S):
                     return
         except Exception as error:  # noqa: BLE001 - the test looks at them
             self.failures.append(error)

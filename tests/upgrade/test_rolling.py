@@ -32,7 +32,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.spark]
 
 KEYS, VALUE_BYTES = 1_000, 100
-REST_S = 0.1
+REST_S = 0.25
 """Of a caller between two operations: nodes that restart want the processors, too."""
 
 

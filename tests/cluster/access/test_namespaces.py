@@ -17,6 +17,7 @@ import redis
 from kvstore.client import Client
 from kvstore.errors import QuotaExceeded
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import kvstore
 from tests.source import ROOT
 
 pytestmark = [pytest.mark.cluster]
@@ -31,14 +32,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def command(cluster: Cluster, *words: str) -> Any:
     """What a command of the CLI says as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kvstore", *words, "--json"],
-        cwd=cluster.directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    where = () if "--server" in words else ("--data-dir", str(cluster.local.data_dir))
+    done = kvstore(*words, *where, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

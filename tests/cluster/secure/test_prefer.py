@@ -16,6 +16,8 @@ from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_tls import Secured
 
 pytestmark = [pytest.mark.cluster]
+REST_S = 0.02
+"""Of the load between two keys: nodes that restart want the processors, too."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,7 @@ class Load:
                 found = client.get(key)
                 assert found is not None
                 assert found.value == key[::-1]
+                self._over.wait(REST_S)
 
 
 def restarted(secured: Secured, node: str, mode: str) -> None:
