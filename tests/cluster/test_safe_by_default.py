@@ -10,7 +10,6 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import redis
@@ -19,8 +18,7 @@ from kvstore.client import Client
 from kvstore.client.core.config import parse_url
 from kvstore.errors import NotAuthenticated
 from kvstore.rpc.login import Login
-from tests.cluster.harness import running_cluster
-from tests.cluster.test_tls import Secured
+from tests.cluster.test_tls import Secured, secured_cluster
 from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
@@ -31,16 +29,15 @@ REST_S = 0.05
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    directory = tmp_path_factory.mktemp("safe")
-    with running_cluster(directory) as cluster:
-        for node in cluster.ids:
-            config = Path(cluster.file.node(node).config)
-            text = config.read_text().replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
-            assert "127.1:" in text
-            config.write_text(text)
-        found = Secured(cluster, directory)
-        found.secure("n3")
+    with secured_cluster(tmp_path_factory.mktemp("safe"), "n3", addressed=for_others) as found:
         yield found
+
+
+def for_others(text: str) -> str:
+    """A node's file, in which the Redis door's address is none of loopback by its text."""
+    found = text.replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
+    assert "127.1:" in found
+    return found
 
 
 def redis_of(secured: Secured, node: str, **options: str) -> redis.Redis:

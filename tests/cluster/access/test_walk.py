@@ -18,9 +18,8 @@ import redis
 
 from kvstore.client import Client
 from kvstore.errors import NotAuthenticated, PermissionDenied
-from tests.cluster.harness import running_cluster
-from tests.cluster.test_safe_by_default import Load, redis_of, serial_of
-from tests.cluster.test_tls import Secured
+from tests.cluster.test_safe_by_default import Load, for_others, redis_of, serial_of
+from tests.cluster.test_tls import Secured, secured_cluster
 from tests.source import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
@@ -138,15 +137,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
-    directory = tmp_path_factory.mktemp("walk")
-    with running_cluster(directory, nodes=5) as cluster:
-        for node in cluster.ids:
-            config = Path(cluster.file.node(node).config)
-            text = config.read_text().replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
-            assert "127.1:" in text
-            config.write_text(text)
-        secured = Secured(cluster, directory)
-        secured.secure(*cluster.ids)
+    directory, nodes = tmp_path_factory.mktemp("walk"), ("n1", "n2", "n3", "n4", "n5")
+    with secured_cluster(directory, *nodes, addressed=for_others, nodes=len(nodes)) as secured:
         machine = directory / "machine"
         machine.mkdir()
         yield Walk(secured, machine, parts_of_the_walk()[1])

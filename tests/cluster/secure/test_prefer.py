@@ -24,7 +24,9 @@ REST_S = 0.02
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     directory = tmp_path_factory.mktemp("prefer")
     with running_cluster(directory) as cluster:
-        yield Secured(cluster, directory)
+        found = Secured(directory)
+        found.cluster = cluster
+        yield found
 
 
 class Load:
