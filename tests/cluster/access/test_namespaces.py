@@ -4,9 +4,9 @@ used to the byte after a leader's death, a change of the ring and a restart of e
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
@@ -19,6 +19,7 @@ from kvstore.errors import QuotaExceeded
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import kvstore
 from tests.source import ROOT
+from tests.typed import programs
 
 pytestmark = [pytest.mark.cluster]
 KEYS_MAX = 40
@@ -52,20 +53,22 @@ def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
     section = (ROOT / "docs" / "operations.md").read_text().partition("### Namespaces\n")[2]
     block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
     assert block is not None
-    script, wanted = ["set -eu", f'kvstore() {{ {sys.executable} -m kvstore "$@"; }}'], []
+    script, wanted = ["set -eu"], []
     for line in block[1].splitlines():
         typed, _, says = line.partition("# says: ")
         script += [typed, "echo '--- done'"]
         wanted.append((typed, says))
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=cluster.directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    with programs(cluster.directory) as found:
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(script)],
+            cwd=cluster.directory,
+            env={**os.environ, "PATH": f"{found}:{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout
     parts = done.stdout.split("--- done\n")
     assert len(parts) == len(wanted) + 1

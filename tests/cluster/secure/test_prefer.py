@@ -16,7 +16,7 @@ from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_tls import Secured
 
 pytestmark = [pytest.mark.cluster]
-REST_S = 0.02
+REST_S = 0.05
 """Of the load between two keys: nodes that restart want the processors, too."""
 
 
