@@ -37,7 +37,7 @@ def servers(cluster: ModelCluster) -> Iterator[Servers]:
 def kvstore(servers: Servers) -> Run:
     """Runs a command line against the cluster."""
     address = servers.url.removeprefix("kv://")
-    app, runner = build(), CliRunner()
+    app, runner = build(["data"]), CliRunner()
 
     def run(*arguments: str, stdin: bytes | None = None) -> Result:
         return runner.invoke(app, [*arguments, "--server", address], input=stdin)
