@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvstore import config as toml
@@ -190,6 +193,16 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster may have these ports
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
+
+
+def test_a_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its words are not there for a moment: on a machine that was full it was taken for one that had ended."""
+    node = replace(layout.plan(Wish(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
+    words = ["python", "-m", "kvstore", "node", "run", "--config", node.config]
+    for told, runs in (([[], [], words], True), ([["another", "program"]], False), ([[]] * 5, False)):
+        answers = iter(told)
+        monkeypatch.setattr(psutil.Process, "cmdline", lambda _, answers=answers: next(answers))
+        assert LocalCluster(tmp_path)._runs(node) is runs
 
 
 def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:

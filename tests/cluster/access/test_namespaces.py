@@ -159,5 +159,6 @@ def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster)
         client.delete(b"app/0")
         wait_used(cluster, "app", KEYS_MAX - 1, size - len("app/0"))
         client.put(b"app/more", b"")
+        wait_used(cluster, "app", KEYS_MAX, size - len("app/0") + len("app/more"))  # who leads the next key, too
         with pytest.raises(QuotaExceeded):
             client.put(b"app/again", b"")
