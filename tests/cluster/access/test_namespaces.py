@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,28 +54,35 @@ def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
     section = (ROOT / "docs" / "operations.md").read_text().partition("### Namespaces\n")[2]
     block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
     assert block is not None
-    script, wanted = ["set -eu"], []
-    for line in block[1].splitlines():
-        typed, _, says = line.partition("# says: ")
-        script += [typed, "echo '--- done'"]
-        wanted.append((typed, says))
+    lines = block[1].splitlines()
+    full = next(number for number, line in enumerate(lines) if "one too many" in line)
     with programs(cluster.directory) as found:
-        done = subprocess.run(
-            ["bash", "-c", "\n".join(script)],
-            cwd=cluster.directory,
-            env={**os.environ, "PATH": f"{found}:{os.environ['PATH']}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        assert type_in(cluster, found, lines[:full]) > 2
+        wait_used(cluster, "shop", 3, 3 * len("shop/cart/1") + len("three apples" + "a pear" + "a plum"))
+        assert type_in(cluster, found, lines[full:]) > 5
+
+
+def type_in(cluster: Cluster, found: Path, lines: list[str]) -> int:
+    """Type the lines in a shell that finds our programs there; how many they were. AssertionError unless each is done
+    and says what stands behind it."""
+    parts = [line.partition("# says: ") for line in lines]
+    script = ["set -eu", *(line for typed, _, _ in parts for line in (typed, "echo '--- done'"))]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=cluster.directory,
+        env={**os.environ, "PATH": f"{found}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
-    parts = done.stdout.split("--- done\n")
-    assert len(parts) == len(wanted) + 1
-    assert len(wanted) > 8
-    for (typed, says), said in zip(wanted, parts, strict=False):
-        assert says in said, f"{typed}\n{said}"
+    *said, rest = done.stdout.split("--- done\n")
+    assert (len(said), rest) == (len(parts), "")
+    for (typed, _, says), told in zip(parts, said, strict=True):
+        assert says in told, f"{typed}\n{told}"
+    return len(parts)
 
 
 def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
