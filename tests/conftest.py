@@ -1,6 +1,7 @@
 """What holds for every test: order, seeds and asyncio's debug mode. Markers and warnings are set in pyproject.toml."""
 
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -27,6 +28,10 @@ settings.load_profile("repeatable")
 # A shell that runs the tests in its background has them, and all that they start, ignore interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Nobody here goes by the authorities of the web, and each process that loads aiohttp would read all of them: a tenth of
+# what a node takes to start.
+os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 
 # In debug mode it also says which turn of the loop took long: on a machine that stands still any turn does.
 logging.getLogger("asyncio").setLevel(logging.ERROR)

@@ -35,6 +35,11 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.path)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree, for many rules."""
+        return list(ast.walk(self.tree))
+
     @property
     def module(self) -> str:
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -49,15 +54,16 @@ class Source:
 
     def uses(self) -> Iterator[tuple[str, ast.AST]]:
         """Every dotted name that is looked up, in full: after `from asyncio import wait`, `wait` is `asyncio.wait`."""
-        spelled = _spellings(self.tree)
-        for node in ast.walk(self.tree):
+        spelled = _spellings(self.nodes)
+        for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute) and (dotted := _dotted(node)):
                 head, _, tail = dotted.partition(".")
                 yield ".".join(filter(None, (spelled.get(head, head), tail))), node
 
-    def functions(self) -> Iterator[tuple[str, int]]:
+    @cached_property
+    def functions(self) -> list[tuple[str, int]]:
         """Each function's name, with the classes and functions around it, and its length in lines."""
-        yield from _functions(self.tree, prefix="")
+        return list(_functions(self.tree, prefix=""))
 
 
 def sources(*tops: str) -> list[Source]:
@@ -128,9 +134,9 @@ def _imports(node: ast.AST, *, at_run_time: bool) -> Iterator[Import]:
             yield from _imports(child, at_run_time=at_run_time)
 
 
-def _spellings(tree: ast.Module) -> dict[str, str]:
+def _spellings(nodes: list[ast.AST]) -> dict[str, str]:
     spelled: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             spelled |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom):

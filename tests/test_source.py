@@ -43,7 +43,7 @@ def test_a_cycle_is_found_but_not_one_of_types_only() -> None:
 
 
 def test_functions_are_measured_with_their_surroundings_named() -> None:
-    assert list(module("class A:\n    def f(self):\n        def g():\n            pass\n").functions()) == [
+    assert list(module("class A:\n    def f(self):\n        def g():\n            pass\n").functions) == [
         ("A.f", 3),
         ("A.f.g", 2),
     ]

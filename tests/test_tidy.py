@@ -167,7 +167,7 @@ def unrepeatable(file: Source) -> Iterator[str]:
     for name, node in file.uses():
         if NONDETERMINISTIC.fullmatch(name):
             yield f"{file.path}:{node.lineno} {name}"
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
@@ -187,9 +187,7 @@ def test_only_adapters_use_what_a_seed_cannot_repeat(file: Source) -> None:
 
 
 def reads_of_wall_clocks(file: Source) -> Iterator[int]:
-    yield from (
-        node.lineno for node in ast.walk(file.tree) if isinstance(node, ast.Attribute) and node.attr == "wall_ms"
-    )
+    yield from (node.lineno for node in file.nodes if isinstance(node, ast.Attribute) and node.attr == "wall_ms")
 
 
 @each_of([file for file in KVSTORE if file.path.startswith(GO_BY_DATES)])
@@ -202,7 +200,7 @@ def test_what_decides_by_a_date_asks_the_judged_one(file: Source) -> None:
 @each_of([file for file in sources("tests") if not file.path.startswith(SLEEPERS)])
 def test_tests_do_not_sleep(file: Source) -> None:
     """asyncio.sleep(0) lets others run and is no sleep."""
-    calls = (node for node in ast.walk(file.tree) if isinstance(node, ast.Call))
+    calls = (node for node in file.nodes if isinstance(node, ast.Call))
     spelled = {node: name for name, node in file.uses()}
     slept = [c for c in calls if spelled.get(c.func) in {"time.sleep", "asyncio.sleep", "gevent.sleep"}]
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
@@ -225,7 +223,7 @@ def test_no_test_imports_locust() -> None:
 @each_of(sources("tests"))
 def test_what_a_test_defines_it_also_runs(file: Source) -> None:
     """A scene that nobody plays passes whatever the code does."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
             used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -236,7 +234,7 @@ def test_what_a_test_defines_it_also_runs(file: Source) -> None:
 @each_of(ALL)
 def test_files_and_functions_fit_the_reader(file: Source) -> None:
     assert file.text.count("\n") <= LONG_FILES.get(file.path, FILE_LINES_MAX), f"{file.path} is too long"
-    for name, lines in file.functions():
+    for name, lines in file.functions:
         where = f"{file.path}:{name}"
         assert lines <= LONG_FUNCTIONS.get(where, FUNCTION_LINES_MAX), f"{where} is too long"
 
@@ -247,7 +245,7 @@ def test_a_package_is_seen_at_a_glance() -> None:
 
 
 def methods(file: Source) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.ClassDef):
             count = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
             yield f"{file.path}:{node.name}", count
@@ -259,7 +257,7 @@ def test_a_class_does_one_thing() -> None:
 
 def test_the_ratchets_name_only_what_is_still_too_long() -> None:
     files = {file.path: file.text.count("\n") for file in ALL}
-    functions = {f"{file.path}:{name}": lines for file in ALL for name, lines in file.functions()}
+    functions = {f"{file.path}:{name}": lines for file in ALL for name, lines in file.functions}
     assert [path for path in LONG_FILES if files.get(path, 0) <= FILE_LINES_MAX] == []
     assert [name for name in LONG_FUNCTIONS if functions.get(name, 0) <= FUNCTION_LINES_MAX] == []
 
@@ -271,7 +269,7 @@ CLIPPED = re.compile(r"(Who|Whoever|Whose|What|Which)\b")
 def test_a_docstring_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source) -> None:
     """Of a module, a class or a function: say what it does, or name what it is."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(file.tree) if isinstance(node, documented)]
+    nodes = [node for node in file.nodes if isinstance(node, documented)]
     clipped = [node for node in nodes if CLIPPED.match(ast.get_docstring(node) or "")]
     assert [f"{file.path}:{getattr(node, 'lineno', 1)}" for node in clipped] == []
 
@@ -281,7 +279,7 @@ NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")
 
 @each_of(KVSTORE)
 def test_a_class_is_called_what_it_is(file: Source) -> None:
-    classes = (node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef))
+    classes = (node for node in file.nodes if isinstance(node, ast.ClassDef))
     assert [f"{file.path}:{each.lineno} {each.name}" for each in classes if NOT_NOUNS.fullmatch(each.name)] == []
 
 

@@ -56,6 +56,7 @@ PROBE_TIMEOUT_S = 20
 BOOKIES_TIMEOUT_S = 20
 RISE_TIMEOUT_S = 15
 POLL_S = 0.05
+_LOOKS = 5
 OUTPUT_BYTES_MAX = 1 << 20
 """What a process wrote to its standard output and error in earlier runs is kept up to this size."""
 
@@ -313,7 +314,7 @@ class LocalCluster:
         )
 
     def _runs(self, node: NodePlace) -> bool:
-        return node.pid is not None and _is_ours(node.pid, node.config)
+        return node.pid is not None and _is_ours(node.pid, node.config, looks=_LOOKS)
 
     def _with_those_that_run(self, cluster: ClusterFile) -> ClusterFile:
         """With processes that the file does not know: a start was killed before it had written them down."""
@@ -398,11 +399,18 @@ def _write(files: dict[Path, str]) -> None:
         whole.replace(path)
 
 
-def _is_ours(pid: int, config: str) -> bool:
-    """Whether `pid` is alive and runs the node of that file: numbers are used again for other processes."""
+def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
+    """Whether `pid` is alive and runs the node of that file: numbers are used again for other processes. Looks again at
+    a process without words: it has none for a moment while its program is loaded."""
     try:
         process = psutil.Process(pid)
-        return process.cmdline()[-4:] == ["node", "run", "--config", config] and _has_threads(process)
+        words = process.cmdline()
+        for _ in range(looks - 1):
+            if words:
+                break
+            time.sleep(POLL_S)
+            words = process.cmdline()
+        return words[-4:] == ["node", "run", "--config", config] and _has_threads(process)
     except psutil.Error:
         return False
 

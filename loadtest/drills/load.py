@@ -32,8 +32,9 @@ VERIFY_AT_ONCE = 2_000
 class Load:
     """Runs from `start` to `stop`; `verify` says what is missing."""
 
-    def __init__(self, client: AsyncClient, seed: int = 1) -> None:
-        self.client = client
+    def __init__(self, client: AsyncClient, seed: int = 1, *, rests: float = 1.0) -> None:
+        """`rests`: how many times as long as usual a caller rests."""
+        self.client, self._rests = client, rests
         self.history = History(time.perf_counter)
         self.acknowledged: dict[str, list[float]] = {}
         """Partition → when it acknowledged a write, in order."""
@@ -127,7 +128,7 @@ class Load:
             else:
                 self._written.append(key)
                 self.acknowledged[partition].append(time.perf_counter())
-            await asyncio.sleep(WRITER_REST_S)
+            await asyncio.sleep(WRITER_REST_S * self._rests)
 
     async def _call_register(self, partition: str, key: bytes, name: str) -> None:
         process = name
@@ -141,7 +142,7 @@ class Load:
                 is_known = await self._compare_and_set(key, process, partition)
             if not is_known:
                 process = f"{name}#{next(self._incarnations)}"
-            await asyncio.sleep(REST_S * self._random.random() * 2)
+            await asyncio.sleep(REST_S * self._rests * self._random.random() * 2)
 
     async def _get(self, key: bytes, process: str) -> bool:
         pending = self.history.begin(process, Kind.GET, key)

@@ -36,6 +36,8 @@ class Counts:
     """What is written before bookies are destroyed."""
     ledgers: int = 100_000
     """In the metadata store, of the drill about many."""
+    rests: float = 1.0
+    """How many times as long as usual callers rest: where nobody measures gaps, the load need not fill a machine."""
 
 
 QUICK = Counts(kills=2, stops=1, outages=1, crashes=1, disks=1, filled_mib=4, ledgers=5_000)
@@ -84,7 +86,7 @@ class Stage:
     async def under_load(self, name: str, work: Callable[[Load], Awaitable[None]]) -> None:
         """Run `work` under load; then check what was recorded."""
         async with AsyncClient(self.cluster.url) as client:
-            load = Load(client)
+            load = Load(client, rests=self.counts.rests)
             load.start()
             await asyncio.sleep(WARM_S)
             try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvstore import config as toml
@@ -20,9 +23,11 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.ring.ring import Ring
 from kvstore.server.app import VERSION
 from kvstore.server.config import NodeConfig
+from tests.commands import kvstore
 
 
-def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
+def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a shell runs it: once of each kind of end."""
     command = [sys.executable, "-m", "kvstore", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -54,7 +59,7 @@ def test_refusals_go_to_standard_error_with_a_code(tmp_path: Path, arguments: tu
 
 
 def test_the_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
-    answer = kvstore("status", "--data-dir", str(tmp_path / "data"))
+    answer = as_process("status", "--data-dir", str(tmp_path / "data"))
     assert (answer.returncode, answer.stdout) == (3, "")
     assert "no cluster in" in answer.stderr
     nobody = kvstore("status", "--server", "127.0.0.1:1")
@@ -65,7 +70,7 @@ def test_the_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
 
 
 def test_down_without_a_cluster_is_no_error(tmp_path: Path) -> None:
-    answer = kvstore("down", "--data-dir", str(tmp_path), "--json")
+    answer = as_process("down", "--data-dir", str(tmp_path), "--json")
     assert answer.returncode == 0
     assert json.loads(answer.stdout) == {"stopped": []}
 
@@ -124,7 +129,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_a_broken_configuration_names_its_faults(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('id = "n1"\nresp = "0.0.0.0:6401"\nport = 5\n')
-    answer = kvstore("node", "run", "--config", str(path))
+    answer = as_process("node", "run", "--config", str(path))
     assert answer.returncode == 1
     for fault in ("secret_file: missing", "data_dir: missing", "port: unknown"):
         assert fault in answer.stderr
@@ -145,11 +150,11 @@ def test_a_node_that_could_never_start_is_not_founded() -> None:
 
 
 def test_it_tells_its_version() -> None:
-    assert kvstore("--version").stdout == f"{VERSION}\n"
+    assert as_process("--version").stdout == f"{VERSION}\n"
 
 
 def test_a_wrong_option_is_wrong_usage() -> None:
-    assert kvstore("up", "--nonsense").returncode == 2
+    assert as_process("up", "--nonsense").returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,16 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster may have these ports
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
+
+
+def test_a_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its words are not there for a moment: on a machine that was full it was taken for one that had ended."""
+    node = replace(layout.plan(Wish(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
+    words = ["python", "-m", "kvstore", "node", "run", "--config", node.config]
+    for told, runs in (([[], [], words], True), ([["another", "program"]], False), ([[]] * 5, False)):
+        answers = iter(told)
+        monkeypatch.setattr(psutil.Process, "cmdline", lambda _, answers=answers: next(answers))
+        assert LocalCluster(tmp_path)._runs(node) is runs
 
 
 def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from kvstore import config
-from kvstore.cli.main import build
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
 from kvstore.places import fault_of, local_path
 from kvstore.server.config import NodeConfig
 from kvstore.spark.options import cluster_of
 from kvstore.spark.snapshots.directory import DirectoryStore
-from tests.cli.test_help import TREE
+from tests.cli.test_help import TREE, answer_of
 
 URL = "s3://bucket/x"
 
@@ -60,14 +58,15 @@ def test_the_paths_of_the_commands_are_found() -> None:
 def test_each_path_of_each_command_refuses_a_url_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], word: str, is_argument: bool, url: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.parent.rglob("*"))
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     given = [url] if is_argument else [word, url]
-    answer = CliRunner().invoke(build(), [*command, *given], env={"COLUMNS": "300"})
-    assert answer.exit_code == 2, answer.output
-    said = " ".join(answer.output.split())
+    code, output = answer_of(*command, *given, columns=300)
+    assert code == 2, output
+    said = " ".join(output.split())
     assert "want a path on a file system" in said or "does not exist" in said, said
-    assert sorted(tmp_path.parent.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == [here]
 
 
 @pytest.mark.parametrize("place", [URL, "s3a:/bucket", "hdfs://host/x", "file:///x", "HTTPS://x/y", Path(URL)])

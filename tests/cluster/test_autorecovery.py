@@ -15,6 +15,7 @@ import pytest
 
 from kvstore.meta.address import Kind
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
 KEYS = 300
@@ -29,13 +30,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         yield started
 
 
-def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+def on(cluster: Cluster, *arguments: str) -> Done:
+    return kvstore(*arguments, "--data-dir", str(cluster.local.data_dir))
 
 
 def document(cluster: Cluster, *arguments: str) -> Any:
-    answer = kvstore(cluster, *arguments, "--json")
+    answer = on(cluster, *arguments, "--json")
     assert answer.stdout, answer.stderr
     return json.loads(answer.stdout)
 
@@ -56,7 +56,7 @@ def test_a_lost_disks_ledgers_are_whole_again_without_a_command(cluster: Cluster
     cluster.wait_until(lambda: not document(cluster, "autorecovery", "list"), "no ledger is marked")
     made = [cluster.status(node)["autorecovery"] for node in cluster.ids]
     assert sum(each["copies_made"] for each in made) > 0
-    checked = kvstore(cluster, "fsck")
+    checked = on(cluster, "fsck")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     for number in range(KEYS):
         assert cluster.redis("n2").get(f"k{number}") is not None
@@ -64,12 +64,12 @@ def test_a_lost_disks_ledgers_are_whole_again_without_a_command(cluster: Cluster
 
 def test_of_a_ledger_that_lacks_nothing_nothing_is_given_up(cluster: Cluster) -> None:
     whole = next(each["id"] for each in document(cluster, "ledger", "list") if each["state"] == "CLOSED")
-    answer = kvstore(cluster, "ledger", "give-up", str(whole))
+    answer = on(cluster, "ledger", "give-up", str(whole))
     assert answer.returncode == 0, answer.stderr
     assert "nothing is given up" in answer.stdout
     for _ in range(5):  # a leader may close it in between, because it rolls or another one takes over
         written = next(each for each in document(cluster, "ledger", "list") if each["state"] == "OPEN")
-        refused = kvstore(cluster, "ledger", "give-up", str(written["id"]), "--yes")
+        refused = on(cluster, "ledger", "give-up", str(written["id"]), "--yes")
         if refused.returncode:
             break
     assert refused.returncode == 1

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_rocks import RocksEngine
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 P1 = "p1"
@@ -38,10 +37,8 @@ def damage(path: Path) -> None:
     engine.close()
 
 
-def trust(cluster: Cluster, replica: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", "partition", "trust", P1, "--replica", replica]
-    command += ["--data-dir", str(cluster.local.data_dir)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def trust(cluster: Cluster, replica: str) -> Done:
+    return kvstore("partition", "trust", P1, "--replica", replica, "--data-dir", str(cluster.local.data_dir))
 
 
 def test_a_damaged_replica_of_a_real_cluster_is_made_anew_and_the_others_serve_on(cluster: Cluster) -> None:

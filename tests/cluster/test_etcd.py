@@ -4,8 +4,6 @@ processes."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +18,7 @@ from tests.cluster.test_kill import (
     test_everything_killed_at_once_comes_back_with_everything,
     test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_changes,
 )
+from tests.commands import kvstore
 
 __all__ = [
     "cluster",
@@ -39,9 +38,10 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def kvstore(*arguments: str) -> str:
-    command = [sys.executable, "-m", "kvstore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+def said(*arguments: str) -> str:
+    answer = kvstore(*arguments)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
 
 
 def test_what_is_founded_in_etcd_takes_writes_and_is_checked_by_commands_that_are_told_where_it_is(
@@ -51,10 +51,10 @@ def test_what_is_founded_in_etcd_takes_writes_and_is_checked_by_commands_that_ar
     assert address.startswith("etcd://")
     cluster.redis("n1").set("greeting", "hello")
     assert [cluster.redis(node).get("greeting") for node in cluster.ids] == [b"hello"] * 3
-    assert kvstore("get", "greeting", "--metadata", address).strip() == "hello"
+    assert said("get", "greeting", "--metadata", address).strip() == "hello"
     by_server = ("--server", cluster.file.node("n2").grpc)
-    assert len(json.loads(kvstore("bookie", "list", "--json", *by_server))) == 3
-    kvstore("fsck", "--metadata", address)
-    status = json.loads(kvstore("status", "--json", "--data-dir", str(cluster.local.data_dir)))
+    assert len(json.loads(said("bookie", "list", "--json", *by_server))) == 3
+    said("fsck", "--metadata", address)
+    status = json.loads(said("status", "--json", "--data-dir", str(cluster.local.data_dir)))
     pid = cluster.file.zookeeper_pid
     assert status["zookeeper"] == {"address": address, "own": True, "running": True, "pid": pid}

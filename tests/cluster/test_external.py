@@ -3,8 +3,6 @@ alone. With Apache's: tests/interop/test_store.py."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from kvstore.types import BookieId
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.outside import Outside
 from tests.cluster.test_kill import counting, wait_going_on
+from tests.commands import kvstore
 
 pytestmark = [pytest.mark.cluster]
 WHOLE_S = 120.0
@@ -44,11 +43,6 @@ def cluster(
     directory = tmp_path_factory.mktemp("external")
     with running_cluster(directory, external_at=outside.address, settings=settings) as started:
         yield started
-
-
-def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def naming(outside: Outside, bookie: BookieId) -> list[int]:

@@ -7,7 +7,6 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -30,15 +29,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     gRPC accepts by itself and looks at no descriptors."""
     grpc_connections = Limits().within(FILES).grpc_connections_max
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as found:
-        for node in found.ids:
-            found.terminate(node)
-        for node in found.ids:
-            with Path(found.file.node(node).config).open("a") as config:
-                config.write("\n[storage]\nsegment_bytes = 1048576\nscrub_first_s = 1\n")
-                config.write(f"\n[limits]\ngrpc_connections_max = {grpc_connections}\n")
-            found.start_node(node)
-        found.wait_ready()
+    settings = (
+        "storage.segment_bytes=1048576",
+        "storage.scrub_first_s=1",
+        f"limits.grpc_connections_max={grpc_connections}",
+    )
+    with running_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as found:
         yield found
 
 

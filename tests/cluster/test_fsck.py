@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from kvstore.meta.address import Kind
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
@@ -23,9 +22,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         yield started
 
 
-def fsck(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", "fsck", *options, "--data-dir", str(cluster.local.data_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def fsck(cluster: Cluster, *options: str) -> Done:
+    return kvstore("fsck", *options, "--data-dir", str(cluster.local.data_dir))
 
 
 def report(cluster: Cluster) -> dict[str, Any]:

@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 GAP_S_MAX = 1.5
 """What a leader's death costs its partitions (docs/operations.md): the longest time without an acknowledged write,
 where processes get the processors that they want. `make drill-counts` takes the median of ten."""
+REST_S = 0.01
+"""Of a counter between two increments: one that takes none has the processors that whoever takes over needs."""
 LATE_TIMES = 6
 """A takeover is some ten steps of several processes one after the other, each late as a process here is late."""
 
@@ -87,6 +89,7 @@ class Counter(threading.Thread):
             try:
                 client.incr(self.key)
                 self.acknowledged.append(time.monotonic())
+                self._over.wait(REST_S)
             except redis.ConnectionError:
                 self.unknown += 1
                 self._over.wait(0.05)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from kvstore.devcluster.etcd import EtcdProcess
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 from tests.etcd_fixture import own_etcd
 
 __all__ = ["own_etcd"]
@@ -25,11 +24,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with running_cluster(tmp_path) as started:
         yield started
-
-
-def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def name_store(config: Path, uri: str) -> None:
@@ -49,7 +43,7 @@ def test_a_cluster_moves_from_zookeeper_to_etcd_and_keeps_every_key(
     assert "is a running process's: stop every node" in refused.stderr
     for node in cluster.ids:
         cluster.terminate(node)
-    told: list[subprocess.CompletedProcess[str]] = []
+    told: list[Done] = []
 
     def exported() -> bool:
         told.append(kvstore("cluster", "metadata", "export", str(file), "--metadata", old, "--json"))

@@ -17,6 +17,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KEYS, VALUE_BYTES = 2_000, 400
+REST_S = 0.1
 BYTES_PER_S = 250
 """A range of some twenty keys takes longer than the commands of a test."""
 
@@ -48,7 +49,7 @@ async def test_a_join_that_is_cancelled_on_the_way_leaves_the_old_ring_and_no_ga
     await stage.throttle(BYTES_PER_S)
     planned = await stage.plan("add", "--count", "2")
     async with AsyncClient(stage.cluster.url) as client:
-        load = RingLoad(client, stage.statics, 1)
+        load = RingLoad(client, stage.statics, 1, rest_s=REST_S)
         load.aim(planned)
         await load.start()
         try:

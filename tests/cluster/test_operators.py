@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
@@ -27,17 +26,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-
-def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return call(*arguments, "--data-dir", str(cluster.local.data_dir))
+def on(cluster: Cluster, *arguments: str) -> Done:
+    return kvstore(*arguments, "--data-dir", str(cluster.local.data_dir))
 
 
 def document(cluster: Cluster, *arguments: str) -> Any:
-    answer = kvstore(cluster, *arguments, "--json")
+    answer = on(cluster, *arguments, "--json")
     assert answer.stdout, answer.stderr
     return json.loads(answer.stdout)
 
@@ -58,8 +52,8 @@ def test_a_cluster_is_founded_once_by_hand(cluster: Cluster, tmp_path: Path) -> 
     nodes = ["--node", "a=rack-1", "--node", "b=rack-2", "--node", "c=rack-3"]
     secret = tmp_path / "cluster.secret"
     init = ["cluster", "init", "--zookeeper", zookeeper, "--partitions", "2", "--secret-file", str(secret), "--json"]
-    assert call(*init, "--node", "a").returncode == 1, "one node cannot lose one"
-    first, again = call(*init, *nodes), call(*init, *nodes)
+    assert kvstore(*init, "--node", "a").returncode == 1, "one node cannot lose one"
+    first, again = kvstore(*init, *nodes), kvstore(*init, *nodes)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["founded"] is True
     assert [sorted(each["replicas"]) for each in json.loads(first.stdout)["partitions"]] == [["a", "b", "c"]] * 2
@@ -67,7 +61,7 @@ def test_a_cluster_is_founded_once_by_hand(cluster: Cluster, tmp_path: Path) -> 
     assert json.loads(again.stdout)["secret_file"] == str(secret)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert json.loads(again.stdout)["founded"] is False
-    other = call(*init, "--node", "x", "--node", "y", "--node", "z")
+    other = kvstore(*init, "--node", "x", "--node", "y", "--node", "z")
     assert other.returncode == 1
     assert "of the nodes a, b, c" in other.stderr
 
@@ -79,19 +73,19 @@ def test_partitions_are_listed_with_leader_and_replicas(cluster: Cluster) -> Non
         return {each["id"]: each["leader"] for each in found} == leaders
 
     cluster.wait_until(shown_as_they_are, "the list is what the nodes say")
-    shown = kvstore(cluster, "partition", "show", "p1", "--json")
+    shown = on(cluster, "partition", "show", "p1", "--json")
     assert shown.returncode == 0
     assert {each["server"] for each in json.loads(shown.stdout)["replicas"]} == set(cluster.ids)
-    assert kvstore(cluster, "partition", "show", "nothing").returncode == 1
+    assert on(cluster, "partition", "show", "nothing").returncode == 1
 
 
 def test_a_server_tells_commands_where_the_metadata_is(cluster: Cluster) -> None:
     server = "{}:{}".format(*cluster.address("n2", "grpc"))
     for command in (["partition", "list"], ["ledger", "list"], ["bookie", "list"], ["fsck"]):
-        answer = call(*command, "--json", "--server", f"127.0.0.1:1,{server}")
+        answer = kvstore(*command, "--json", "--server", f"127.0.0.1:1,{server}")
         assert answer.returncode == 0, answer.stderr
         assert json.loads(answer.stdout)
-    nobody = call("partition", "list", "--server", "127.0.0.1:1")
+    nobody = kvstore("partition", "list", "--server", "127.0.0.1:1")
     assert nobody.returncode == 1
     assert "--server 127.0.0.1:1" in nobody.stderr
 
@@ -103,16 +97,16 @@ def test_bookies_say_how_much_room_they_have(cluster: Cluster) -> None:
 
 
 def test_a_scrub_finds_nothing_on_a_healthy_bookie(cluster: Cluster) -> None:
-    answer = kvstore(cluster, "bookie", "scrub", bookie_of(cluster, "n1"))
+    answer = on(cluster, "bookie", "scrub", bookie_of(cluster, "n1"))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "is good" in answer.stdout
 
 
 def test_a_bookie_that_is_up_is_not_given_up(cluster: Cluster) -> None:
-    answer = kvstore(cluster, "bookie", "decommission", bookie_of(cluster, "n3"), "--yes")
+    answer = on(cluster, "bookie", "decommission", bookie_of(cluster, "n3"), "--yes")
     assert answer.returncode == 1
     assert "is up" in answer.stderr
-    assert kvstore(cluster, "bookie", "decommission", "n9-000000000000", "--yes").returncode == 1
+    assert on(cluster, "bookie", "decommission", "n9-000000000000", "--yes").returncode == 1
 
 
 def test_auto_recovery_is_watched_and_switched_by_commands(cluster: Cluster) -> None:
@@ -122,13 +116,13 @@ def test_auto_recovery_is_watched_and_switched_by_commands(cluster: Cluster) -> 
     assert (found["enabled"], found["lost_bookie_delay_s"]) == (True, 60)
     assert document(cluster, "autorecovery", "disable") == {"enabled": False}
     assert document(cluster, "autorecovery", "status")["enabled"] is False
-    assert kvstore(cluster, "autorecovery", "enable").stdout == "auto-recovery is on\n"
+    assert on(cluster, "autorecovery", "enable").stdout == "auto-recovery is on\n"
     assert document(cluster, "autorecovery", "status")["enabled"] is True
     for seconds in ("90", "60"):
         assert document(cluster, "autorecovery", "lost-bookie-delay", seconds) == {"lost_bookie_delay_s": int(seconds)}
-    assert kvstore(cluster, "autorecovery", "lost-bookie-delay").stdout == "60 s\n"
-    assert kvstore(cluster, "autorecovery", "lost-bookie-delay", "-1").returncode == 2
-    assert kvstore(cluster, "autorecovery", "list").returncode == 0
+    assert on(cluster, "autorecovery", "lost-bookie-delay").stdout == "60 s\n"
+    assert on(cluster, "autorecovery", "lost-bookie-delay", "-1").returncode == 2
+    assert on(cluster, "autorecovery", "list").returncode == 0
 
 
 def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_forgotten(cluster: Cluster) -> None:
@@ -140,14 +134,14 @@ def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_f
     cluster.wait_until(lambda: bookie_of(cluster, "n3") != lost, "the lost bookie's session has ended")
     cluster.wait_until(lambda: bool(away(cluster)), "the lost bookie is noticed")
     cluster.wait_until(lambda: away(cluster)[0]["others"] == 0, "leaders have rolled", 60)
-    unasked = kvstore(cluster, "bookie", "decommission", lost)
+    unasked = on(cluster, "bookie", "decommission", lost)
     assert (unasked.returncode, "give --yes" in unasked.stderr) == (2, True)
-    answer = kvstore(cluster, "bookie", "decommission", lost, "--yes")
+    answer = on(cluster, "bookie", "decommission", lost, "--yes")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert away(cluster) == []
     assert lost not in [each["id"] for each in document(cluster, "bookie", "list")]
     wait_until_blocking(
-        lambda: kvstore(cluster, "fsck", "--strict").returncode == 0, timeout_s=60, what="every copy is there"
+        lambda: on(cluster, "fsck", "--strict").returncode == 0, timeout_s=60, what="every copy is there"
     )
     assert cluster.redis("n2").get("k599") == b"x" * 100
 
@@ -173,7 +167,7 @@ def test_a_directory_restored_from_an_old_copy_is_doubted_until_it_is_repaired(
         cluster.start_node(node)
         cluster.wait_ready()
     wait_until_blocking(lambda: limbo(cluster, "n2") == 0, timeout_s=90, what="nothing is doubted any more")
-    answer = kvstore(cluster, "fsck", "--strict")
+    answer = on(cluster, "fsck", "--strict")
     assert answer.returncode == 0, answer.stdout
     assert cluster.redis("n2").get("later299") == b"x" * 100
 

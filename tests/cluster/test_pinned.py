@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import mmh3
 import orjson
@@ -21,11 +18,13 @@ from kvstore.client.pinned.pins import PinnedStore, PinStatus, Split, list_pins,
 from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import InvalidRequest, NoSuchPin, Refused, StoreError
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import kvstore
 
 pytestmark = [pytest.mark.cluster]
 
 VALUES = {b"key%05d" % number: b"%d" % number * 20 for number in range(6_000)} | {b"large": b"x" * (1 << 20)}
 SPLIT_BYTES = 60_000
+WRITER_REST_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,8 @@ def writing(cluster: Cluster) -> Iterator[None]:
                     client.delete(b"key00400")
                     client.put(b"new%d" % rounds, b"new")
                 except StoreError:
-                    continue
+                    pass
+                over.wait(WRITER_REST_S)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -235,8 +235,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _kvstore(*arguments: str) -> list[dict[str, object]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "kvstore", *arguments], capture_output=True, timeout=60, check=True, cwd=Path.cwd()
-    )
+    done = kvstore(*arguments)
+    assert done.returncode == 0, done.stderr
     found: list[dict[str, object]] = orjson.loads(done.stdout)
     return found

@@ -4,6 +4,7 @@ command, and whoever repairs stands still."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def stage(cluster: Cluster) -> RepairStage:
-    return RepairStage(cluster, QUICK, Report())
+    return RepairStage(cluster, replace(QUICK, rests=25.0), Report())
 
 
 async def test_who_repairs_stands_still_and_others_go_on_in_its_place(stage: RepairStage) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import kvstore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -22,24 +20,14 @@ REPAIR_AFTER_S = 4.0
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Four nodes for three replicas; a lost node's replicas are made anew soon."""
-    with running_cluster(tmp_path_factory.mktemp("replicas"), nodes=4, partitions=2) as started:
-        for node in started.file.nodes:
-            config = Path(node.config)
-            config.write_text(f"repair_after_s = {REPAIR_AFTER_S}\n{config.read_text()}")
-            restart(started, node.id)
+    settings = (f"repair_after_s={REPAIR_AFTER_S}",)
+    with running_cluster(tmp_path_factory.mktemp("replicas"), nodes=4, partitions=2, settings=settings) as started:
         started.redis("n1").mset(KEYS)
         yield started
 
 
-def restart(cluster: Cluster, node: str) -> None:
-    cluster.terminate(node)
-    cluster.start_node(node)
-    cluster.wait_ready(node)
-
-
 def document(cluster: Cluster, *arguments: str) -> Any:
-    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir), "--json"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    answer = kvstore(*arguments, "--data-dir", str(cluster.local.data_dir), "--json")
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout)
 

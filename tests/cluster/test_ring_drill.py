@@ -14,7 +14,7 @@ from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=4.0)
+COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=4.0, rest_s=0.2)
 
 
 @pytest.fixture(scope="module")

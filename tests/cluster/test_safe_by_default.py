@@ -7,12 +7,9 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import redis
@@ -21,25 +18,26 @@ from kvstore.client import Client
 from kvstore.client.core.config import parse_url
 from kvstore.errors import NotAuthenticated
 from kvstore.rpc.login import Login
-from tests.cluster.harness import running_cluster
-from tests.cluster.test_tls import Secured
+from tests.cluster.test_tls import Secured, secured_cluster
+from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
 PASSWORD = "a long one"
+REST_S = 0.05
+"""Of those who work, between two rounds: each of a round's TLS handshakes takes some milliseconds of two processors."""
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    directory = tmp_path_factory.mktemp("safe")
-    with running_cluster(directory) as cluster:
-        for node in cluster.ids:
-            config = Path(cluster.file.node(node).config)
-            text = config.read_text().replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
-            assert "127.1:" in text
-            config.write_text(text)
-        found = Secured(cluster, directory)
-        found.secure("n3")
+    with secured_cluster(tmp_path_factory.mktemp("safe"), "n3", addressed=for_others) as found:
         yield found
+
+
+def for_others(text: str) -> str:
+    """A node's file, in which the Redis door's address is none of loopback by its text."""
+    found = text.replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
+    assert "127.1:" in found
+    return found
 
 
 def redis_of(secured: Secured, node: str, **options: str) -> redis.Redis:
@@ -70,15 +68,11 @@ def serial_of(secured: Secured, node: str, door: str) -> str:
         return str((connection.getpeercert() or {})["serialNumber"])
 
 
-def command(secured: Secured, *words: str) -> subprocess.CompletedProcess[str]:
+def command(secured: Secured, *words: str) -> Done:
     """Run one of root's."""
     own = {"KVSTORE_TLS_CA": secured.ca, "KVSTORE_TLS_CERT": secured.of_client, "KVSTORE_TLS_KEY": secured.of_client}
-    environ = {**os.environ, **{name: str(path) for name, path in own.items()}}
-    return subprocess.run(
-        [sys.executable, "-m", "kvstore", *words],
-        env={**environ, "KVSTORE_USER": "root", "KVSTORE_PASSWORD": PASSWORD},
-        input=PASSWORD, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    environ = {name: str(path) for name, path in own.items()} | {"KVSTORE_USER": "root", "KVSTORE_PASSWORD": PASSWORD}
+    return kvstore(*words, environ=environ, stdin=PASSWORD)
 
 
 def is_done(secured: Secured, what: Callable[[redis.Redis], object]) -> bool:
@@ -151,7 +145,7 @@ class Load:
         try:
             for _ in work():
                 self.rounds[place] += 1
-                if self._over.is_set():
+                if self._over.wait(REST_S):
                     return
         except Exception as error:  # noqa: BLE001 - the test looks at them
             self.failures.append(error)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import kvstore
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
@@ -25,18 +26,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-
 def at(cluster: Cluster, node: str = "n1") -> tuple[str, str]:
     return "--server", cluster.file.node(node).grpc
 
 
 def look(cluster: Cluster, node: str = "n1") -> tuple[int, dict[str, Any]]:
     """The exit code and the document of a status, as one node finds the cluster."""
-    answer = call("status", "--json", *at(cluster, node))
+    answer = kvstore("status", "--json", *at(cluster, node))
     assert answer.stdout, answer.stderr
     return answer.returncode, json.loads(answer.stdout)
 
@@ -76,7 +72,7 @@ def test_a_healthy_cluster_says_so_and_exits_with_zero(cluster: Cluster) -> None
     assert sorted(each for node in nodes.values() for each in node["leads"]) == ["p1", "p2", "p3"]
     assert [len(each["replicas"]) for each in found["partitions"]] == [3, 3, 3]
     assert all(each["failed_directories"] == [] and each["free_bytes"] for each in found["bookies"])
-    local = call("status", "--data-dir", str(cluster.local.data_dir))
+    local = kvstore("status", "--data-dir", str(cluster.local.data_dir))
     assert (local.returncode, local.stdout.splitlines()[0]) == (0, found["health"]["text"])
     assert str(cluster.pid("n2")) in local.stdout
 
@@ -99,7 +95,7 @@ def test_a_node_that_is_killed_is_named_with_the_reason_and_watchers_are_told(cl
     assert (node["id"], node["report"], node["leads"]) == ("n3", None, [])
     assert "refuses connections" in node["no_answer"]
     assert {each["leader"] for each in found["partitions"]} <= {"n1", "n2"}
-    local = call("status", "--data-dir", str(cluster.local.data_dir))
+    local = kvstore("status", "--data-dir", str(cluster.local.data_dir))
     assert local.returncode == 1
     assert "node n3: n3 refuses connections" in local.stdout
     assert "To start what is down: " in local.stdout
@@ -113,7 +109,7 @@ def test_a_node_that_hangs_does_not_hold_the_status_up(cluster: Cluster) -> None
         _, found = wait_for(cluster, lambda _, found: "node_silent" in codes(found), "n2 to be missed")
         assert [each["id"] for each in found["nodes"] if each["no_answer"]] == ["n2"]
         asked = ",".join(cluster.file.node(each).grpc for each in ("n2", "n1"))
-        answer = call("status", "--server", asked)
+        answer = kvstore("status", "--server", asked)
         assert "node n2: " in answer.stdout, "the next server is asked where the first one hangs"
     finally:
         cluster.resume("n2")
@@ -129,43 +125,43 @@ def test_while_the_metadata_store_is_away_servers_tell_what_they_know_and_its_ag
         assert "ZooKeeper: no node reaches it; what they know is " in found["health"]["text"]
         assert found["metadata"]["state"] == "suspended"
         for command in (("partition", "list"), ("bookie", "list"), ("ring", "show")):
-            answer = call(*command, "--json", *at(cluster))
+            answer = kvstore(*command, "--json", *at(cluster))
             assert answer.returncode == 0, answer.stderr
             assert "shown is what n1 read of it" in answer.stderr
             document = json.loads(answer.stdout)
             rows = document if isinstance(document, list) else document["partitions"]
             assert len(rows) == 3
             assert all(each["age_s"] > 0 for each in (rows if isinstance(document, list) else [document]))
-        bookies = json.loads(call("bookie", "list", "--json", *at(cluster)).stdout)
+        bookies = json.loads(kvstore("bookie", "list", "--json", *at(cluster)).stdout)
         assert all(each["state"] == "writable" and each["free_bytes"] for each in bookies)
-        partitions = json.loads(call("partition", "list", "--json", *at(cluster)).stdout)
+        partitions = json.loads(kvstore("partition", "list", "--json", *at(cluster)).stdout)
         assert all(each["leader"] in cluster.ids and each["ledger_count"] for each in partitions)
-        assert call("partition", "show", "p1", *at(cluster)).returncode == 0
-        listed = call("ledger", "list", "--json", *at(cluster))
+        assert kvstore("partition", "show", "p1", *at(cluster)).returncode == 0
+        listed = kvstore("ledger", "list", "--json", *at(cluster))
         assert listed.returncode == 0, listed.stderr
         assert "shown is what the partitions' leaders know of their logs" in listed.stderr
         ledgers = {each["id"]: each for each in json.loads(listed.stdout)}
         assert {each["partition"] for each in ledgers.values() if each["state"] == "OPEN"} == {"p1", "p2", "p3"}
         last = max(ledgers)
-        shown = call("ledger", "show", str(last), "--json", *at(cluster))
+        shown = kvstore("ledger", "show", str(last), "--json", *at(cluster))
         assert (json.loads(shown.stdout)["bookies"], shown.returncode) == (ledgers[last]["bookies"], 0)
         assert len(ledgers[last]["bookies"]) == 3
-        unknown = call("partition", "show", "p9", *at(cluster))
+        unknown = kvstore("partition", "show", "p9", *at(cluster))
         assert (unknown.returncode, unknown.stdout) == (1, "")
     finally:
         cluster.resume_zookeeper()
     wait_whole(cluster)
-    ledgers_now = call("ledger", "list", "--json", *at(cluster))
+    ledgers_now = kvstore("ledger", "list", "--json", *at(cluster))
     assert ledgers_now.stderr == ""
     assert set(ledgers) <= {each["id"] for each in json.loads(ledgers_now.stdout)}
-    by_store = call("ledger", "list", "--json", "--metadata", cluster.file.zookeeper)
+    by_store = kvstore("ledger", "list", "--json", "--metadata", cluster.file.zookeeper)
     assert json.loads(by_store.stdout) == json.loads(ledgers_now.stdout)
     by_ids = [
-        call("ledger", "show", str(last), "--json", *where)
+        kvstore("ledger", "show", str(last), "--json", *where)
         for where in (at(cluster), ("--metadata", cluster.file.zookeeper))
     ]
     assert by_ids[0].stdout == by_ids[1].stdout
-    listed = call("partition", "list", "--json", *at(cluster))
+    listed = kvstore("partition", "list", "--json", *at(cluster))
     assert listed.stderr == ""
     assert all(each["ledgers"] for each in json.loads(listed.stdout))
 
@@ -195,7 +191,7 @@ def test_partitions_that_nobody_can_lead_are_not_served(cluster: Cluster) -> Non
     assert found["health"]["grade"] == "down"
     assert codes(found) & {"no_leader", "leader_silent", "leader_not_serving", "no_ack_quorum"}
     assert code == 2
-    assert call("status", *at(cluster, "n2")).returncode == 2, "nobody answers there"
+    assert kvstore("status", *at(cluster, "n2")).returncode == 2, "nobody answers there"
     cluster.start_node("n2")
     cluster.start_node("n3")
     wait_whole(cluster)

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_kill import counting, wait_going_on
+from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
 
@@ -42,13 +41,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+def on(cluster: Cluster, *arguments: str) -> Done:
+    return kvstore(*arguments, "--data-dir", str(cluster.local.data_dir))
 
 
 def document(cluster: Cluster, *arguments: str) -> Any:
-    answer = kvstore(cluster, *arguments, "--json")
+    answer = on(cluster, *arguments, "--json")
     assert answer.stdout, answer.stderr
     return json.loads(answer.stdout)
 
@@ -88,7 +86,7 @@ def test_a_leader_killed_with_its_bookies_disk_loses_nothing_and_its_copies_are_
         wait_going_on(cluster, counters)
     cluster.wait_until(lambda: not naming(cluster, lost), "no ledger names what is lost", WHOLE_S)
     cluster.wait_until(lambda: not document(cluster, "autorecovery", "list"), "no ledger is marked", WHOLE_S)
-    checked = kvstore(cluster, "fsck")
+    checked = on(cluster, "fsck")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     for number in range(KEYS):
         assert cluster.redis("n2").get(f"k{number}") == f"{number}{VALUE}".encode()

@@ -6,12 +6,11 @@ import asyncio
 import os
 import socket
 import ssl
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -28,15 +27,17 @@ from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
 from kvstore.types import ServerId
 from kvstore.versions import LINK_LATEST
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import kvstore
 
 pytestmark = [pytest.mark.cluster]
 
 
 class Secured:
-    """A running cluster with TLS, and the files by which to reach it."""
+    """The files by which to reach a cluster with TLS, and the cluster once it runs."""
 
-    def __init__(self, cluster: Cluster, directory: Path) -> None:
-        self.cluster = cluster
+    cluster: Cluster
+
+    def __init__(self, directory: Path) -> None:
         self.authority = authority = trustme.CA()
         self.ca, self.cert, self.key = directory / "ca.pem", directory / "cert.pem", directory / "key.pem"
         authority.cert_pem.write_to_path(str(self.ca))
@@ -59,17 +60,17 @@ class Secured:
         issued.private_key_pem.write_to_path(str(key))
         issued.cert_chain_pems[0].write_to_path(str(cert))
 
-    def secure(self, *verifying: str) -> None:
-        """Restart every node with TLS; those in `verifying` want certificates of their clients, too."""
-        for node in self.cluster.ids:
-            self.cluster.terminate(node)
-        for node in self.cluster.ids:
-            verify = "verify_clients = true\n" if node in verifying else ""
-            with Path(self.cluster.file.node(node).config).open("a") as config:
-                config.write(f'\n[tls]\ncert = "{self.cert}"\nkey = "{self.key}"\nca = "{self.ca}"\n{verify}')
-            self.cluster.start_node(node)
-        for node in self.cluster.ids:
-            self.cluster.wait_until(lambda node=node: self.https(node, "/readyz") == b"ok\n", f"{node} is ready", 60)
+    def table(self, *, verifies: bool = False) -> str:
+        """What a node's file has for it."""
+        verify = "verify_clients = true\n" if verifies else ""
+        return f'\n[tls]\ncert = "{self.cert}"\nkey = "{self.key}"\nca = "{self.ca}"\n{verify}'
+
+    def wait_ready(self) -> None:
+        """Return when each node says that it is ready, and what needs the cluster's version can be used."""
+        cluster, command = self.cluster, ("cluster", "version", "--json", "--metadata", self.cluster.file.zookeeper)
+        for node in cluster.ids:
+            cluster.wait_until(lambda node=node: self.https(node, "/readyz") == b"ok\n", f"{node} is ready")
+        cluster.wait_until(lambda: '"waits_for": null' in kvstore(*command).stdout, "the cluster's version rises")
 
     def https(self, node: str, path: str) -> bytes:
         context = ssl.create_default_context(cafile=str(self.ca))
@@ -85,12 +86,25 @@ class Secured:
         return f"kvs://{hosts}?ca={ca or self.ca}"
 
 
+@contextmanager
+def secured_cluster(
+    directory: Path, *verifying: str, addressed: Callable[[str], str] = str, **options: Any
+) -> Iterator[Secured]:
+    """Whose nodes have TLS from their first start; those in `verifying` want certificates of their clients, too.
+    `addressed`: makes other addresses of those in a file."""
+    found = Secured(directory)
+
+    def written(node: str, text: str) -> str:
+        return addressed(text) + found.table(verifies=node in verifying)
+
+    with running_cluster(directory, written=written, **options) as found.cluster:
+        found.wait_ready()
+        yield found
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    directory = tmp_path_factory.mktemp("tls")
-    with running_cluster(directory) as cluster:
-        found = Secured(cluster, directory)
-        found.secure("n3")
+    with secured_cluster(tmp_path_factory.mktemp("tls"), "n3") as found:
         yield found
 
 
@@ -197,12 +211,8 @@ def test_commands_reach_it_by_the_files_that_the_environment_names(secured: Secu
         "KVSTORE_TLS_CERT": str(secured.cert),
         "KVSTORE_TLS_KEY": str(secured.key),
     }
-    command = [sys.executable, "-m", "kvstore"]
     where = ["--data-dir", str(secured.cluster.local.data_dir)]
     for arguments in (["put", "from", "a shell"], ["get", "from"], ["fsck"]):
-        answer = subprocess.run(
-            [*command, *arguments, *where],
-            capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **files},
-        )  # fmt: skip
+        answer = kvstore(*arguments, *where, environ=files)
         assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "All is well" in answer.stdout or "Nothing is lost" in answer.stdout

@@ -24,6 +24,7 @@ from kvstore.errors import Unavailable
 from kvstore.ring import new_ring
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, is_alive, running_cluster
+from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
 
@@ -34,7 +35,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+def on(cluster: Cluster, *arguments: str) -> Done:
+    return kvstore(*arguments, "--data-dir", str(cluster.local.data_dir))
+
+
+def as_process(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a shell runs it."""
     command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
@@ -44,7 +50,7 @@ def test_up_writes_nothing_that_those_who_watch_see(cluster: Cluster) -> None:
     with FeedReader(cluster.url) as feed:
         before = feed.positions()
         assert [(each.partition, each.latest) for each in before] == [("p1", 0), ("p2", 0), ("p3", 0)]
-        assert kvstore(cluster, "up", "--detach").returncode == 0
+        assert on(cluster, "up", "--detach").returncode == 0
         assert feed.positions() == before
         assert [list(feed.changes(each.partition, 0).keys) for each in before] == [[]] * 3
 
@@ -57,7 +63,7 @@ def test_what_up_asks_is_answered_only_by_a_partition_that_takes_writes(cluster:
     cluster.kill("n3")
     with pytest.raises(Unavailable, match="partition p1: a read at"):
         probe(first.grpc, first.resp, keys)
-    assert kvstore(cluster, "up", "--detach").returncode == 0
+    assert as_process(cluster, "up", "--detach").returncode == 0
     probe(first.grpc, first.resp, keys)
 
 
@@ -113,10 +119,10 @@ def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(clus
 
 
 def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
-    assert kvstore(cluster, "put", "greeting", "hello").returncode == 0
-    assert kvstore(cluster, "get", "greeting").stdout.strip() == "hello"
-    assert kvstore(cluster, "ring", "locate", "greeting").stdout.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
-    assert kvstore(cluster, "fsck").returncode == 0
+    assert as_process(cluster, "put", "greeting", "hello").returncode == 0
+    assert as_process(cluster, "get", "greeting").stdout.strip() == "hello"
+    assert as_process(cluster, "ring", "locate", "greeting").stdout.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
+    assert as_process(cluster, "fsck").returncode == 0
     assert cluster.status("n1")["not_ready"] == []
     with Client(cluster.url) as store:
         found = store.get(b"greeting")
@@ -127,7 +133,7 @@ def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
 
 def test_a_drained_node_leads_nothing_and_says_so_and_still_serves(cluster: Cluster) -> None:
     leader = cluster.wait_led()["p1"]
-    answer = kvstore(cluster, "node", "drain", leader, "--json")
+    answer = on(cluster, "node", "drain", leader, "--json")
     assert answer.returncode == 0, answer.stderr
     assert set(json.loads(answer.stdout)["handed_over"]) <= {"p1", "p2", "p3"}, "what it still led when it was asked"
     assert leader not in cluster.wait_led(by_other_than=leader).values()
@@ -151,7 +157,7 @@ def test_cluster_json_names_every_process_and_endpoint(cluster: Cluster) -> None
 def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Cluster) -> None:
     """At the end of a terminal it took the cluster of another with it."""
     before = (cluster.local.data_dir / "cluster.json").read_bytes()
-    answer = kvstore(cluster, "up")
+    answer = as_process(cluster, "up")
     assert answer.returncode == 0, answer.stderr
     assert "it ran before this command, and goes on" in answer.stderr
     assert (cluster.local.data_dir / "cluster.json").read_bytes() == before
@@ -159,7 +165,7 @@ def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Clus
 
 
 def test_status_shows_every_node(cluster: Cluster) -> None:
-    answer = kvstore(cluster, "status", "--json")
+    answer = on(cluster, "status", "--json")
     assert answer.returncode == 0, answer.stderr
     document = json.loads(answer.stdout)
     assert [node["id"] for node in document["nodes"]] == cluster.ids
@@ -171,7 +177,7 @@ def test_up_on_a_running_cluster_starts_what_is_down_and_nothing_else(cluster: C
     before = {node: cluster.pid(node) for node in cluster.ids}
     cluster.redis("n1").set("kept", "over a kill")
     cluster.kill("n2")
-    answer = kvstore(cluster, "up", "--detach", "--json")
+    answer = on(cluster, "up", "--detach", "--json")
     assert answer.returncode == 0, answer.stderr
     after = {node["id"]: node["pid"] for node in json.loads(answer.stdout)["nodes"]}
     assert {node for node in before if before[node] != after[node]} == {"n2"}
@@ -185,21 +191,20 @@ def test_processes_that_the_file_does_not_know_are_found(cluster: Cluster) -> No
     document["nodes"][1]["pid"] = None  # as if `up` had been killed before it wrote it down
     document["nodes"][2]["pid"] = os.getpid()  # as if the number had been used again
     path.write_text(json.dumps(document))
-    answer = kvstore(cluster, "up", "--detach", "--json")
+    answer = on(cluster, "up", "--detach", "--json")
     assert answer.returncode == 0, answer.stderr
     assert {node["id"]: node["pid"] for node in json.loads(answer.stdout)["nodes"]} == before
 
 
 def test_up_refuses_to_change_a_cluster(cluster: Cluster) -> None:
-    answer = kvstore(cluster, "up", "--detach", "--nodes", "5")
+    answer = on(cluster, "up", "--detach", "--nodes", "5")
     assert answer.returncode == 1
     assert "was made with 3" in answer.stderr
 
 
 def test_a_second_cluster_on_the_same_ports_names_the_one_that_is_taken(cluster: Cluster, tmp_path: Path) -> None:
     offset = str(cluster.file.port_offset)
-    command = [sys.executable, "-m", "kvstore", "up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    answer = kvstore("up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset)
     assert answer.returncode == 1
     assert f"{cluster.file.node('n1').resp} (resp of node n1)" in answer.stderr
 
@@ -207,7 +212,7 @@ def test_a_second_cluster_on_the_same_ports_names_the_one_that_is_taken(cluster:
 def test_down_leaves_no_process_and_up_brings_the_data_back(cluster: Cluster) -> None:
     cluster.redis("n1").mset({f"down-{i}": i for i in range(100)})
     pids = [*(cluster.pid(node) for node in cluster.ids), cluster.file.zookeeper_pid or 0]
-    answer = kvstore(cluster, "down")
+    answer = on(cluster, "down")
     assert answer.returncode == 0, answer.stderr
     assert not any(map(is_alive, pids))
     assert [p.pid for p in psutil.process_iter() if str(cluster.directory) in _command_line(p)] == []
@@ -219,17 +224,17 @@ def test_a_cluster_that_is_down_comes_back_on_other_ports(cluster: Cluster) -> N
     cluster.redis("n1").set("moved", "here")
     before = cluster.file
     other = "50"
-    answer = kvstore(cluster, "up", "--detach", "--port-offset", other)
+    answer = as_process(cluster, "up", "--detach", "--port-offset", other)
     assert answer.returncode == 1
     assert "runs on other ports; `kvstore down` first" in answer.stderr
     assert cluster.file == before
-    assert kvstore(cluster, "down").returncode == 0
-    answer = kvstore(cluster, "up", "--detach", "--port-offset", other)
+    assert as_process(cluster, "down").returncode == 0
+    answer = as_process(cluster, "up", "--detach", "--port-offset", other)
     assert answer.returncode == 0, answer.stderr
     assert {node.resp for node in before.nodes}.isdisjoint(node.resp for node in cluster.file.nodes)
     assert cluster.redis("n3").get("moved") == b"here"
-    assert kvstore(cluster, "down").returncode == 0
-    assert kvstore(cluster, "up", "--detach", "--port-offset", str(before.port_offset)).returncode == 0
+    assert as_process(cluster, "down").returncode == 0
+    assert as_process(cluster, "up", "--detach", "--port-offset", str(before.port_offset)).returncode == 0
     assert cluster.redis("n2").get("moved") == b"here"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -17,12 +15,15 @@ from kvstore.client import AsyncClient, Client, FeedReader
 from kvstore.client.core.watching import Change
 from kvstore.errors import OutcomeUnknown, StoreError
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KEYS = [b"w%02d" % number for number in range(40)]
 ONE = KEYS[7]
+WRITER_REST_S, PAGES_REST_S = 0.01, 0.1
+"""Without rests they have the processors that those who take over want."""
 
 
 class Writer(threading.Thread):
@@ -47,6 +48,7 @@ class Writer(threading.Thread):
                         self.done |= {(key, version): None} if version else {}
                     else:
                         self.done[key, client.put(key, value)] = value
+                    self._over.wait(WRITER_REST_S)
                 except OutcomeUnknown:
                     continue
                 except StoreError:
@@ -108,6 +110,7 @@ class Pages(threading.Thread):
         try:
             while not self._over.is_set():
                 self.read_once()
+                self._over.wait(PAGES_REST_S)
         except StoreError as error:
             self.failure = error
 
@@ -140,14 +143,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def command(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def command(cluster: Cluster, *arguments: str) -> Done:
+    return kvstore(*arguments, "--data-dir", str(cluster.local.data_dir))
 
 
 def wait_led(cluster: Cluster, *partitions: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ processes."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 
 from kvstore.client import Client
 from kvstore.devcluster.zookeeper import free_ports
+from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
 from tests.zookeeper_fixture import zookeeper, zookeeper_chroot
 
@@ -58,11 +58,9 @@ class Place:
         self.file.write_text(f"{PASSWORD}\n")
         self.ports = dict(zip(("bookie", "resp", "grpc", "http"), free_ports(4), strict=True))
 
-    def command(self, *arguments: str, is_known: bool = True) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, is_known: bool = True) -> Done:
         login = {"KVSTORE_METADATA_USER": USER, "KVSTORE_METADATA_PASSWORD_FILE": str(self.file)} if is_known else {}
-        line = [*KVSTORE, *arguments, "--zookeeper", self.address]
-        environ = os.environ | login
-        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=environ)
+        return kvstore(*arguments, "--zookeeper", self.address, environ=login)
 
     def found(self, login: str) -> None:
         """The cluster, and its node's file with these lines about its login."""

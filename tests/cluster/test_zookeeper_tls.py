@@ -4,7 +4,6 @@ processes."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.devcluster.zookeeper import free_ports
+from tests.commands import kvstore
 from tests.meta.zookeeper.test_tls import Secured, secured
 from tests.waiting import wait_until_blocking
 
@@ -26,13 +26,12 @@ def test_a_node_joins_by_its_advertised_host_and_commands_read_by_the_files_that
 ) -> None:
     tls = secured.client()
     files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
-    environ = os.environ | {f"KVSTORE_ZOOKEEPER_TLS_{name}": str(path) for name, path in files.items()}
+    environ = {f"KVSTORE_ZOOKEEPER_TLS_{name}": str(path) for name, path in files.items()}
 
     def command(*arguments: str) -> str:
-        return subprocess.run(
-            [*KVSTORE, *arguments, "--zookeeper", secured.address, "--json"],
-            capture_output=True, text=True, timeout=60, check=True, env=environ,
-        ).stdout  # fmt: skip
+        answer = kvstore(*arguments, "--zookeeper", secured.address, "--json", environ=environ)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
 
     secret = tmp_path / "cluster.secret"
     init = ("cluster", "init", "--unsafe", "--node", "n1", "--replicas", "1", "--secret-file", str(secret))

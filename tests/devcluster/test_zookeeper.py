@@ -104,7 +104,7 @@ def test_a_server_serves_on_loopback_only_and_keeps_its_files_together(tmp_path:
 
 
 @needs_zookeeper
-def test_a_killed_server_comes_back_at_its_address(tmp_path: Path) -> None:
+def test_a_killed_server_comes_back_at_its_address_and_a_paused_one_can_be_stopped(tmp_path: Path) -> None:
     process = start_standalone(tmp_path / "zk")
     process.kill()
     assert not process.is_running()
@@ -112,17 +112,12 @@ def test_a_killed_server_comes_back_at_its_address(tmp_path: Path) -> None:
     try:
         again.wait_ready()
         assert again.address == process.address
+        again.pause()
+        assert four_letters(again.address, "ruok") == ""
+        again.stop()
+        assert not again.is_running()
     finally:
         again.kill()
-
-
-@needs_zookeeper
-def test_a_paused_server_can_be_stopped(tmp_path: Path) -> None:
-    process = start_standalone(tmp_path / "zk")
-    process.pause()
-    assert four_letters(process.address, "ruok") == ""
-    process.stop()
-    assert not process.is_running()
 
 
 @needs_zookeeper

@@ -334,20 +334,27 @@ class HalfOpen:
             with suppress(OSError):
                 key.fileobj.send(b"\x16\x03\x01\x02\x00")  # type: ignore[union-attr]
         self._selector.close()
+        self._ended = 0
+        self._open = selectors.DefaultSelector()
+        for sock in self.sockets:
+            self._open.register(sock, selectors.EVENT_READ)
 
     def ended(self) -> int:
         """How many the other side has closed."""
-        count = 0
-        for sock in self.sockets:
+        for key, _ in self._open.select(0.0):
             try:
-                count += sock.recv(1) == b""
+                is_over = key.fileobj.recv(1) == b""  # type: ignore[union-attr]
             except BlockingIOError:
-                pass
+                continue
             except OSError:
-                count += 1
-        return count
+                is_over = True
+            if is_over:
+                self._open.unregister(key.fileobj)
+                self._ended += 1
+        return self._ended
 
     def close(self) -> None:
+        self._open.close()
         for sock in self.sockets:
             sock.close()
 

@@ -4,11 +4,12 @@ used to the byte after a leader's death, a change of the ring and a restart of e
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ import redis
 from kvstore.client import Client
 from kvstore.errors import QuotaExceeded
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import kvstore
 from tests.source import ROOT
+from tests.typed import programs
 
 pytestmark = [pytest.mark.cluster]
 KEYS_MAX = 40
@@ -31,14 +34,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def command(cluster: Cluster, *words: str) -> Any:
     """What a command of the CLI says as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kvstore", *words, "--json"],
-        cwd=cluster.directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    where = () if "--server" in words else ("--data-dir", str(cluster.local.data_dir))
+    done = kvstore(*words, *where, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -57,14 +54,23 @@ def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
     section = (ROOT / "docs" / "operations.md").read_text().partition("### Namespaces\n")[2]
     block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
     assert block is not None
-    script, wanted = ["set -eu", f'kvstore() {{ {sys.executable} -m kvstore "$@"; }}'], []
-    for line in block[1].splitlines():
-        typed, _, says = line.partition("# says: ")
-        script += [typed, "echo '--- done'"]
-        wanted.append((typed, says))
+    lines = block[1].splitlines()
+    full = next(number for number, line in enumerate(lines) if "one too many" in line)
+    with programs(cluster.directory) as found:
+        assert type_in(cluster, found, lines[:full]) > 2
+        wait_used(cluster, "shop", 3, 3 * len("shop/cart/1") + len("three apples" + "a pear" + "a plum"))
+        assert type_in(cluster, found, lines[full:]) > 5
+
+
+def type_in(cluster: Cluster, found: Path, lines: list[str]) -> int:
+    """Type the lines in a shell that finds our programs there; how many they were. AssertionError unless each is done
+    and says what stands behind it."""
+    parts = [line.partition("# says: ") for line in lines]
+    script = ["set -eu", *(line for typed, _, _ in parts for line in (typed, "echo '--- done'"))]
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=cluster.directory,
+        env={**os.environ, "PATH": f"{found}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -72,11 +78,11 @@ def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    parts = done.stdout.split("--- done\n")
-    assert len(parts) == len(wanted) + 1
-    assert len(wanted) > 8
-    for (typed, says), said in zip(wanted, parts, strict=False):
-        assert says in said, f"{typed}\n{said}"
+    *said, rest = done.stdout.split("--- done\n")
+    assert (len(said), rest) == (len(parts), "")
+    for (typed, _, says), told in zip(parts, said, strict=True):
+        assert says in told, f"{typed}\n{told}"
+    return len(parts)
 
 
 def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
@@ -161,5 +167,6 @@ def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster)
         client.delete(b"app/0")
         wait_used(cluster, "app", KEYS_MAX - 1, size - len("app/0"))
         client.put(b"app/more", b"")
+        wait_used(cluster, "app", KEYS_MAX, size - len("app/0") + len("app/more"))  # who leads the next key, too
         with pytest.raises(QuotaExceeded):
             client.put(b"app/again", b"")

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ import redis
 
 from kvstore.client import Client
 from kvstore.errors import NotAuthenticated, PermissionDenied
-from tests.cluster.harness import running_cluster
-from tests.cluster.test_safe_by_default import Load, redis_of, serial_of
-from tests.cluster.test_tls import Secured
+from tests.cluster.test_safe_by_default import Load, for_others, redis_of, serial_of
+from tests.cluster.test_tls import Secured, secured_cluster
 from tests.source import ROOT
+from tests.typed import programs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
 DOCS = ROOT / "docs" / "operations.md"
@@ -75,7 +74,7 @@ def patient(command: str) -> str:
 class Walk:
     """The operator's machine: a folder, and a shell that knows where the cluster is."""
 
-    def __init__(self, secured: Secured, directory: Path, functions: Part) -> None:
+    def __init__(self, secured: Secured, directory: Path, programs: Path, functions: Part) -> None:
         self.secured, self.directory = secured, directory
         cluster = secured.cluster
         resp = "-h {} -p {}".format(*cluster.address("n1", "resp"))
@@ -88,11 +87,6 @@ class Walk:
             "KVSTORE_TLS_CERT": str(secured.of_client),
             "KVSTORE_TLS_KEY": str(secured.of_client),
         }
-        programs = directory / "bin"
-        programs.mkdir()
-        program = programs / "kvstore"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m kvstore "$@"\n')
-        program.chmod(0o700)
         path = f"{programs}:{os.environ['PATH']}"
         self._environ = {**os.environ, **self._where, "PATH": path, "PYTHONPATH": str(ROOT)}
         self._functions = "\n".join(step.command for step in functions.steps)
@@ -138,18 +132,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
-    directory = tmp_path_factory.mktemp("walk")
-    with running_cluster(directory, nodes=5) as cluster:
-        for node in cluster.ids:
-            config = Path(cluster.file.node(node).config)
-            text = config.read_text().replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
-            assert "127.1:" in text
-            config.write_text(text)
-        secured = Secured(cluster, directory)
-        secured.secure(*cluster.ids)
+    directory, nodes = tmp_path_factory.mktemp("walk"), ("n1", "n2", "n3", "n4", "n5")
+    with secured_cluster(directory, *nodes, addressed=for_others, nodes=len(nodes)) as secured:
         machine = directory / "machine"
         machine.mkdir()
-        yield Walk(secured, machine, parts_of_the_walk()[1])
+        with programs(directory) as found:
+            yield Walk(secured, machine, found, parts_of_the_walk()[1])
 
 
 def a_new_certificate(walk: Walk, part: Part) -> None:

@@ -4,8 +4,6 @@ docs/img."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_rocks import RocksEngine
 from tests.cluster.harness import Cluster
+from tests.commands import Done, kvstore
 
 KEYS = 400
 ASKED = "n1"
@@ -38,12 +37,10 @@ class Shown:
 Scene = Callable[[Cluster], AbstractContextManager[Shown]]
 
 
-def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+def command(cluster: Cluster, *words: str) -> Done:
     """A command of an operator; AssertionError with what it says if it fails."""
     at = ("--server", cluster.file.node(ASKED).grpc)
-    done = subprocess.run(
-        [sys.executable, "-m", "kvstore", *words, *at], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = kvstore(*words, *at)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -16,13 +16,17 @@ from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_tls import Secured
 
 pytestmark = [pytest.mark.cluster]
+REST_S = 0.05
+"""Of the load between two keys: nodes that restart want the processors, too."""
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     directory = tmp_path_factory.mktemp("prefer")
     with running_cluster(directory) as cluster:
-        yield Secured(cluster, directory)
+        found = Secured(directory)
+        found.cluster = cluster
+        yield found
 
 
 class Load:
@@ -70,6 +74,7 @@ class Load:
                 found = client.get(key)
                 assert found is not None
                 assert found.value == key[::-1]
+                self._over.wait(REST_S)
 
 
 def restarted(secured: Secured, node: str, mode: str) -> None:

@@ -9,8 +9,7 @@ import pytest
 import trustme
 
 from kvstore.client import AsyncClient
-from tests.cluster.harness import running_cluster
-from tests.cluster.test_tls import Secured
+from tests.cluster.test_tls import Secured, secured_cluster
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster]
@@ -29,9 +28,8 @@ def trust(secured: Secured, *authorities: trustme.CA) -> None:
 
 
 def test_a_client_that_is_open_goes_over_to_another_authority_with_its_nodes(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
-        secured = Secured(cluster, tmp_path)
-        secured.secure()
+    with secured_cluster(tmp_path) as secured:
+        cluster = secured.cluster
         before, after = secured.authority, trustme.CA()
 
         async def work() -> None:

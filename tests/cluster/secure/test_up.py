@@ -31,6 +31,7 @@ from kvstore.devcluster.private_files import write_private
 from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
 from kvstore.errors import StoreError
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 from tests.source import ROOT
 
 pytestmark = [pytest.mark.cluster]
@@ -48,18 +49,24 @@ def folder_of(cluster: Cluster) -> SecureFolder:
     return found
 
 
-def kvstore(cluster: Cluster, *arguments: str, let_in: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command in a shell that has read what `up` has written, or in one that has not."""
-    own = f'. "{folder_of(cluster).environment}"; ' if let_in else ""
-    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
-    return subprocess.run(
-        ["sh", "-c", f'{own}exec "$@"', "sh", *command], capture_output=True, text=True, timeout=120, check=False
-    )
+def environment(cluster: Cluster) -> dict[str, str]:
+    """What a shell has that has read what `up` has written."""
+    told = subprocess.run(
+        ["sh", "-c", f'. "{folder_of(cluster).environment}"; env -0'],
+        capture_output=True, text=True, timeout=60, check=True, env={"PATH": os.environ["PATH"]},
+    ).stdout  # fmt: skip
+    return dict(each.split("=", 1) for each in told.split("\0") if each.startswith("KVSTORE_"))
+
+
+def on(cluster: Cluster, *arguments: str, let_in: bool = True, stdin: str = "") -> Done:
+    """Run a command where what `up` has written has been read, or has not."""
+    environ = environment(cluster) if let_in else None
+    return kvstore(*arguments, "--data-dir", str(cluster.local.data_dir), environ=environ, stdin=stdin)
 
 
 def printed(cluster: Cluster) -> str:
     """What `up` says of a cluster that runs."""
-    answer = kvstore(cluster, "up", "--detach", let_in=False)
+    answer = on(cluster, "up", "--detach", let_in=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -108,16 +115,16 @@ def test_what_it_prints_is_done_word_for_word_and_shows_no_password(cluster: Clu
 
 
 def test_commands_on_its_folder_work_and_say_what_they_lack_without_the_files(cluster: Cluster) -> None:
-    status = kvstore(cluster, "status", "--json")
+    status = on(cluster, "status", "--json")
     assert status.returncode == 0, status.stderr + status.stdout
     found = json.loads(status.stdout)
     assert [(node["id"], node["ready"]) for node in found["nodes"]] == [("n1", True), ("n2", True), ("n3", True)]
     assert found["access_on"] is True
     assert all(node["python"] for node in found["nodes"])
     for command in (("partition", "list"), ("bookie", "list"), ("ledger", "list"), ("user", "list"), ("ring", "show")):
-        answer = kvstore(cluster, *command)
+        answer = on(cluster, *command)
         assert answer.returncode == 0, f"{command}: {answer.stderr}"
-        without = kvstore(cluster, *command, let_in=False)
+        without = on(cluster, *command, let_in=False)
         assert without.returncode == 1
         assert "client.env" in without.stderr, without.stderr
 
@@ -189,11 +196,10 @@ def test_the_gateway_lets_in_whom_the_other_doors_let_in(cluster: Cluster) -> No
 
 
 def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:
-    files = f'. "{folder_of(cluster).environment}"; unset KVSTORE_METADATA_USER KVSTORE_METADATA_PASSWORD_FILE; '
-    command = [sys.executable, "-m", "kvstore", "ledger", "list", "--metadata", cluster.file.zookeeper]
-    answer = subprocess.run(
-        ["sh", "-c", f'{files}exec "$@"', "sh", *command], capture_output=True, text=True, timeout=120, check=False
-    )
+    of_metadata = ("KVSTORE_METADATA_USER", "KVSTORE_METADATA_PASSWORD_FILE")
+    files = {name: value for name, value in environment(cluster).items() if name not in of_metadata}
+    assert len(files) == len(environment(cluster)) - len(of_metadata)
+    answer = kvstore("ledger", "list", "--metadata", cluster.file.zookeeper, environ=files)
     assert answer.returncode == 1
     assert "ZooKeeper does not let us" in answer.stderr
 
@@ -204,7 +210,7 @@ def test_down_and_up_again_is_the_same_secure_cluster(cluster: Cluster) -> None:
     login = folder.login()
     own = {"username": login.user, "password": login.password.decode()}
     verified(cluster, **own).set("kept", "over a restart")
-    assert kvstore(cluster, "down", let_in=False).returncode == 0
+    assert on(cluster, "down", let_in=False).returncode == 0
     text = printed(cluster)
     assert "client.env" in text
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
@@ -237,11 +243,11 @@ def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyP
 def test_a_certificate_that_expires_is_told_and_one_that_has_makes_its_node_not_ready(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (readyz(cluster), kvstore(cluster, "status").returncode) == ((200, "ok\n"), 0)
+    assert (readyz(cluster), on(cluster, "status").returncode) == ((200, "ok\n"), 0)
     replace_certificate(cluster, 10, monkeypatch)
 
     def told() -> str:
-        return kvstore(cluster, "status").stdout
+        return on(cluster, "status").stdout
 
     cluster.wait_until(lambda: "node n1: its certificate expires in 9 days" in told(), "status tells it")
     assert readyz(cluster)[0] == 200
@@ -250,17 +256,12 @@ def test_a_certificate_that_expires_is_told_and_one_that_has_makes_its_node_not_
     assert "n1.pem expired at" in readyz(cluster)[1]
     replace_certificate(cluster, 365, monkeypatch)
     cluster.wait_until(lambda: readyz(cluster)[0] == 200, "n1 is ready again")
-    cluster.wait_until(lambda: kvstore(cluster, "status").returncode == 0, "all is well again")
+    cluster.wait_until(lambda: on(cluster, "status").returncode == 0, "all is well again")
 
 
 def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
     """`up` makes an administrator where there is none, and is no way around those that there are."""
-    command = [sys.executable, "-m", "kvstore", "user", "passwd", "admin", "--password-stdin"]
-    files = f'. "{folder_of(cluster).environment}"; '
-    changed = subprocess.run(
-        ["sh", "-c", f'{files}exec "$@"', "sh", *command, "--data-dir", str(cluster.local.data_dir)],
-        input="another one\n", capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    changed = on(cluster, "user", "passwd", "admin", "--password-stdin", stdin="another one\n")
     assert changed.returncode == 0, changed.stderr
     printed(cluster)
     assert verified(cluster, username="admin", password="another one").ping() is True
@@ -273,8 +274,5 @@ def test_up_refuses_to_make_a_plain_cluster_of_it_or_a_secure_one_of_a_plain(clu
     assert document["secure"] is True
     text = json.dumps(document | {"secure": False}).replace(str(cluster.local.data_dir), str(tmp_path))
     (tmp_path / "cluster.json").write_text(text)
-    answer = subprocess.run(
-        [sys.executable, "-m", "kvstore", "up", "--secure", "--detach", "--data-dir", str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    answer = kvstore("up", "--secure", "--detach", "--data-dir", str(tmp_path))
     assert (answer.returncode, "was made without it" in answer.stderr) == (1, True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import redis
 
 from tests.cluster.harness import Cluster, running_cluster
+from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
@@ -28,14 +27,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def call(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+def call(cluster: Cluster, *arguments: str) -> Done:
     return call_at(cluster, "n2", *arguments)
 
 
-def call_at(cluster: Cluster, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def call_at(cluster: Cluster, node: str, *arguments: str) -> Done:
     server = cluster.file.node(node).grpc
-    command = [sys.executable, "-m", "kvstore", *arguments, "--server", server]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return kvstore(*arguments, "--server", server)
 
 
 def done(cluster: Cluster, *arguments: str) -> Any:

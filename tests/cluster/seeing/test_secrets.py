@@ -26,6 +26,7 @@ from kvstore.errors import StoreError
 from kvstore.meta import ledger_metadata
 from kvstore.types import LedgerId
 from tests.cluster.test_zookeeper_acl import KVSTORE, USER, Place
+from tests.commands import kvstore
 from tests.waiting import wait_until_blocking
 from tests.zookeeper_fixture import zookeeper, zookeeper_chroot
 
@@ -73,7 +74,13 @@ class Kept:
             self.to_others[where] = self.to_others.get(where, b"") + data
 
     def run(self, words: str, environ: Mapping[str, str], *, is_admins: bool = True, stdin: str = "") -> int:
-        """A command; its lines, and its arguments as whoever lists processes reads them."""
+        """A command's lines."""
+        done = kvstore(*words.split(), environ={"KVSTORE_TLS_CA": str(self.ca), **environ}, stdin=stdin)
+        self.keep(f"kvstore {words} ({', '.join(environ)})", done.stdout + done.stderr, is_admins=is_admins)
+        return done.returncode
+
+    def run_as_process(self, words: str, environ: Mapping[str, str], stdin: str) -> int:
+        """A command's lines, and its arguments as whoever lists processes reads them."""
         line = [*KVSTORE, *words.split()]
         tls = {"KVSTORE_TLS_CA": str(self.ca)}
         with subprocess.Popen(
@@ -85,7 +92,7 @@ class Kept:
         ) as process:
             self.keep("process list", " ".join(psutil.Process(process.pid).cmdline()))
             told, _ = process.communicate(stdin.encode(), timeout=100)
-        self.keep(f"kvstore {words} ({', '.join(environ)})", told, is_admins=is_admins)
+        self.keep(f"kvstore {words} ({', '.join(environ)})", told)
         return process.returncode
 
     def page(self, path: str, user: str, password: str) -> int:
@@ -194,7 +201,7 @@ def kept(zookeeper: str, zookeeper_chroot: str, tmp_path: Path) -> Kept:
 def found_users(kept: Kept) -> None:
     of_store = {"KVSTORE_METADATA_USER": USER, "KVSTORE_METADATA_PASSWORD_FILE": str(kept.place.file)}
     founding = f"access found root --password-stdin --metadata {kept.place.address}"
-    assert kept.run(founding, of_store, stdin=ROOT_PASSWORD) == 0
+    assert kept.run_as_process(founding, of_store, ROOT_PASSWORD) == 0
     wait_until_blocking(lambda: kept.page("/ui", "root", ROOT_PASSWORD) == 200, what="root is known")
     root, server = login_of("root", ROOT_PASSWORD), f"--server {kept.server}"
     assert kept.run(f"user add reader --password-stdin {server}", root, stdin=READER_PASSWORD) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -66,6 +67,7 @@ def test_an_operation_has_failed_when_it_ended_and_not_when_something_was_last_h
     assert figures["failed_after_s"] > 0.29
 
 
+END = "--- end"
 DOOR = """
 import locust
 from types import SimpleNamespace
@@ -103,10 +105,19 @@ print(heard_before)
 
 
 def said_by(script: str) -> list[str]:
-    """The lines of a script in a process of its own."""
-    command = [sys.executable, "-c", DOOR + script]
+    """The lines of one of SCRIPTS."""
+    return said_by_all()[SCRIPTS.index(script)]
+
+
+@cache
+def said_by_all() -> list[list[str]]:
+    """Of each script its lines; Locust is loaded once for all of them, in a process of its own."""
+    scripts = "".join(f"exec({script!r}, {{**globals()}})\nprint({END!r})\n" for script in SCRIPTS)
+    command = [sys.executable, "-c", DOOR + scripts]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    return answer.stdout.splitlines()
+    *parts, rest = answer.stdout.split(f"{END}\n")
+    assert (len(parts), rest) == (len(SCRIPTS), "")
+    return [part.splitlines() for part in parts]
 
 
 def test_judging_a_scan_is_no_service_time() -> None:
@@ -242,3 +253,6 @@ told(lambda: door.scan(keys.records, b"u", 2))
 
 def test_a_scan_of_redis_that_is_through_has_given_what_was_there() -> None:
     assert said_by(RESP_SCAN) == ["a scan passed over b't/r/000000000002', which was there before it began"]
+
+
+SCRIPTS = (SCAN, OLD_SCAN, OLD_MGET, LEVELS, UNKNOWN, SAME_VERSION, RESP_SCAN)
