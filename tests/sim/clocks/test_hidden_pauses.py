@@ -13,7 +13,8 @@ pytestmark = pytest.mark.sim
 
 LIMIT_MS = 250
 """What docs/operations.md says."""
-SEEDS = range(1, 5)
+SEEDS = (3, 4)
+"""In which a pause beyond the limit shows what lies."""
 
 
 def test_the_limit_is_what_the_documents_say() -> None:
