@@ -79,8 +79,9 @@ snapshot-demo: setup ## a million keys, snapshots while others write, a restore 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh
 
-reference: setup ## write docs/configuration.md anew from the classes of the settings
+reference: setup ## write docs/configuration.md and docs/commands.md anew from the code
 	@PYTHONPATH=. $(BIN)/python scripts/configuration.py
+	@PYTHONPATH=. $(BIN)/python scripts/commands.py
 
 lock: ## resolve the dependencies anew
 	@scripts/lock.sh

@@ -244,6 +244,11 @@ class NoSuchLedger(LedgerError):
     """No metadata is stored for the ledger."""
 
 
+class LedgerDeleted(LedgerError):
+    """A log's list has the ledger, and nothing is stored for it: what is trimmed leaves the list first, so somebody has
+    deleted it. Who gave a state up for that might give up the last that has what stood there."""
+
+
 class NoSuchEntry(LedgerError):
     """The ledger has no such entry, for sure."""
 

@@ -44,7 +44,6 @@ from kvstore.errors import (
 )
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
-from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.copies.copying import Copying
@@ -195,10 +194,9 @@ class _Attempt:
         watch = owner.store.watch(paths.ledger(self._ledger), self._changed)
         try:
             held = await copying.held(fill.newcomers)
-            for bookie in sorted((fill.must | fill.may) - fill.newcomers):
-                held |= await _held_or_nothing(copying, bookie)
-            silent = fill.must.difference(held)
             named = (fill.must | fill.may) - fill.newcomers
+            held |= await copying.held_as_told(named)
+            silent = fill.must.difference(held)
             await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True, may_refuse=named)
             await self._read(copying, fill.read_at & fill.takers & held.keys(), fill.last)
         except NoSuchLedger:
@@ -285,10 +283,3 @@ class _Attempt:
         await self._owner.wait_out_lease(owner_of(metadata), takeover.fenced_at)
         await takeover.close()
         return Recovered()
-
-
-async def _held_or_nothing(copying: Copying, bookie: BookieId) -> dict[BookieId, HeldEntries]:
-    try:
-        return await copying.held([bookie])
-    except LedgerError:
-        return {}

@@ -22,27 +22,29 @@ class Bucket:
     """Of one namespace at one server. A call of more operations than fit in it is let through when it is full, and
     leaves a debt."""
 
-    __slots__ = ("_at", "_level", "depth", "namespace", "share")
+    __slots__ = ("_at", "_least", "_level", "depth", "namespace", "share")
 
-    def __init__(self, namespace: Namespace, share: float, now: float) -> None:
+    def __init__(self, namespace: Namespace, share: float, servers: int, now: float) -> None:
         self.namespace = namespace
         self._at, self._level = now, float(LIMIT_MAX)
-        self.deal(share, now)
+        self.deal(share, servers, now)
 
-    def deal(self, share: float, now: float) -> None:
-        """Let so many operations per second through from now on."""
+    def deal(self, share: float, servers: int, now: float) -> None:
+        """Let so many operations per second through from now on, at one of so many servers."""
         if self._at < now:
             self._fill(now)
         self.share = share
+        self._least = SPARED * self.namespace.ops_per_s / servers
         burst = self.namespace.burst or self.namespace.ops_per_s
         self.depth = max(1.0, burst * share / self.namespace.ops_per_s)
         self._level = min(self._level, self.depth)
 
     def wait_s(self, operations: int, now: float) -> float:
-        """How long until so many may pass; 0: now."""
+        """How long until so many may pass; 0: now. A server whose clients have asked for nothing may have no share, and
+        gets one in a moment, since they have asked now."""
         self._fill(now)
         missing = min(operations, self.depth) - self._level
-        return missing / self.share if missing > 1e-9 else 0.0
+        return missing / max(self.share, self._least) if missing > 1e-9 else 0.0
 
     def take(self, operations: int) -> None:
         self._level -= operations
@@ -84,7 +86,7 @@ class Rates:
         ):
             known.namespace = namespace
             return known
-        return Bucket(namespace, namespace.ops_per_s / self._servers, now)
+        return Bucket(namespace, namespace.ops_per_s / self._servers, self._servers, now)
 
     # docs/protocol.md N5
     def refusal_or_none(self, keys: Sequence[bytes]) -> RateExceeded | None:
@@ -124,7 +126,7 @@ class Rates:
         self._servers = 1 + len(others)
         for name, bucket in self._buckets.items():
             wanted = [each.get(name, 0.0) for each in others]
-            bucket.deal(share_of(bucket.namespace.ops_per_s, own.get(name, 0.0), wanted), now)
+            bucket.deal(share_of(bucket.namespace.ops_per_s, own.get(name, 0.0), wanted), self._servers, now)
 
 
 def share_of(rate: float, own: float, others: Sequence[float]) -> float:

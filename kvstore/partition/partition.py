@@ -279,6 +279,7 @@ class Partition:
             "moves_stuck": len(self._source.counts.stuck),
             "moves": self.mover.statistics() if self.mover is not None else {},
             "failure": str(replica.following.failure) if replica.following.failure else self._trials.why or None,
+            "lead_failure": replica.lead_failure,
             "is_in_doubt": self._trials.trial.since > 0,
             "leading": leader.statistics() if leader is not None else None,
             "log": led.statistics() if (led := replica.leading_log) is not None else None,

@@ -2421,6 +2421,7 @@ class ReplicaReport(_message.Message):
     MOVES_STUCK_FIELD_NUMBER: _builtins.int
     PINS_HELD_FIELD_NUMBER: _builtins.int
     LEAD_FIELD_NUMBER: _builtins.int
+    LEAD_FAILURE_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     role: _builtins.str
     """As the replica says of itself: serving, and what comes before it."""
@@ -2437,6 +2438,8 @@ class ReplicaReport(_message.Message):
     moves_stuck: _builtins.int
     """Moves away from here that wait for somebody to look."""
     pins_held: _builtins.int
+    lead_failure: _builtins.str
+    """Why its last try to take the lead came to nothing; empty once somebody leads."""
     @_builtins.property
     def lead(self) -> Global___LeadReport:
         """Only where it leads and answers."""
@@ -2456,10 +2459,11 @@ class ReplicaReport(_message.Message):
         moves_stuck: _builtins.int = ...,
         pins_held: _builtins.int = ...,
         lead: Global___LeadReport | None = ...,
+        lead_failure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lead", b"lead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "epoch", b"epoch", "failure", b"failure", "is_in_doubt", b"is_in_doubt", "keys", b"keys", "lead", b"lead", "leader", b"leader", "moves_stuck", b"moves_stuck", "partition", b"partition", "pins_held", b"pins_held", "role", b"role", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_sequence", b"durable_sequence", "epoch", b"epoch", "failure", b"failure", "is_in_doubt", b"is_in_doubt", "keys", b"keys", "lead", b"lead", "lead_failure", b"lead_failure", "leader", b"leader", "moves_stuck", b"moves_stuck", "partition", b"partition", "pins_held", b"pins_held", "role", b"role", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2856,6 +2860,7 @@ class ReplicaView(_message.Message):
     IS_IN_DOUBT_FIELD_NUMBER: _builtins.int
     IS_JOINING_FIELD_NUMBER: _builtins.int
     IS_LEAVING_FIELD_NUMBER: _builtins.int
+    LEAD_FAILURE_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     is_up: _builtins.bool
     """Whether its server has answered and has it."""
@@ -2870,6 +2875,8 @@ class ReplicaView(_message.Message):
     is_joining: _builtins.bool
     """It is one that comes, or one that goes."""
     is_leaving: _builtins.bool
+    lead_failure: _builtins.str
+    """As in ReplicaReport."""
     def __init__(
         self,
         *,
@@ -2882,10 +2889,11 @@ class ReplicaView(_message.Message):
         is_in_doubt: _builtins.bool = ...,
         is_joining: _builtins.bool = ...,
         is_leaving: _builtins.bool = ...,
+        lead_failure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_behind", b"_behind", "behind", b"behind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_behind", b"_behind", "behind", b"behind", "failure", b"failure", "is_in_doubt", b"is_in_doubt", "is_joining", b"is_joining", "is_leaving", b"is_leaving", "is_up", b"is_up", "role", b"role", "sequence", b"sequence", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_behind", b"_behind", "behind", b"behind", "failure", b"failure", "is_in_doubt", b"is_in_doubt", "is_joining", b"is_joining", "is_leaving", b"is_leaving", "is_up", b"is_up", "lead_failure", b"lead_failure", "role", b"role", "sequence", b"sequence", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__behind: _TypeAlias = _typing.Literal["behind"]  # noqa: Y015
     _WhichOneofArgType__behind: _TypeAlias = _typing.Literal["_behind", b"_behind"]  # noqa: Y015

@@ -327,6 +327,7 @@ def _standing(why: StoreError) -> dict[str, Any]:
         "leader": None,
         **nothing,
         "failure": str(why),
+        "lead_failure": "",
         "is_in_doubt": False,
         "leading": None,
         "log": None,

@@ -6,6 +6,7 @@ Every breakage is a patch that lasts for one run of the tests; nothing in kvstor
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -30,9 +31,11 @@ from kvstore.proto.bookkeeper import Status
 from tests.bookie.breakages import directories as of_directories  # noqa: F401 - it registers more of them
 from tests.bookie.breakages import index_files as of_index_files  # noqa: F401 - so does this
 from tests.bookie.breakages import strangers  # noqa: F401 - and this
-from tests.bookie.breakages.registry import MUTANTS, mutant, patched, replace
+from tests.bookie.breakages.registry import MUTANTS, hide, mutant, patched, replace
 
 VARIABLE = "BOOKIE_MUTANT"
+MISFIT = re.compile(r"^E +(AttributeError|TypeError|NameError)\b.*", re.MULTILINE)
+"""What a patch for other code than there is ends with."""
 
 
 def pytest_configure() -> None:
@@ -304,13 +307,13 @@ def _same_incarnation() -> None:
 @mutant("does not notice a restored copy")
 def _any_start() -> None:
     def make(original: Any) -> Any:
-        async def count(self: Any, cookie: Any, version: int) -> tuple[str, ...]:
-            await original(self, cookie, version)
-            return ()
+        def note(self: Any, directory: str, version: int) -> str:
+            original(self, directory, version)
+            return ""
 
-        return count
+        return note
 
-    replace(identity._Identification, "_count_start", make)
+    replace(identity._Identification, "_note_this_start", make)
 
 
 @mutant("drops what a listing lacks")
@@ -368,7 +371,7 @@ def _early_removal() -> None:
 
 @mutant("takes a segment for empty whose last sync is under way")
 def _uncounted() -> None:
-    journal.Journal.synced_file = property(lambda self: self.open_group.segment.file)  # type: ignore[method-assign,assignment]
+    hide(journal.Journal, "synced_file", property(lambda self: self.open_group.segment.file))
 
 
 @mutant("puts a rewritten entry over a newer one")
@@ -455,4 +458,6 @@ def caught_by(name: str) -> str | None:
         raise RuntimeError(done.stdout + done.stderr)
     if done.returncode == 0:
         return None
-    return next(line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    if misfit := MISFIT.search(done.stdout):
+        raise AssertionError(f"{name!r} does not fit the code: {misfit[0]}\n{done.stdout}")
+    return next(line for line in done.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests")))

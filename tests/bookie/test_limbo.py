@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvstore.bookie.upkeep.limbo import is_complete, settle
 from kvstore.bookie.upkeep.reclaim import Reclaimer
-from kvstore.meta.lost import with_lost
+from kvstore.meta.lost import LOST_KEY, with_lost
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
@@ -138,6 +140,15 @@ def test_what_was_given_up_leaves_no_doubt() -> None:
     assert is_complete(given_up, ME, [(0, 4), (6, 4)])
     assert not is_complete(given_up, ME, [(0, 3), (6, 4)])
     assert not is_complete(given_up, ME, [(0, 4), (7, 3)])
+
+
+def test_very_much_that_was_given_up_is_passed_over_at_once() -> None:
+    """All ledgers in doubt are looked at every ten seconds, on the event loop."""
+    many = 1 << 40
+    ledger = closed(many + 9, Fragment(EntryId(0), (ME, B2)))
+    given_up = replace(ledger, custom=((LOST_KEY, f"4-{many}".encode()),))
+    assert is_complete(given_up, ME, [(0, 6), (many + 1, 9)])
+    assert not is_complete(given_up, ME, [(0, 6), (many + 2, 8)])
 
 
 def test_of_a_striped_ledger_a_bookie_has_every_entry_whose_write_set_names_it() -> None:

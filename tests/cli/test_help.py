@@ -4,9 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
-import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -14,14 +12,8 @@ from typer.testing import CliRunner
 from kvstore.cli.main import BRANCHES, branches_of, build
 from kvstore.cli.watching import for_people, line_of
 from kvstore.client import Change, Item
-
-
-def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """The whole tree below `command`, each with the words that call it."""
-    yield path, command
-    for name, child in getattr(command, "commands", {}).items():
-        yield from commands(child, (*path, name))
-
+from scripts.commands import commands, reference
+from tests.source import ROOT
 
 TREE = dict(commands(typer.main.get_command(build())))
 
@@ -44,6 +36,10 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...]) -> None
     assert command.help or path == ()
     unexplained = [each.name for each in command.params if not getattr(each, "help", None)]
     assert unexplained == []
+
+
+def test_the_reference_is_of_these_commands() -> None:
+    assert (ROOT / "docs" / "commands.md").read_text() == reference(), "run `make reference`"
 
 
 @pytest.mark.parametrize("word", sorted({word for words in BRANCHES.values() for word in words}))

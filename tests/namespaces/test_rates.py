@@ -112,6 +112,17 @@ def test_a_rate_goes_where_the_clients_are() -> None:
     assert share_of(RATE, 0, [500, 0]) > 0.03 * RATE
 
 
+@pytest.mark.parametrize("wanted", [RATE - 0.001, RATE])
+def test_a_server_without_a_share_tells_its_first_clients_to_come_in_a_moment(wanted: float) -> None:
+    """The others' clients want all of the rate: what is left over divides into nothing, until this one's have asked."""
+    server = Server(burst=1)
+    server.rates.deal({}, [{"n": float(wanted)}])
+    assert server.ask(1) == 1
+    refusal = server.rates.refusal_or_none(KEYS)
+    assert isinstance(refusal, RateExceeded)
+    assert 0 < refusal.retry_after_ms <= 1_000
+
+
 def test_all_servers_together_let_the_rate_through_once_they_have_told_each_other() -> None:
     """Clients move from one server to another, and go to all of them; each second is that of one exchange."""
     servers = [Server(burst=10) for _ in range(3)]

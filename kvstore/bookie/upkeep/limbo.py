@@ -13,7 +13,7 @@ from kvstore.bookie.journal.record import CLEARED, Kind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.errors import MetadataError, UndecodableNode
-from kvstore.meta.lost import given_up
+from kvstore.meta.lost import lost_entries
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 
 log = logging.getLogger(__name__)
@@ -115,14 +115,13 @@ def is_complete(metadata: LedgerMetadata, bookie: BookieId, runs: Sequence[tuple
     those that were given up: nobody has them (docs/protocol.md, A14)."""
     if metadata.state is not LedgerState.CLOSED:
         return False
-    is_given_up = given_up(metadata)
+    there = sorted((*runs, *((lost.start, len(lost)) for lost in lost_entries(metadata))))
     ends = [following.first for following in metadata.fragments[1:]] + [metadata.last_entry + 1]
     for fragment, end in zip(metadata.fragments, ends, strict=True):
         if bookie not in fragment.ensemble:
             continue
-        for first, stop in _gaps(runs, fragment.first, end):
-            gap = (each for each in map(EntryId, range(first, stop)) if not is_given_up(each))
-            if any(bookie in fragment.write_set(each, metadata.quorum) for each in gap):
+        for first, stop in _gaps(there, fragment.first, end):
+            if any(bookie in fragment.write_set(EntryId(entry), metadata.quorum) for entry in range(first, stop)):
                 return False
     return True
 

@@ -101,6 +101,7 @@ def partition_document(view: PartitionView) -> dict[str, Any]:
                 "seq": each.sequence if each.role else None,
                 "behind": each.behind if each.HasField("behind") else None,
                 "failure": each.failure or None,
+                "lead_failure": each.lead_failure or None,
                 "is_in_doubt": each.is_in_doubt,
             }
             for each in view.replicas

@@ -102,7 +102,7 @@ class Steady:
     def look(self, said: Published | None, leader_seq: Seq, now: float, *, spread: float) -> bool:
         """Whether to hand over now. `said` is what the preferred replica publishes, `spread` a number from 0 to 1
         that tells partitions apart: those whose time began together do not end together."""
-        if said is None or said.seq + CLOSE_BEHIND < leader_seq:
+        if said is None or said.is_stopped or said.seq + CLOSE_BEHIND < leader_seq:
             self.reset()
             return False
         if said.nonce != self._nonce:
@@ -115,7 +115,7 @@ class Steady:
         return self._nonce
 
     def reset(self) -> None:
-        """It is not up, or nobody can tell: begin again."""
+        """It is not up, or applies nothing, or nobody can tell: begin again."""
         self._nonce, self._since = "", inf
 
     def tried(self, now: float, *, released: bool) -> None:

@@ -103,17 +103,19 @@ class LeaderRecord:
 
 
 def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:
-    """The replicas that have published, the one with the highest sequence first."""
-    return sorted(published.keys() - {besides}, key=lambda server: (-published[server].seq, server))
+    """The replicas that have published and have not stopped, the one with the highest sequence first."""
+    going = [server for server, said in published.items() if server != besides and not said.is_stopped]
+    return sorted(going, key=lambda server: (-published[server].seq, server))
 
 
 def rank_of(me: ServerId, published: Mapping[ServerId, Published], preference: Sequence[ServerId]) -> int:
     """How many replicas should stand before `me`: those with a higher sequence, or with the same and an earlier place
-    in the ring's order of preference. 0 stands at once."""
+    in the ring's order of preference. One that has stopped does not stand. 0 stands at once."""
     place = {server: index for index, server in enumerate(preference)}
 
     def key(server: ServerId) -> tuple[int, int, str]:
         seq = published[server].seq if server in published else Seq(0)
         return (-seq, place.get(server, len(place)), server)
 
-    return sum(key(server) < key(me) for server in sorted(published) if server != me)
+    others = [server for server in sorted(published) if server != me and not published[server].is_stopped]
+    return sum(key(server) < key(me) for server in others)

@@ -106,9 +106,10 @@ class Replica:
         self._yielding = asyncio.Lock()
         self._opening: Task | None = None
         self._log: LeaderLog | None = None
+        self.lead_failure = ""
+        """Why the last try to take the lead came to nothing; empty once somebody leads."""
         self._vain_leads = 0
-        """Times in a row that this replica has opened the log and could not lead: it stands later each time
-        (docs/protocol.md, G22)."""
+        """Times in a row that it has opened the log and could not lead; it stands later (docs/protocol.md, G22)."""
 
     @property
     def role(self) -> Role:
@@ -275,6 +276,7 @@ class Replica:
             case role_events.Follow(server):
                 self._peer_replicas.last_leader = server or self._peer_replicas.last_leader
                 self._fitness.note_leader()
+                self.lead_failure = "" if server is not None else self.lead_failure
                 self._on_leader(server)
                 self._tell_role_change()
             case role_events.OpenLog():
@@ -343,10 +345,12 @@ class Replica:
             await self.following.stop()
             self.leader = leader = Leader(self._env, self._config, self.state, self._log, self._ended)
             await self._begin(leader)
-            opened, self._vain_leads = True, 0
+            opened, self._vain_leads, self.lead_failure = True, 0, ""
         except MetadataLost as error:
+            self.lead_failure = str(error)
             log.error("partition=%s is not led from here: %s", self._partition, error)
         except (StoreError, TimeoutError) as error:
+            self.lead_failure = str(error) or type(error).__name__
             log.info("partition=%s could not take the lead: %r", self._partition, error)
         finally:
             if not opened:

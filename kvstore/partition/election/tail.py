@@ -7,7 +7,15 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvstore.errors import ClusterTooNew, LedgerError, MetadataError, NoSuchLedger, StoreError, WrittenByNewer
+from kvstore.errors import (
+    ClusterTooNew,
+    LedgerDeleted,
+    LedgerError,
+    MetadataError,
+    NoSuchLedger,
+    StoreError,
+    WrittenByNewer,
+)
 from kvstore.partition.state.engine import wait_caught_up
 from kvstore.partition.state.state import State
 from kvstore.types import PartitionId, Position, Seq
@@ -18,7 +26,8 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 10_000
 """Of one read. What comes meanwhile is handed out at once."""
-RETRY_S = 0.1
+RETRY_S, DELETED_S = 0.1, 5.0
+"""Between two attempts to read; the second where somebody has deleted what is to be read."""
 ROOM_S = 1.0
 """Between two attempts to write to an engine that found no room."""
 ENTRIES_PER_TURN = 16
@@ -35,6 +44,8 @@ class Tail:
         self._install_snapshot = install_snapshot
         self._progress = asyncio.Event()
         self._reader: LogReader | None = None
+        self._told = ""
+        """What was last told of a ledger that somebody has deleted."""
         self.entries = 0
         self.installs = 0
 
@@ -68,6 +79,11 @@ class Tail:
             except NoSuchLedger:
                 log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
                 await self._install()
+            except LedgerDeleted as error:  # it lasts until somebody does something
+                if str(error) != self._told:
+                    self._told = str(error)
+                    log.error("%s", error)
+                await asyncio.sleep(DELETED_S)
             except (LedgerError, MetadataError) as error:
                 log.debug("partition=%s tail waits: %s", self._partition, error)
                 await asyncio.sleep(RETRY_S)

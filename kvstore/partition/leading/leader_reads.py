@@ -18,7 +18,7 @@ from kvstore.partition.leading.answers import Answers, Reply, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
-from kvstore.partition.leading.read_lines import Read, ReadLines
+from kvstore.partition.leading.read_lines import Proved, Read, ReadLines
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Record, Result, Sink
 from kvstore.partition.state.rows import EXPIRES, pack_data_key
@@ -78,6 +78,9 @@ class LeaderReads:
         self._leaseless: deque[_Waiting] = deque()
         self._under_way = 0
         """Reads that take several turns, or wait for a delete to be logged."""
+        self._reaping: dict[bytes, list[Read]] = {}
+        """Keys past their expiry whose deletes are being logged, with the reads that wait for that. What comes on one
+        of them meanwhile waits behind these: the key may be written anew, and no read tells less than one before it."""
         self._stepping: dict[Steps, Read] = {}
         """Reads that go on beside each other. Each has an iterator of the engine."""
         self._later: deque[tuple[Read, int]] = deque()
@@ -137,7 +140,7 @@ class LeaderReads:
         if self.lines.count:
             self.lines.add(arrived)
             arrived = self.lines.take(self._share)
-            self._share *= 2  # until values are found to be large again
+            self._share = min(2 * self._share, self._most)  # until values are found to be large again
         now = self._clock.now()
         leased = self._read_lease.has_lease(now)
         ready: list[Read] = []
@@ -154,7 +157,9 @@ class LeaderReads:
             if malformed:
                 self._answers.give(read[1], read[2], InvalidRequest(f"malformed operation {code}"))
                 continue
-            if seq > self._state.seq:
+            if read.__class__ is Proved:
+                ready.append(read)
+            elif seq > self._state.seq:
                 behind = f"partition {self._state.partition} is at {self._state.seq}, the request has seen {seq}"
                 self._answers.give(read[1], read[2], NotCaughtUp(behind))
             elif leased and level != _STRICT and level <= _SESSION:
@@ -196,8 +201,11 @@ class LeaderReads:
                 if read is not None:
                     into.append(read)
                 self._answers.give_all(replies)
-        self._answer(strict, self._now_ms())
-        self._answer(ready, self._now_ms())
+        if self.lines.count:  # among them may be earlier ones
+            self.lines.add_proved([*strict, *ready])
+            self._wake()
+        else:
+            self._answer([*map(Proved, (*strict, *ready))], self._now_ms())
 
     def _note_slow(self, waited: float, read: Read | None, replies: int) -> None:
         name, key = ("refusals", None) if read is None else (Code(read[0][0]).name, read[0][1])
@@ -298,13 +306,13 @@ class LeaderReads:
 
     def _give(self, reads: list[Read], found: list[Result | Expired]) -> int:
         """Answer them. Returns how large their values are together."""
-        give, size = self._answers.give, 0
+        give, reaping, size = self._answers.give, self._reaping, 0
         for read, result in zip(reads, found, strict=True):
-            if result.__class__ is Record:
+            if result.__class__ is Expired or (reaping and read[0][1] in reaping and read[0][2] <= _SESSION):
+                self._wait_for_delete(read)
+            elif result.__class__ is Record:
                 size += len(result[0])
                 give(read[1], read[2], result)
-            elif result.__class__ is Expired:
-                self._log_deletes(result.keys, read)
             elif result.__class__ is Moved:
                 self._answers.turn_away(*read, result)
             else:
@@ -337,6 +345,28 @@ class LeaderReads:
             self._answers.give(read[1], read[2], result)
             self._wake()
 
+    def _wait_for_delete(self, read: Read) -> None:
+        """The same for a read of one key."""
+        key = read[0][1]
+        self._under_way += 1
+        waiting = self._reaping.get(key)
+        if waiting is not None:
+            waiting.append(read)
+            return
+        self._reaping[key] = [read]
+        self._reap([key], _Reaped(self, key))
+
+    def read_all_again(self, key: bytes, failed: bool) -> None:
+        """The delete of `key` is logged, or will never be."""
+        reads = self._reaping.pop(key)
+        self._under_way -= len(reads)
+        if failed:
+            for read in reads:
+                self._answers.give(read[1], read[2], NotLeader(self._state.partition))
+        else:
+            self.lines.put_back([*map(Proved, reads)])  # they came before all that wait there
+        self._wake()
+
     def _log_deletes(self, keys: list[bytes], read: Read) -> None:
         """Answer the read again when the first of these deletes are logged; it finds out whether more are needed."""
         self._under_way += 1
@@ -352,8 +382,21 @@ class LeaderReads:
         self._wake()
 
 
+class _Reaped(Sink):
+    """The sink of a key's delete that reads of it wait for."""
+
+    def __init__(self, reads: LeaderReads, key: bytes) -> None:
+        self._reads, self._key = reads, key
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._reads.read_all_again(self._key, isinstance(result, StoreError))
+
+    def flush(self) -> None:
+        """The reads have sinks of their own."""
+
+
 class _Again(Sink):
-    """The sink of a delete that a read has asked for."""
+    """The sink of deletes that a read of a range has asked for."""
 
     def __init__(self, reads: LeaderReads, read: Read) -> None:
         self._reads, self._read = reads, read

@@ -1,14 +1,23 @@
 """Reads that wait at a leader while values are large. Each connection has a line, and the leader reads one of each line
-in turn, so that a client which asks for thousands of large values delays its own reads alone. Decides only."""
+in turn, so that a client which asks for thousands of large values delays its own reads alone. Decides only.
+
+In a line those whose proof has come (docs/protocol.md P19) stand in front: they had arrived before it was sent, and
+what is behind them needs one still, or a lease.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 
 from kvstore.partition.state.commands import Op, Sink
 
 Read = tuple[Op, Sink, int]
+
+
+class Proved(Read):
+    """A read whose proof has come: it may be answered whenever there is a turn for it."""
 
 
 class ReadLines:
@@ -40,6 +49,17 @@ class ReadLines:
         self._lines = front | self._lines
         self.count += len(reads)
 
+    def add_proved(self, reads: Iterable[Read]) -> None:
+        """Let reads whose proof has come wait behind those of their line that have theirs, in front of the others."""
+        arrived: dict[object, list[Read]] = {}
+        for read in reads:
+            arrived.setdefault(read[1].line, []).append(Proved(read))
+        for name, some in arrived.items():
+            line = self._lines.setdefault(name, deque())
+            before = sum(1 for _ in takewhile(_is_proved, line))
+            self._lines[name] = deque([*islice(line, before), *some, *islice(line, before, None)])
+            self.count += len(some)
+
     def take(self, most: int) -> list[Read]:
         """One of each line in turn, up to `most`."""
         taken: list[Read] = []
@@ -58,3 +78,7 @@ class ReadLines:
         self._lines.clear()
         self.count = 0
         return every
+
+
+def _is_proved(read: Read) -> bool:
+    return read.__class__ is Proved

@@ -85,7 +85,8 @@ class Logins:
         self._audit = audit
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
-        self._wrong: dict[_Mark, None] = {}
+        self._wrong: dict[tuple[str, bytes], None] = {}
+        """By the user's hash and the login's, in which the name is: a stranger may say one as long as he likes."""
         self._under_way: dict[_Mark, asyncio.Future[bool]] = {}
         self._waiting: list[_Wait] = []
         """As they came; the others under way are with the thread."""
@@ -138,7 +139,7 @@ class Logins:
         known = self._access.user_or_none(user)
         text = known.password if known is not None else ""
         mark = user, text, self._mark(user, password)
-        is_known_wrong = mark in self._wrong
+        is_known_wrong = mark[1:] in self._wrong
         if not is_known_wrong and self._is_limited(address):
             self.limited += 1
             raise self._noted(user, address, f"too many failed logins of this address; try again in {FAILURES_S:.0f} s")
@@ -222,7 +223,7 @@ class Logins:
             return
         if len(self._wrong) >= WRONG_MAX:
             del self._wrong[next(iter(self._wrong))]
-        self._wrong[mark] = None
+        self._wrong[text, digest] = None
 
     def _noted(self, user: str, address: str, why: str) -> NotAuthenticated:
         error = NotAuthenticated(why)

@@ -73,7 +73,9 @@ def _unserved(report: ClusterReport) -> Iterator[Finding]:
             continue
         if not partition.leader:
             up = sum(replica.is_up for replica in partition.replicas)
-            why = f"no leader; {up} of {len(partition.replicas)} replicas are up"
+            tried = [f"{each.server}: {each.lead_failure}" for each in partition.replicas if each.lead_failure]
+            failed = f"; {' and '.join(tried)}" if tried else ""
+            why = f"no leader; {up} of {len(partition.replicas)} replicas are up{failed}"
             code = "no_leader"
         elif partition.leader in silent:
             why, code = f"the leader {partition.leader} does not answer: {silent[partition.leader]}", "leader_silent"
@@ -91,6 +93,8 @@ def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str]) -> str:
     failed = [replica.server for replica in partition.replicas if replica.failure]
     if failed:
         return f"look at the logs of {', '.join(failed)}: a replica there has stopped"
+    if any(replica.lead_failure for replica in partition.replicas):
+        return "wait for some seconds: they try again; then `kvstore fsck` says what of the log is missing"
     return "wait for some seconds; then look at the logs of its replicas' nodes and at the metadata store"
 
 

@@ -207,6 +207,7 @@ def replica_report(partition: PartitionId, table: Table, load: Load | None) -> a
         epoch=table["epoch"],
         keys=table["keys"],
         failure=table["failure"] or "",
+        lead_failure=table["lead_failure"],
         is_in_doubt=table["is_in_doubt"],
         moves_stuck=table["moves_stuck"],
         pins_held=table["pins_held"],

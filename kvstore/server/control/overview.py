@@ -149,12 +149,8 @@ def _partition(survey: Survey, member: Member, share: float, told: Mapping[Serve
         )
         if found is None:
             continue
-        row.role, row.sequence, row.failure, row.is_in_doubt = (
-            found.role,
-            found.sequence,
-            found.failure,
-            found.is_in_doubt,
-        )
+        row.role, row.sequence, row.is_in_doubt = found.role, found.sequence, found.is_in_doubt
+        row.failure, row.lead_failure = found.failure, found.lead_failure
         if lead is not None:
             row.behind = max(0, lead.sequence - found.sequence)
     return view

@@ -93,9 +93,9 @@ async def delete_range(
             chunk = page.keys[first : first + AT_ONCE]
             results = await _Deletes(backend, chunk).given
             deleted += sum(not isinstance(each, StoreError) and each != 0 for each in results)
-            for each in results:
-                if isinstance(each, StoreError):
-                    raise each
+            errors = [each for each in results if isinstance(each, StoreError)]
+            if errors:  # an unknown outcome before a refusal, which would say that nothing was done
+                raise next((each for each in errors if not isinstance(each, Refused)), errors[0])
             if clock.now() >= until and first + AT_ONCE < len(page.keys):
                 return deleted, PageToken(chunk[-1] + b"\0", wanted.bounds.end).encode()
     except Refused as error:

@@ -5,17 +5,19 @@ begun, fewer while values are large, and what comes behind them waits; other par
 does not take its answers nothing is begun.
 
 One link has the operations of all clients of that server. So that who asks for much and takes little keeps few of the
-others waiting, three kinds of operations wait apart: writes, and what brings no value; reads of one key; and scans, and
-reads of keys whose values were large when they were read last. Writes keep their order among each other, which is what
-clients are promised (docs/protocol.md M15), and reads of one key theirs.
+others waiting, three kinds of operations wait apart: writes, and counts; reads of one key, also those that bring no
+value; and scans, and reads of keys whose values were large when they were read last. Writes keep their order among each
+other, which is what clients are promised (docs/protocol.md M15), and reads of one key theirs.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.partition.state.traits import POINT_READS
 from kvstore.types import PartitionId
 
 VALUES_MAX, VALUES_LARGE_MAX = 128, 16
@@ -35,6 +37,7 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 _RETURN_OLD = int(Flag.RETURN_OLD)
 _SCANS = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.SCAN_TOKENS)))
 """They bring as much as they may, and keep no order."""
+_number_of = itemgetter(2)
 
 
 class _Queue:
@@ -52,7 +55,7 @@ class _Queue:
 class _Line:
     """The operations of one partition."""
 
-    __slots__ = ("large", "large_keys", "queues", "reads", "writes")
+    __slots__ = ("large", "large_keys", "queues", "reads", "waits", "writes")
 
     def __init__(self) -> None:
         self.writes, self.reads, self.large = _Queue(self), _Queue(self), _Queue(self)
@@ -60,6 +63,9 @@ class _Line:
         self.large_keys: dict[bytes, int] = {}
         """Those whose values were large when they were read last, with how many reads of them wait. While one waits its
         key stays here, so that reads of one key keep their order."""
+        self.waits: Counter[bytes] | None = None
+        """How many wait among `reads`, by their keys: from when the first large value is found until none waits. To
+        look through all of them for each large value would take longer than to read it."""
 
     def note_size(self, key: bytes, *, is_large: bool) -> None:
         """A value has been read."""
@@ -73,17 +79,31 @@ class _Line:
             if forgotten is not None:
                 del known[forgotten]
 
+    def no_more_waits(self, key: bytes) -> None:
+        """A read of it leaves the others."""
+        assert self.waits is not None
+        self.waits[key] -= 1
+        if not self.waits[key]:
+            del self.waits[key]
+        if not self.waits:
+            self.waits = None
+
     def _move(self, key: bytes) -> int:
         """Let the reads of a key that was found to be large wait with others of its kind; returns how many."""
-        reads = self.reads.waiting
-        moved = [each for each in reads if each[1][1] == key]
-        if moved:
+        reads, large = self.reads.waiting, self.large.waiting
+        if self.waits is None:
+            self.waits = Counter(each[1][1] for each in reads)
+        count = self.waits.pop(key, 0)
+        if count:
+            moved = [each for each in reads if each[1][1] == key]
             rest = [each for each in reads if each[1][1] != key]
             reads.clear()
             reads.extend(rest)
-            self.large.waiting.extend(moved)
+            both = sorted((*large, *moved), key=_number_of)
+            large.clear()
+            large.extend(both)
             self.large.values_max = VALUES_LARGE_MAX
-        return len(moved)
+        return count
 
 
 class Pace:
@@ -105,15 +125,17 @@ class Pace:
         if line is None:
             line = self._lines[partition] = _Line()
         writes, reads, large = line.writes.waiting, line.reads.waiting, line.large.waiting
-        known, before = line.large_keys, len(writes) + len(reads) + len(large)
+        known, waits, before = line.large_keys, line.waits, len(writes) + len(reads) + len(large)
         for each in operations:
             op = each[1]
-            if op[0] == _GET:
+            if op[0] in POINT_READS:
                 if known and op[1] in known:
                     known[op[1]] += 1
                     large.append(each)
                 else:
                     reads.append(each)
+                    if waits is not None:
+                        waits[op[1]] += 1
             else:
                 (large if op[0] in _SCANS else writes).append(each)
         self.waiting += len(writes) + len(reads) + len(large) - before
@@ -135,8 +157,10 @@ class Pace:
                             break
                         queue.values += values
                         self.under_way[number] = (queue, values, op[1] if code == _GET else b"")
-                    if queue is line.large and code == _GET:
+                    if queue is line.large and code in POINT_READS:
                         line.large_keys[op[1]] -= 1
+                    elif queue is line.reads and line.waits is not None:
+                        line.no_more_waits(op[1])
                     self.waiting -= 1
                     yield waiting.popleft()
 

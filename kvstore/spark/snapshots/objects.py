@@ -3,14 +3,15 @@
     <id>/data/<piece>.<attempt>.parquet   each attempt's file has a name of its own: nobody writes over another's
     <id>/manifest.json                    one put, refused if it is there: with it the folder is a snapshot
     .work-<id>/lock-<n>                   the n-th driver of this work lives: it counts there, every few seconds
-    .gone-<id>/mark                       somebody looks whether the snapshot may go, or removes it
+    .gone-<id>/mark-<remover>             somebody looks whether the snapshot may go, or removes it
 
 There is no lock that ends with a process. A driver is taken for dead when its count has stood still for LEASE_S, and
 the next one puts `lock-<n+1>`, which only one of several can. One that was only stopped sees that at its next count; if
 it publishes before, each of both names files of its own, and only one manifest is put.
 
 Whoever makes an incremental first puts a plan that names the parent, then looks for a mark; whoever removes a snapshot
-first puts the mark, then looks for children and plans. So at least one of them sees the other and gives way.
+first puts a mark, then looks for children and plans. So at least one of them sees the other and gives way. Each
+remover has a mark of its own: one that gives way takes none away under which another goes on.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ class RemoteStore(SnapshotStore):
     def work(self, snapshot: str) -> RemotePath:
         return self.root / f"{WORK}{snapshot}"
 
-    def _mark(self, snapshot: str) -> RemotePath:
-        return self.root / f"{GONE}{snapshot}" / MARK
+    def _marks(self, snapshot: str) -> RemotePath:
+        return self.root / f"{GONE}{snapshot}"
+
+    def _is_marked(self, snapshot: str) -> bool:
+        return bool(_names_in(self._marks(snapshot)))
 
     def check_writable(self) -> None:
         """By writing: what a store allows it tells by refusing."""
@@ -83,11 +87,11 @@ class RemoteStore(SnapshotStore):
         return Lease.or_none(folder)
 
     def is_torn(self, snapshot: str) -> bool:
-        busy = self.work(snapshot).exists() or self._mark(snapshot).exists()
+        busy = self.work(snapshot).exists() or self._is_marked(snapshot)
         return not busy and self.folder(snapshot).is_dir()
 
     def may_continue(self, parent: str) -> bool:
-        return not self._mark(parent).exists() and (self.folder(parent) / manifests.NAME).exists()
+        return not self._is_marked(parent) and (self.folder(parent) / manifests.NAME).exists()
 
     # ── coming and going ──
 
@@ -117,7 +121,7 @@ class RemoteStore(SnapshotStore):
         yield
 
     def remove(self, snapshot: str) -> bool:
-        mark = self._mark(snapshot)
+        mark = self._marks(snapshot) / f"{MARK}-{uuid4().hex}"
         mark.write(b"")
         if self._is_continued(snapshot):
             mark.unlink(missing_ok=True)

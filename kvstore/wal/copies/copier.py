@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
-from kvstore.errors import LedgerError, MetadataError, MetadataUnavailable
+from kvstore.errors import BookieError, LedgerError, MetadataError, MetadataUnavailable
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.copies.copying import Copying
 from kvstore.wal.copies.pace import Pace
@@ -140,13 +140,16 @@ class Copier:
             without_room.update(found - takers)
 
         copying = self._copying(metadata)
-        self.copied += await copying.fill(metadata, last, await copying.held(there), takers, noticed)
+        held = await copying.held_as_told(there)
+        self.copied += await copying.fill(metadata, last, held, takers, noticed, may_refuse=there)
+        if copying.refused:
+            raise BookieError(f"{', '.join(sorted(copying.refused))} did not say what they have, or took no copies")
         if len(there) == len(bookies_of(metadata)) and not without_room:
             self.lacking.pop(metadata.ledger, None)
 
     async def _look_at_closed(self, metadata: LedgerMetadata, there: list[BookieId], complete: set[LedgerId]) -> bool:
-        ledger = metadata.ledger
-        lacking = await self._lacking(metadata, there)
+        ledger, copying = metadata.ledger, self._copying(metadata)
+        lacking = await self._lacking(copying, there)
         wanted = self._ports.choice.spread_out(metadata)
         crowded = frozenset(leaving(metadata, wanted) if wanted is not None else ())
         if crowded:
@@ -158,19 +161,21 @@ class Copier:
             self.lacking[ledger] = away | lacking
         else:
             self.lacking.pop(ledger, None)
-            if not crowded:
+            if not crowded and not copying.refused:
                 complete.add(ledger)
         if lacking or crowded:
             await self._mark(ledger, crowded | lacking)
+        if copying.refused:
+            raise BookieError(f"{', '.join(sorted(copying.refused))} did not say what they have")
         return not lacking and not crowded
 
-    async def _lacking(self, metadata: LedgerMetadata, there: list[BookieId]) -> set[BookieId]:
-        """Those of the bookies that lack an entry of a closed ledger."""
+    async def _lacking(self, copying: Copying, there: list[BookieId]) -> set[BookieId]:
+        """Those of the bookies that lack an entry of a closed ledger, of those that say what they have."""
         found: set[BookieId] = set()
-        held = await self._copying(metadata).held(there)
+        metadata, held = copying.reader.metadata, await copying.held_as_told(there)
         for missing in missing_copies(metadata, metadata.last_entry, held):
             found.update(each.bookie for each in missing)
-            if len(found) == len(there):
+            if len(found) == len(held):
                 break
             await asyncio.sleep(0)  # the event loop is others' in between
         return found

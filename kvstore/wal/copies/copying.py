@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -84,6 +85,14 @@ class Copying:
             except LedgerError:
                 self.refused.add(bookie)
                 raise
+        return found
+
+    async def held_as_told(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
+        """The same of those that say it."""
+        found: dict[BookieId, HeldEntries] = {}
+        for bookie in sorted(at):
+            with suppress(LedgerError):
+                found |= await self.held([bookie])
         return found
 
     async def fill(

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvstore.env.ports import Nursery
-from kvstore.errors import BookieError, Corrupted, LedgerError, MetadataError, NoSuchEntry, NoSuchLedger
+from kvstore.errors import BookieError, Corrupted, LedgerDeleted, MetadataError, NoSuchEntry, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
-from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position
 from kvstore.wal.entry_reader import BATCH_BYTES, HEDGE_S, EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
@@ -90,11 +90,7 @@ class TailReader:
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
             self._news.forget()
-            try:
-                entries = self._at_hand() or await self._available()
-            except NoSuchLedger as error:
-                await self._check_unlisted(error)
-                raise
+            entries = self._at_hand() or await self._available()
             left_s = deadline - self._ports.clock.now()
             if entries or left_s < TIMER_MIN_S:
                 return entries
@@ -234,19 +230,22 @@ class TailReader:
         if missed:
             raise NoSuchLedger(f"partition {self._partition}: the log after {self._after} was trimmed")
 
-    async def _check_unlisted(self, error: NoSuchLedger) -> None:
-        """Raise LedgerError if the list has the present ledger: what is trimmed leaves the list first, so somebody has
-        deleted one. Who gave a state up for that might give up the last that has what stood there."""
-        ledger = self._after.ledger if self._reader is None else self._reader.metadata.ledger
-        listed, _ = await self._lists.read(self._partition, latest=True)
-        if listed.names(ledger):
-            log.error(
-                "partition=%s %s, although the log's list has it: somebody has deleted it", self._partition, error
-            )
-            raise LedgerError(f"partition {self._partition}: {error}, although the log's list has it") from error
+    # docs/protocol.md G6
+    async def _metadata(self, ledger: LedgerId) -> LedgerMetadata:
+        """As it is stored. Raises NoSuchLedger if the ledger was trimmed, LedgerDeleted if the list has it still."""
+        try:
+            return (await self._ports.ledgers.read(ledger))[0]
+        except NoSuchLedger as error:
+            listed, _ = await self._lists.read(self._partition, latest=True)
+            if self._after != BEGINNING and listed.names(ledger):
+                raise LedgerDeleted(
+                    f"partition {self._partition}: ledger {ledger} is gone, although the log's list has it: somebody "
+                    "has deleted it"
+                ) from error
+            raise
 
     async def _open(self, ledger: LedgerId, first: EntryId) -> None:
-        metadata, _ = await self._ports.ledgers.read(ledger)
+        metadata = await self._metadata(ledger)
         if self._reader is not None:
             self._end.stop()
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
@@ -282,7 +281,7 @@ class TailReader:
     async def _refresh(self, reader: EntryReader) -> None:
         self._is_stale = False
         try:
-            reader.metadata, _ = await self._ports.ledgers.read(reader.metadata.ledger)
+            reader.metadata = await self._metadata(reader.metadata.ledger)
         except MetadataError:
             self._is_stale = True  # what is known goes on until the store is back
             return

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 MUTANTS: dict[str, Callable[[], None]] = {}
+_patch = pytest.MonkeyPatch()
 
 
 def mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -26,4 +29,19 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    setattr(owner, name, make(getattr(owner, name)))
+    _patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def hide(owner: type, name: str, by: property) -> None:
+    """Let the class answer for what its objects have under this name."""
+    _patch.setattr(owner, name, by, raising=False)
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    """The code with this breakage in it."""
+    try:
+        MUTANTS[name]()
+        yield
+    finally:
+        _patch.undo()

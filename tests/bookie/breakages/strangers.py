@@ -7,7 +7,7 @@ from typing import Any
 from kvstore.bookie import identity, raw_adds
 from kvstore.bookie.connections import service as service_module
 from kvstore.env import accepting, transport
-from tests.bookie.breakages.registry import mutant, replace
+from tests.bookie.breakages.registry import hide, mutant, replace
 
 
 @mutant("becomes a bookie whose id was given and is known")
@@ -68,7 +68,15 @@ def _falls_back() -> None:
 
 @mutant("admits a raw add from a leader whose ledger is gone")
 def _raw_from_everybody() -> None:
-    service_module.BookieConnection.is_named = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+    def make(original: Any) -> Any:
+        def add(self: Any, *request: Any) -> None:
+            named, self.is_named = self.is_named, False
+            original(self, *request)
+            self.is_named = named
+
+        return add
+
+    replace(service_module.BookieConnection, "_add", make)
 
 
 @mutant("takes raw adds to a ledger that has entries")
@@ -93,4 +101,4 @@ def _believes_for_ever() -> None:
 
 @mutant("lets connections in after it has closed")
 def _lets_in_late() -> None:
-    service_module.BookieService.is_closed = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+    hide(service_module.BookieService, "is_closed", property(lambda _: False, lambda *_: None))

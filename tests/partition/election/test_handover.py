@@ -11,8 +11,8 @@ LEADER_SEQ = Seq(50_000)
 STEADY_S = 8.0
 
 
-def said(nonce: str = "one", seq: int = LEADER_SEQ) -> Published:
-    return Published(Seq(seq), Seq(0), 3, nonce)
+def said(nonce: str = "one", seq: int = LEADER_SEQ, *, is_stopped: bool = False) -> Published:
+    return Published(Seq(seq), Seq(0), 3, nonce, is_stopped=is_stopped)
 
 
 def looked(steady: Steady, what: Published | None, *moments: float, spread: float = 0.0) -> list[bool]:
@@ -73,3 +73,10 @@ def test_what_is_not_of_their_language_is_refused(body: bytes) -> None:
     for each in (Prepare, Take):
         with pytest.raises(InvalidRequest):
             each.decode(body)
+
+
+def test_a_replica_that_has_stopped_is_handed_nothing_however_close_it_is() -> None:
+    """Of a partition that rests it is as far as all; each attempt would take a turn from those that can."""
+    steady = Steady(STEADY_S)
+    assert not any(looked(steady, said(is_stopped=True), *map(float, range(80))))
+    assert looked(steady, said(), 1_000, 1_000 + STEADY_S) == [False, True]

@@ -1,9 +1,11 @@
 """Who stands first."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvstore.errors import Corrupted
-from kvstore.partition.election.ranking import LeaderRecord, Published, rank_of
+from kvstore.partition.election.ranking import LeaderRecord, Published, furthest, rank_of
 from kvstore.types import Seq, ServerId
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
@@ -35,3 +37,11 @@ def test_documents_survive_their_encoding_and_damage_is_refused() -> None:
     for decode in (Published.decode, LeaderRecord.decode):
         with pytest.raises(Corrupted):
             decode(b"{}")
+
+
+def test_a_replica_that_has_stopped_stands_in_nobodys_way() -> None:
+    found = published(a=9, b=5, c=5)
+    assert (rank_of(B, found, (A, B, C)), furthest(found, besides=C)) == (1, [A, B])
+    found[A] = replace(found[A], is_stopped=True)
+    assert (rank_of(B, found, (A, B, C)), furthest(found, besides=C)) == (0, [B])
+    assert rank_of(C, found, (A, B, C)) == 1

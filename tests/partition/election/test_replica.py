@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.env.real import real_env
+from kvstore.errors import NoSuchLedger
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import role_events
@@ -36,6 +37,8 @@ class Log:
     recovered_end, epoch = BEGINNING, 1
 
     def __init__(self) -> None:
+        self.unopened: Exception | None = None
+        """Why it cannot be opened; None: it can."""
         self.readers = 0
         self.reader_closes = asyncio.Event()
 
@@ -56,6 +59,8 @@ class Log:
             await asyncio.get_running_loop().create_future()
 
     async def open_as_leader(self, *_: Any) -> Log:
+        if self.unopened is not None:
+            raise self.unopened
         return self
 
     def close_for_good(self) -> None:
@@ -112,6 +117,18 @@ async def test_a_candidate_that_is_told_of_another_leader_while_its_tail_ends_ta
             await opening  # type: ignore[misc]
     assert (world.replica.leader, world.begun) == (None, [])
     assert world.replica.following.is_running
+
+
+async def test_why_nobody_could_take_the_lead_is_told_until_somebody_leads(world: World) -> None:
+    world.log.reader_closes.set()
+    world.log.unopened = NoSuchLedger("ledger 7: no metadata is stored")
+    world.replica.start()
+    while not world.replica.lead_failure:
+        await world.replica.role_change(PATIENCE_S)
+    assert "ledger 7" in world.replica.lead_failure
+    world.replica._feed(role_events.LeaderRead(LeaderRecord(OTHER, 1, "nonce"), False))
+    assert world.replica.leader_server == OTHER
+    assert world.replica.lead_failure == ""
 
 
 async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> None:

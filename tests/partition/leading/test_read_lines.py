@@ -10,10 +10,12 @@ from typing import Any, cast
 import pytest
 
 from kvstore.errors import NotLeader, Unavailable
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading import leader_reads
 from kvstore.partition.leading.leader_reads import AT_ONCE, TURN_BYTES
 from kvstore.partition.leading.read_lines import Read, ReadLines
 from kvstore.partition.leading.traced import TracedSink
-from kvstore.partition.state.commands import Code, Sink, get, put
+from kvstore.partition.state.commands import Code, Level, Sink, get, put
 from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.redis.gather import Gather
 from kvstore.server.redis.plans import Several
@@ -118,3 +120,105 @@ def test_all_who_wait_in_lines_are_refused_when_the_lead_ends(p: Partition) -> N
     assert len(p.caller.results) == GREEDY
     assert len(refused) >= GREEDY - AT_ONCE
     assert not p.leader.reads
+
+
+# docs/protocol.md P19
+def test_reads_that_wait_for_proofs_keep_their_order_while_values_are_large() -> None:
+    """What has its proof and no place in a turn is read before what has come later, and needs no other proof."""
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
+    p.do(put(b"fat", bytes(FAT)), put(b"k", b"old"))
+    *_, first = p.submit(*[get(b"fat")] * (AT_ONCE + 1), get(b"k"))
+    (second,) = p.submit(get(b"k"))
+    p.submit(put(b"k", b"new"))
+    assert len(p.log.under_way) == 3, "a proof for each, and the write"
+    seen: list[Any] = []
+    p.caller.on_complete = lambda token, result: seen.append((token, result))
+    while p.log.under_way:
+        p.log.acknowledge()
+        p.settle()
+    of_k = {token: result.value for token, result in seen if token in (first, second)}
+    assert list(of_k) == [first, second]
+    assert of_k[first] == b"old"
+
+
+def test_what_has_its_proof_waits_behind_what_has_had_it_and_in_front_of_the_rest() -> None:
+    lines, caller, other = ReadLines(), Caller(), Caller()
+    lines.add([(get(b"k"), caller, 8), (get(b"k"), other, 9)])
+    lines.add_proved([(get(b"k"), caller, 1)])
+    lines.add_proved([(get(b"k"), caller, 2), (get(b"k"), caller, 3), (get(b"k"), other, 4)])
+    taken = lines.take(1)
+    lines.put_back(taken)
+    assert lines.count == 6
+    assert [(sink is caller, token) for _, sink, token in lines] == [
+        *((True, 1), (True, 2), (True, 3), (True, 8)),
+        *((False, 4), (False, 9)),
+    ]
+
+
+def test_a_read_that_has_waited_for_a_delete_is_done_before_those_behind_it(p: Partition) -> None:
+    p.do(put(b"fat", bytes(FAT)), put(b"k", b"old", p.date_ms() + 10))
+    p.wait(0.02)
+    (first,) = p.submit(get(b"k"))
+    assert (p.result(first), len(p.log.under_way)) == ("waits", 1)
+    answered: list[int] = []
+    p.caller.on_complete = lambda token, result: answered.append(token)
+    late = [p.tokens + each for each in range(4 * AT_ONCE + 1)]
+    for token in late[:-1]:
+        p.loop.call_soon(p.leader.submit, get(b"fat"), p.caller, token)
+    p.loop.call_soon(p.leader.submit, get(b"k"), p.caller, late[-1])
+    p.loop.call_soon(p.loop.call_soon, p.log.acknowledge, len(p.log.under_way))
+    p.settle()
+    while p.leader.reads or p.log.under_way:
+        p.log.acknowledge(len(p.log.under_way))
+        p.settle()
+    assert answered.index(first) < answered.index(late[-1])
+
+
+# docs/protocol.md P18, P19
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_reads_of_a_caller_wait_for_none_tells_an_older_value_than_one_before_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases that run out, proofs that come late, large values, keys that expire, and writes in between."""
+    for name, value in (("TURN_BYTES", 1_000), ("AT_ONCE", 4), ("AT_ONCE_LARGE", 2)):
+        monkeypatch.setattr(leader_reads, name, value)
+    random = Random(seed)
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=random.choice([0, 300]))).start()
+    keys, callers = [b"%d" % number for number in range(3)], [Caller() for _ in range(3)]
+    writer, written, known = Caller(), dict[int, bytes](), dict.fromkeys(keys, 0)
+    writer.on_complete = lambda token, result: known.update({written[token]: result})
+    asked: list[tuple[Caller, int, bytes, Level, int]] = []
+    for step in range(300):
+        key = random.choice(keys)
+        match random.randrange(10):
+            case 0 | 1:
+                written[step] = key
+                expires_ms = random.choice([0, 0, p.date_ms() + 300])
+                p.loop.call_soon(
+                    p.leader.submit, put(key, bytes(random.choice([1, 400, 900])), expires_ms), writer, step
+                )
+            case 2:
+                p.log.acknowledge(random.randint(0, len(p.log.under_way)))
+            case 3:
+                p.wait(random.choice([0.001, 0.02, 0.4]))
+            case 4:
+                p.settle()
+            case _:
+                level = random.choice([Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT])
+                for each in random.choices(callers, k=random.randint(1, 12)):
+                    asked.append((each, len(asked), key, level, known[key]))
+                    p.loop.call_soon(p.leader.submit, get(key, level), each, len(asked) - 1)
+    p.settle()
+    while p.log.under_way or p.leader.reads:
+        p.log.acknowledge(len(p.log.under_way))
+        p.settle()
+    seen: dict[tuple[Caller, bytes, Level], int] = {}
+    for caller, token, key, level, at_least in asked:
+        found = caller.results[token]
+        if isinstance(found, Unavailable):
+            continue
+        version = found.version if found is not None else None
+        if version is not None:  # an absent one has expired, and has no version
+            assert version >= max(seen.get((caller, key, level), 0), at_least)
+            seen[caller, key, level] = version
+    assert len(seen) == 18

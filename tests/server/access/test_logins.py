@@ -89,8 +89,9 @@ async def test_wrong_logins_that_are_remembered_are_bounded(logins: Logins, monk
     monkeypatch.setattr(module, "WRONG_MAX", 4)
     for number in range(7):
         with pytest.raises(NotAuthenticated):
-            await logins.login("root", b"%d" % number, str(number))
+            await logins.login("root" * 1_000_000, b"%d" % number, str(number))
     assert len(logins._wrong) == 4
+    assert sum(len(part) for each in logins._wrong for part in each) < 4_000, "whatever names strangers say"
 
 
 async def test_addresses_that_are_remembered_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,16 @@ def test_what_is_amiss_is_found_with_its_reason_and_the_next_step(code: str) -> 
     assert next_step in finding.next_step
 
 
+def test_of_a_partition_that_nobody_leads_it_is_told_why_who_tried_could_not() -> None:
+    report = well()
+    first = report.partitions[0]
+    first.leader, first.served = "", False
+    first.replicas[1].lead_failure = "no such ledger: 7"
+    [finding] = findings_of(report)
+    assert finding.reason == "no leader; 3 of 3 replicas are up; n2: no such ledger: 7"
+    assert "`kvstore fsck`" in finding.next_step
+
+
 def test_every_rule_has_its_case() -> None:
     codes = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', getsource(health)))
     assert codes == set(CASES)

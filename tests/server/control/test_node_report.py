@@ -26,6 +26,7 @@ REPLICA: dict[str, Any] = {
     "epoch": 4,
     "keys": 5,
     "failure": None,
+    "lead_failure": "",
     "is_in_doubt": False,
     "moves_stuck": 1,
     "pins_held": 2,
@@ -124,9 +125,16 @@ def test_a_replica_that_leads_says_what_it_leads_with() -> None:
 
 
 def test_a_replica_that_does_not_serve_yet_leads_nothing() -> None:
-    opening = {**REPLICA, "role": "opening", "failure": "the log has a gap", "leader": None}
+    opening = {
+        **REPLICA,
+        "role": "opening",
+        "failure": "the log has a gap",
+        "leader": None,
+        "lead_failure": "no quorum",
+    }
     told = replica_report(P1, opening, None)
     assert (told.HasField("lead"), told.failure, told.leader) == (False, "the log has a gap", "")
+    assert told.lead_failure == "no quorum"
 
 
 def test_every_part_is_told_of() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.access import AddRole, AddUser, GrantRight, GrantRole, RevokeRole, Right
-from kvstore.errors import Overloaded
+from kvstore.errors import OutcomeUnknown, Overloaded
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.proto.page_token import PageToken
 from kvstore.server.gateway import ranges
@@ -127,6 +127,23 @@ async def test_what_a_deletion_has_begun_is_not_told_as_refused(world: World, mo
     assert "1 keys are deleted, not all: full" in answer.json["message"]
     answer = await world.ask("DELETE", "/v1/keys?prefix=a")
     assert (answer.status, answer.json["reason"], answer.json["outcome"]) == (429, "OVERLOADED", "refused")
+
+
+async def test_a_refusal_does_not_hide_that_another_delete_may_be_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(world, "a1", "a2", "a3")
+    submit, done = world.backend.submit, 0
+
+    def by_turns(op: Op, sink: Sink, token: int, *more: Any) -> None:
+        nonlocal done
+        done += op[0] == Code.DELETE
+        world.backend.failure = (None, Overloaded("full"), OutcomeUnknown("lost"), Overloaded("full"))[min(done, 3)]
+        submit(op, sink, token, *more)
+
+    monkeypatch.setattr(world.backend, "submit", by_turns)
+    answer = await world.ask("DELETE", "/v1/keys?prefix=a")
+    assert (answer.status, answer.json["outcome"], answer.json["message"]) == (504, "unknown", "lost")
 
 
 async def test_a_right_that_is_taken_away_amid_a_deletion_ends_it(

@@ -36,6 +36,8 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
 
 @asynccontextmanager
 async def clients(door: Door, count: int = CLIENTS, **options: Any) -> AsyncIterator[list[redis.Redis]]:
+    """They wait as long as it takes: by default redis-py sends a command again after 5 s, which adds twice."""
+    options = {"socket_timeout": None, **options}
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(redis.Redis(host=door.host, port=door.port, **options))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import LedgerError, NoSuchLedger
+from kvstore.errors import LedgerDeleted, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat, ensure_path
@@ -337,9 +337,30 @@ def test_a_ledger_that_somebody_has_deleted_is_not_one_that_was_trimmed() -> Non
         for deleted in (last, begun):
             await bench.ledgers.remove(deleted.id, -1)
             reader = bench.logs().reader(P, Position(begun.id, EntryId(0)))
-            with pytest.raises(LedgerError, match=f"no ledger {deleted.id}, although the log's list has it") as told:
+            with pytest.raises(LedgerDeleted, match=f"ledger {deleted.id} is gone, although the log's list has it"):
                 await read_on(reader)
-            assert not isinstance(told.value, NoSuchLedger)
             await reader.close()
+
+    run(case)
+
+
+def test_nor_is_one_that_follows_what_was_trimmed() -> None:
+    """A replica that stands where the list begins has all before it, and would give that up for another's state."""
+
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+        listed = await bench.listed()
+        end, deleted = listed.trimmed_end, listed.ledgers[0].id
+        assert end is not None
+        await bench.ledgers.remove(deleted, -1)
+        reader = bench.logs().reader(P, Position(end.ledger, end.entry))
+        with pytest.raises(LedgerDeleted, match=f"ledger {deleted}"):
+            await read_on(reader)
+        await reader.close()
+        newcomer = bench.logs().reader(P, None)
+        with pytest.raises(NoSuchLedger):  # it has nothing to give up, and gets another's state
+            await read_on(newcomer)
+        await newcomer.close()
 
     run(case)

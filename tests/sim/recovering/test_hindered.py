@@ -266,3 +266,63 @@ def test_a_crowded_ledger_costs_no_bookie_its_place_that_is_restarted_just_then(
         assert leaving not in await recorded(bench)
 
     run(case, bookies=5)
+
+
+# docs/protocol.md W8
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_leader_finds_what_one_bookie_lacks_while_another_one_hangs(is_open: bool) -> None:
+    """Of the ledger that it writes nobody else knows what is missing."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, COUNT)
+        if not is_open:
+            await handle.close()
+        for entry in (2, 3, 7):
+            del bench.bookies.at[B3].entries[LEDGER, EntryId(entry)]
+        hanging = dumb(bench, B2)
+        marked: list[frozenset[BookieId]] = []
+
+        async def mark(ledger: LedgerId, bookies: Collection[BookieId]) -> None:
+            marked.append(frozenset(bookies))
+
+        last, pace = EntryId(COUNT - 1) if is_open else None, Pace(bench.env.clock, 1 << 20)
+        leaders = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, last)], mark=mark, pace=pace)
+        leaders.start()
+        if is_open:
+            await until(lambda: bench.bookies.at[B3].of(LEDGER) == list(range(COUNT)))
+        else:
+            await until(lambda: marked[:1] == [frozenset({B3})])
+        await bench.pass_time(60)
+        assert LEDGER in leaders.lacking, "nobody knows whether the other one lacks something"
+        hanging.clear()
+        if is_open:
+            await until(lambda: not leaders.lacking)
+
+    run(case, bookies=3)
+
+
+# docs/protocol.md W8
+def test_a_leader_goes_on_copying_to_one_bookie_while_another_one_takes_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        for bookie in (B2, B3):
+            for entry in (2, 3, 7):
+                del bench.bookies.at[bookie].entries[LEDGER, EntryId(entry)]
+        copies, pace = Copies(bench), Pace(bench.env.clock, 1 << 20)
+        copies.refusing.add(B2)
+
+        async def mark(ledger: LedgerId, bookies: Collection[BookieId]) -> None:
+            raise AssertionError("it is open")
+
+        last = EntryId(COUNT - 1)
+        leaders = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, last)], mark=mark, pace=pace)
+        leaders.start()
+        await until(lambda: bench.bookies.at[B3].of(LEDGER) == list(range(COUNT)))
+        await bench.pass_time(60)
+        assert B2 in leaders.lacking[LEDGER]
+        copies.refusing.clear()
+        await until(lambda: not leaders.lacking)
+        assert bench.bookies.at[B2].of(LEDGER) == list(range(COUNT))
+
+    run(case, bookies=3)

@@ -237,9 +237,19 @@ def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_g
     assert not store.remove("a")
     assert store.ids() == ["a"]
     work.remove()
-    store._mark("a").write(b"")  # whoever removes it has come so far
+    (store._marks("a") / "mark-x").write(b"")  # whoever removes it has come so far
     assert not store.may_continue("a")
     assert store.remove("a")
+
+
+def test_who_gives_way_takes_no_mark_away_under_which_another_removes(store: RemoteStore) -> None:
+    """Two prune at once: the first has looked before there was a plan, the second finds it."""
+    published(store, "a")
+    (store._marks("a") / "mark-of-the-first").write(b"")
+    work = Work.begin(store, replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a"))
+    assert not store.remove("a")
+    assert not store.may_continue("a"), "it would lose its parent"
+    work.remove()
 
 
 def test_a_removal_that_was_killed_is_finished_or_taken_back(
@@ -247,7 +257,7 @@ def test_a_removal_that_was_killed_is_finished_or_taken_back(
 ) -> None:
     published(store, "a")
     published(store, "b")
-    store._mark("b").write(b"")  # killed behind the mark
+    (store._marks("b") / "mark-x").write(b"")  # killed behind the mark
     with monkeypatch.context() as patched:
         patched.setattr(RemotePath, "remove_all", died)
         with pytest.raises(Killed):
