@@ -10,17 +10,20 @@ it. Then empty directories are formatted only while the metadata store knows no 
 nor as a ledger's: what another has stored under the id, or one that is lost, is never denied by a new one.
 
 The version of the cookie's node counts the starts, and the directories remember the last one: directories that remember
-an older one were restored from a copy, and records may be missing.
+an older one were restored from a copy, and records may be missing. So were those that are younger than the metadata
+store says (kvstore.bookie.age).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.bookie.admission import Authority
+from kvstore.bookie.age import AGE, age_in
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.upkeep.limbo import may_name
@@ -28,6 +31,8 @@ from kvstore.env.ports import Disk, Env
 from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
+from kvstore.meta.ephemeral import RETRY_S
+from kvstore.meta.registration import REGISTER_ATTEMPTS_MAX, RegistrationClient
 from kvstore.meta.update import until_known
 from kvstore.types import BookieId
 
@@ -90,6 +95,30 @@ async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore
     raise ConfigError(
         f"{config.journal_dir} holds what bookie {bookie} stores, but this node is to have no bookie (roles, or "
         f"bookies of [log]): want it to have one, or `kvstore bookie decommission {bookie}` first"
+    )
+
+
+# docs/protocol.md B34
+async def refuse_beside_another(env: Env, config: BookieConfig, bookies: RegistrationClient) -> None:
+    """Raise ConfigError if the bookie of these directories is registered at another address for longer than a session
+    lasts: it runs, on the directories that these are a copy of. Before this start is counted, so that the bookie there
+    does not take its own for a copy later. Raises MetadataError."""
+    directory, ours = config.directories[0], config.advertise or config.listen
+    path = f"{directory}/{VERSION}"
+    if ours.endswith(":0") or not env.disk.exists(path):
+        return  # it will be known by the registration itself
+    try:
+        bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
+    except Corrupted:
+        return  # told by whoever needs it
+    for _ in range(REGISTER_ATTEMPTS_MAX):
+        there = (await bookies.bookies()).all.get(bookie, ours)
+        if there == ours:
+            return
+        await asyncio.sleep(RETRY_S)
+    raise ConfigError(
+        f"bookie {bookie}, to which {directory} belongs, runs at {there}: want one process of a bookie, and none on a "
+        "copy of its directories"
     )
 
 
@@ -189,8 +218,9 @@ class _Identification:
         if known != cookie:
             raise ConfigError(f"{directory} has the cookie {cookie}, the metadata store has {known}")
         doubts = {}
+        age = await self._age(cookie.bookie)
         for each in (self._config.journal_dir, *self._others):
-            if doubt := self._note_this_start(each, version):
+            if doubt := self._note_this_start(each, version) or self._doubt_of_age(each, age):
                 doubts[each] = doubt
         await self._claim(cookie, version)
         own = doubts.pop(self._config.journal_dir, "")
@@ -200,10 +230,30 @@ class _Identification:
         """Returns why the directory may lack records; empty if it remembers the last start."""
         path = f"{directory}/{STARTS}"
         words = read_file(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
-        self._note_start(path, version, version + 1)
-        if version in [int(word) for word in words if word.isdigit()]:
+        latest = max((int(word) for word in words if word.isdigit()), default=-1)
+        # It may be ahead of a metadata store that was made again of a file, or of an older copy, and stays so: nothing
+        # is missing here, nor will it be when a later copy is there.
+        self._note_start(path, version, max(version + 1, latest))
+        if latest >= version:
             return ""
         return f"{directory} remembers start {words}, the metadata store {version}: it is a copy"
+
+    async def _age(self, bookie: BookieId) -> int | None:
+        """None if what stands in the metadata store cannot be told."""
+        try:
+            return (await self._cookies.age(bookie))[0]
+        except Corrupted as error:
+            log.warning("bookie=%s how old its directories have to be is unknown: %s", bookie, error)
+            return None
+
+    # docs/protocol.md B34
+    def _doubt_of_age(self, directory: str, age: int | None) -> str:
+        """Returns why the directory may lack records; empty if it is as old as it has to be."""
+        found = age_in(self._disk, directory)
+        if age is not None and found >= age:
+            return ""
+        wanted = "an unknown one" if age is None else f"{age}"
+        return f"{directory} has the age {found}, the metadata store {wanted}: it is a copy from before"
 
     async def _claim(self, cookie: Cookie, version: int) -> None:
         """Raise the version of the cookie's node by one, which only one process can do."""
@@ -224,7 +274,7 @@ class _Identification:
     async def _format(self, found: dict[str, set[str]], unfinished: list[str]) -> Identity:
         """Make a new incarnation, or finish what a crash has interrupted. Nothing is stored before this is complete."""
         for directory, content in found.items():
-            strange = content - {FORMATTING, VERSION, STARTS}
+            strange = content - {FORMATTING, VERSION, STARTS, AGE}
             if strange:
                 raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
         begun = self._begun(unfinished)

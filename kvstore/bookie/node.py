@@ -13,13 +13,15 @@ from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.identity import refuse_beside_another
+from kvstore.bookie.upkeep.aging import Aging
 from kvstore.bookie.upkeep.counted import refuse_older_metadata
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery, Stream
-from kvstore.errors import MetadataError
+from kvstore.errors import ConfigError, MetadataError, NodeExists
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import Identity, LayoutStore
-from kvstore.meta.registration import BookieRegistration
+from kvstore.meta.registration import BookieRegistration, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.start_tls import BookiesPrelude
 from kvstore.types import BookieId, LedgerId
@@ -71,7 +73,9 @@ class Bookie:
         cluster = Identity(self._store, instance_id)
         await cluster.check()
         authority = MetadataAuthority(self._store, cluster)
-        gathered = await gather(env, config, CookieStore(self._store), instance_id, authority)
+        cookies = CookieStore(self._store)
+        await refuse_beside_another(env, config, RegistrationClient(self._store))
+        gathered = await gather(env, config, cookies, instance_id, authority)
         self.id = gathered.identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
         self.storage = storage = storage_of(env, config, gathered, authority)
@@ -84,8 +88,13 @@ class Bookie:
         self._listener = await env.transport.listen(config.listen, self._service.handler, prelude=self._prelude)
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)
-        await self._registration.start(nursery, readonly=storage.is_readonly)
+        try:
+            await self._registration.start(nursery, readonly=storage.is_readonly)
+        except NodeExists:
+            raise ConfigError(f"another process is registered as bookie {self.id}: want one process of it") from None
         self.upkeep = start_upkeep(env, config, storage, authority, nursery)
+        aging = Aging(env, cookies, self.id, self._whole_directories, self._stored_bytes)
+        nursery.spawn(aging.run(), name="aging")
         log.info("bookie=%s serves at %s", self.id, self.address)
 
     @property
@@ -132,6 +141,19 @@ class Bookie:
             return self.storage.directories()
         counted = self.storage.refresh_statistics()  # of its only one; should that fail, the process ends
         return [DirectoryState(self._config.directories[0], "", counted.free_bytes, counted.readonly)]
+
+    def _whole_directories(self) -> list[str]:
+        """All of them; none while one has failed."""
+        if isinstance(self.storage, SpreadStorage):
+            return (
+                []
+                if any(each.reason for each in self.storage.parts)
+                else [each.directory.path for each in self.storage.parts]
+            )
+        return list(self._config.directories)
+
+    def _stored_bytes(self) -> int:
+        return self.storage.refresh_statistics().synced_bytes
 
     def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
         """Call `listener` with ledgers of which entries are found damaged here; now with those that may lack some since

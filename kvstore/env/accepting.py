@@ -150,8 +150,10 @@ class Acceptor:
 
     def _open(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._accepted.opening += 1
-        self._opening[sock] = self._nursery.spawn(self._hand_over(sock), name="connection"), self._loop.time()
+        task = self._nursery.spawn(self._hand_over(sock), name="connection")
+        if self._tls is not None:  # else there is no handshake to wait for
+            self._accepted.opening += 1
+            self._opening[sock] = task, self._loop.time()
 
     def _ended(self, sock: socket.socket) -> None:
         if self._opening.pop(sock, None) is not None:
@@ -161,6 +163,10 @@ class Acceptor:
         """Give the connection a handler, after its handshake. If that fails nobody is told: nobody knew of it."""
         try:
             options = await self._until_handshake(sock) if self._tls else {}
+            if not options:
+                # Nothing is left to wait for, and nobody may end it: uvloop closes what is cancelled below without a
+                # word to the handler, which has the connection by then, and whose next write would raise.
+                self._ended(sock)
             await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
         except (ConnectionAbortedError, TimeoutError):
             self._accepted.timed_out += 1

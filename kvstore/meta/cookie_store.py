@@ -1,13 +1,17 @@
-"""Bookies' cookies in the metadata store: which directories belong to which bookie id."""
+"""Bookies' cookies in the metadata store: which directories belong to which bookie id; and how old these are."""
 
 from __future__ import annotations
 
-from kvstore.errors import NodeExists, NoSuchNode
+from contextlib import suppress
+
+from kvstore.errors import Corrupted, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
 from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known
 from kvstore.types import BookieId
+
+AGE_DIGITS = 18
 
 
 class CookieStore:
@@ -48,6 +52,31 @@ class CookieStore:
     async def delete(self, bookie: BookieId, version: int) -> None:
         """Raises VersionConflict, NoSuchNode."""
         await self._store.delete(paths.cookie(bookie), version)
+        with suppress(NoSuchNode):
+            _, stat = await self._store.get(paths.age(bookie))
+            await self._store.delete(paths.age(bookie), stat.version)
+
+    async def age(self, bookie: BookieId) -> tuple[int, int | None]:
+        """How old the bookie's directories are, and the version of the node that says so; 0 and None if there is none.
+        Raises Corrupted."""
+        path = paths.age(bookie)
+        await self._store.sync(path)
+        try:
+            data, stat = await self._store.get(path)
+        except NoSuchNode:
+            return 0, None
+        if not (data.isdigit() and len(data) <= AGE_DIGITS):
+            raise Corrupted(f"{path}: want at most {AGE_DIGITS} digits, got {data[:40]!r}")
+        return int(data), stat.version
+
+    async def set_age(self, bookie: BookieId, age: int, version: int | None) -> None:
+        """Compare-and-set, or create if `version` is None. Raises NodeExists, VersionConflict, NoSuchNode."""
+        path, data = paths.age(bookie), b"%d" % age
+        if version is not None:
+            await self._store.set(path, data, version)
+            return
+        await ensure_path(self._store, paths.AGES)
+        await self._store.create(path, data)
 
     async def bookies(self) -> list[BookieId]:
         """Every bookie id that was ever formatted and not decommissioned, whether it runs or not; sorted."""

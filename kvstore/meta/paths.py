@@ -36,6 +36,8 @@ RING = "/ring"
 CONFIG = "/config"
 ACCESS = "/access"
 NAMESPACES = "/namespaces"
+AGES = "/ages"
+"""How old the directories of each bookie are."""
 VERSION = "/version"
 """Of the cluster: what all of its servers can do."""
 OLDER_COPY = "/older-copy"
@@ -127,6 +129,11 @@ def readonly(bookie: BookieId) -> str:
 
 def cookie(bookie: BookieId) -> str:
     return f"{COOKIES}/{bookie}"
+
+
+def age(bookie: BookieId) -> str:
+    """The count that rises while the bookie stores: directories that are behind it are a copy."""
+    return f"{AGES}/{bookie}"
 
 
 def server(server_id: ServerId) -> str:

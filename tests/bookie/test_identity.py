@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from kvstore.bookie.identity import Identity, establish, refuse_to_strand
@@ -175,6 +177,24 @@ def test_a_restored_copy_of_the_directories_is_doubted(
     world.node("b1").disk = backup
     assert "it is a copy" in start(world, tree).doubts[0]
     assert start(world, tree).doubts == (), "the doubt is noted in the journal by then"
+
+
+# docs/protocol.md B34
+@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize("since", [1, 3])
+@pytest.mark.parametrize("tries", [1, 2, 5])
+def test_starts_by_an_older_copy_of_the_metadata_raise_no_doubt_there_or_by_the_later_one(
+    world: SimWorld, tree: MemoryTree, before: int, since: int, tries: int
+) -> None:
+    for _ in range(before):
+        start(world, tree)
+    older = deepcopy(tree)
+    for _ in range(since):
+        start(world, tree)
+    for _ in range(tries):
+        assert start(world, older).doubts == ()
+    assert start(world, tree).doubts == ()
+    assert start(world, tree).doubts == ()
 
 
 def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -> None:

@@ -8,7 +8,7 @@ import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,35 @@ def test_idle_connections_count_before_their_handshake_and_give_way(run: Run, tl
             assert found.transport.statistics()["connections_gave_way_total"] >= 50
 
     run(scenario)
+
+
+@on_both
+def test_a_crowd_ends_no_connection_that_has_no_handshake(run: Run, monkeypatch: Any) -> None:
+    """By uvloop its handler would never hear of it, and the process end at the handler's next write."""
+    monkeypatch.setattr(accepting, "OPENING_MAX", 1)
+    monkeypatch.setattr(accepting, "OPENING_SURE_S", 0.0)
+
+    def crowd(address: str) -> int:
+        host, _, number = address.rpartition(":")
+        with ExitStack() as stack:
+            callers = [stack.enter_context(socket.create_connection((host, int(number)))) for _ in range(200)]
+            for each in callers:
+                each.sendall(b"x")
+            return sum(_heard(each) for each in callers)
+
+    async def scenario() -> None:
+        async with port() as found:
+            assert await asyncio.to_thread(crowd, found.address) == 200
+            assert found.transport.statistics()["connections_gave_way_total"] == 0
+
+    run(scenario)
+
+
+def _heard(caller: socket.socket) -> bool:
+    caller.settimeout(DEADLINE_S)
+    with suppress(OSError):
+        return caller.recv(1) == b"x"
+    return False
 
 
 @on_both

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOSPC
 
 from kvstore.bookie.admission import Authority
+from kvstore.bookie.age import AGE
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.membership import Bare, Content, Plan, plan
 from kvstore.bookie.directories.places import PLACE, Place, State, decode_place, encode_place
@@ -130,8 +131,9 @@ class _Gathering:
         try:
             make_directory(disk, path)
             self.say(found, [number])
-            for name in (VERSION, STARTS):
-                replace_file(disk, f"{path}/{name}", read_file(disk, f"{anchor}/{name}"))
+            for name in (VERSION, STARTS, AGE):
+                if disk.exists(f"{anchor}/{name}"):
+                    replace_file(disk, f"{path}/{name}", read_file(disk, f"{anchor}/{name}"))
             disk.mkdir(f"{path}/{INDEX}")
             disk.sync_dir(path)
         except OSError as error:
@@ -149,7 +151,9 @@ class _Gathering:
         if number == anchor:
             doubts = identity.doubts
         else:
-            doubts = (f"{path} remembers another start than the others: it is a copy",) * (path in identity.doubted)
+            doubts = (f"{path} remembers another start than the others, or is younger: it is a copy",) * (
+                path in identity.doubted
+            )
         return Directory(number, path, self._config.index_dir if number == 0 else f"{path}/{INDEX}", doubts)
 
 

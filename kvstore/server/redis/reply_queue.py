@@ -103,6 +103,9 @@ class ReplyQueue:
             else:
                 self.answer(number, replies.OK)
             return
+        if self.is_lost:  # what comes before its turn would be kept, and is counted for nobody
+            self.answer(number, b"")
+            return
         reply = self._formats[format_](result)
         if len(reply) <= self._unchecked or self.admit(number, len(reply)):
             self.answer(number, reply)
@@ -284,7 +287,7 @@ class ReplyQueue:
     def lose(self) -> None:
         """The client is gone: nothing is read again for it."""
         self.is_lost = True
-        self._early.update(dict.fromkeys(self.again.numbers, b""))
+        self._early = dict.fromkeys((*self._early, *self.again.numbers), b"")
         self.again.numbers.clear()
         self._release()
 

@@ -42,6 +42,9 @@ class KeptCookies:
         self._path.write_bytes(b"%d\n" % following + encode_cookie(cookie))
         return following
 
+    async def age(self, _bookie: BookieId) -> tuple[int, int | None]:
+        return 0, None  # nobody raises it here
+
 
 class BreakableFile:
     def __init__(self, file: Any, disk: BreakableDisk, path: str) -> None:

@@ -17,6 +17,8 @@ from kvstore.server.redis import parser, pipeline
 from kvstore.server.redis.connection import REPORT_EVERY, RespConnection
 from kvstore.server.redis.inflight_limit import COMMANDS_MAX
 from kvstore.server.redis.latency import EVERY
+from kvstore.server.redis.replies import Fmt
+from kvstore.server.redis.reply_queue import FORMAT_BITS
 from tests.server.backends import Collector
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
@@ -187,6 +189,23 @@ async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> N
         await asyncio.sleep(0)
     door.server.room.look()
     assert door.server.room.bytes >= len(stream.written) > stream.high
+
+
+async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -> None:
+    """Those that come before their turn were, a megabyte each, and counted for nobody."""
+    connection, _ = unread(door)
+    replies = connection.replies
+    replies.issued = 40
+    found = Record(b"x" * (1 << 20), 1, 1, 1, 0)
+    for number in range(20, 30):
+        replies.complete(number << FORMAT_BITS | Fmt.VALUE, found)
+    connection.connection_lost(None)
+    for number in range(30, 40):
+        replies.complete(number << FORMAT_BITS | Fmt.VALUE, found)
+    assert sum(map(len, replies._early.values())) == 0
+    for number in range(20):
+        replies.complete(number << FORMAT_BITS | Fmt.VALUE, found)
+    assert replies.in_flight() == 0
 
 
 async def test_a_lone_get_that_takes_a_turn_is_timed_like_any_other(door: Door) -> None:

@@ -1,0 +1,58 @@
+"""How old a bookie's directories are: a count that rises while something is stored, in each of them and in the metadata
+store, which comes last.
+
+The starts alone (kvstore.bookie.identity) say nothing about a copy that was made since the last one, of a file system
+or of a whole machine while it ran. Directories whose age is behind the metadata store's are such a copy, and lack what
+was stored since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvstore.env.ports import Disk, File
+
+AGE = "AGE"
+"""In each directory with a journal."""
+
+
+def age_in(disk: Disk, directory: str) -> int:
+    """0 if none is noted, or what is there is no number. Raises OSError."""
+    path = f"{directory}/{AGE}"
+    if not disk.exists(path):
+        return 0
+    file = disk.open(path)
+    try:
+        word = file.read(0, file.size()).strip()
+    finally:
+        file.close()
+    return int(word) if word.isdigit() else 0
+
+
+async def note_age(disk: Disk, directory: str, age: int) -> None:
+    """Return once it is on the disk. In place, so that a full disk takes it too. Raises OSError."""
+    path = f"{directory}/{AGE}"
+    is_new = not disk.exists(path)
+    file = disk.open(path, create=True)
+    try:
+        file.pwrite(0, b"%20d\n" % age)
+        await _synced(file)
+    finally:
+        file.close()
+    if is_new:
+        disk.sync_dir(directory)
+
+
+async def _synced(file: File) -> None:
+    done = asyncio.get_running_loop().create_future()
+
+    def told(error: OSError | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    file.submit_sync(told)
+    await done

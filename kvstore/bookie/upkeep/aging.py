@@ -1,0 +1,65 @@
+"""Raises the age of a bookie's directories while it stores, so that a copy of them which somebody starts is known for
+one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from kvstore.bookie.age import age_in, note_age
+from kvstore.env.ports import Env
+from kvstore.errors import Corrupted, MetadataError
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.types import BookieId
+
+log = logging.getLogger(__name__)
+
+AGE_S = 60.0
+"""A copy that is younger than this may pass for the directories themselves."""
+
+
+# docs/protocol.md B34
+class Aging:
+    """Of one bookie, from its start on."""
+
+    def __init__(
+        self,
+        env: Env,
+        cookies: CookieStore,
+        bookie: BookieId,
+        directories: Callable[[], Sequence[str]],
+        stored_bytes: Callable[[], int],
+    ) -> None:
+        """`directories`: those with a journal; none while one of them has failed, which would fall behind. What it had
+        stored is all there after a restart. `stored_bytes`: since the start."""
+        self._env, self._cookies, self._bookie = env, cookies, bookie
+        self._directories, self._stored_bytes = directories, stored_bytes
+        self._stored = 0
+        self._age: int | None = None
+        """That this process has noted last; None: none yet."""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(AGE_S)
+            try:
+                await self.look()
+            except (MetadataError, Corrupted, OSError) as error:
+                log.warning("bookie=%s its directories do not age: %r", self._bookie, error)
+
+    async def look(self) -> None:
+        """Raise the age if anything was stored since the last time. Raises MetadataError, Corrupted, OSError."""
+        stored, directories = self._stored_bytes(), self._directories()
+        if stored == self._stored or not directories:
+            return
+        disk = self._env.disk
+        known, version = await self._cookies.age(self._bookie)
+        if self._age is not None and known > self._age:
+            self._env.fatal(f"another process has started as bookie {self._bookie}, on a copy of its directories")
+            return
+        age = max(known, *(age_in(disk, each) for each in directories)) + 1
+        for each in directories:
+            await note_age(disk, each, age)
+        self._age = age  # whether the store hears of it or not
+        await self._cookies.set_age(self._bookie, age, version)
+        self._stored = stored

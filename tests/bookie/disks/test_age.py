@@ -1,0 +1,216 @@
+"""Directories that are put back from a copy of the time since the bookie's last start are known for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstore.bookie import Bookie
+from kvstore.bookie.age import age_in
+from kvstore.bookie.upkeep.aging import AGE_S
+from kvstore.env import Env
+from kvstore.errors import ConfigError
+from kvstore.meta import paths
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import SetData
+from kvstore.meta.transfer import export, restore
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from tests.bookie.support import KEY, crash, packet, run, tiny
+from tests.sim.world.env import NodeCrashed, SimWorld
+from tests.sim.world.pause import pause
+
+L = LedgerId(7)
+JOURNAL = "bookie/journal"
+SEVERAL = {"journal_dirs": (JOURNAL, "disk2/journal")}
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+@asynccontextmanager
+async def started(world: SimWorld, tree: MemoryTree, **config: object) -> AsyncIterator[Bookie]:
+    store = MemoryStore(tree)
+    await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
+    async with Bookie(world.env("b1"), tiny(**{"listen": "b1:3181", **config}), store) as bookie:
+        if not await LedgerStore(store).list_ids():
+            fragment = Fragment(EntryId(0), (bookie.id,))
+            await LedgerStore(store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
+        yield bookie
+
+
+async def add(bookie: Bookie, entry: int) -> None:
+    answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    bookie.storage.add(L, entry, packet(L, entry), KEY, recovery=False, done=answer.set_result)
+    assert await answer is Status.OK
+
+
+async def status(bookie: Bookie, entry: int) -> Status:
+    answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    bookie.storage.read(L, entry, done=lambda found, *_: answer.set_result(found))
+    return await answer
+
+
+def run_while(world: SimWorld, tree: MemoryTree, entries: range, *, aged: bool, **config: object) -> None:
+    """One run of the bookie, which stores; then the power goes."""
+
+    async def work() -> None:
+        async with started(world, tree, **config) as bookie:
+            for entry in entries:
+                await add(bookie, entry)
+            if aged:
+                await pause(1.5 * AGE_S)
+
+    run(world, work())
+    crash(world)
+
+
+def found_by(world: SimWorld, tree: MemoryTree, entry: int, **config: object) -> Status:
+    async def work() -> Status:
+        async with started(world, tree, **config) as bookie:
+            return await status(bookie, entry)
+
+    return run(world, work())
+
+
+# docs/protocol.md B34
+@pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])
+def test_what_a_copy_of_the_running_bookie_lacks_is_unknown_and_not_absent(
+    world: SimWorld, tree: MemoryTree, config: dict[str, object]
+) -> None:
+    copies = []
+
+    async def work() -> None:
+        async with started(world, tree, **config) as bookie:
+            await add(bookie, 0)
+            copies.append(world.node("b1").disk.copy(world.random))
+            await add(bookie, 1)  # acknowledged
+            await pause(1.5 * AGE_S)
+
+    run(world, work())
+    crash(world)
+    world.node("b1").disk = copies[0]
+    assert found_by(world, tree, 1, **config) is Status.UNKNOWN_LEDGER_STATE
+
+
+@pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])
+def test_directories_that_are_no_copy_are_believed_over_any_restart(
+    world: SimWorld, tree: MemoryTree, config: dict[str, object]
+) -> None:
+    for first in range(0, 6, 2):
+        run_while(world, tree, range(first, first + 2), aged=True, **config)
+        assert found_by(world, tree, 99, **config) is Status.NO_ENTRY
+        crash(world)
+
+
+def test_a_bookie_that_stores_nothing_does_not_age(world: SimWorld, tree: MemoryTree) -> None:
+    run_while(world, tree, range(1), aged=True)
+    disk, before = world.node("b1").disk, age_in(world.node("b1").disk, JOURNAL)
+
+    async def idle() -> None:
+        async with started(world, tree) as bookie:
+            await pause(3.5 * AGE_S)  # what its start has written
+            known = age_in(disk, JOURNAL)
+            await pause(4 * AGE_S)
+            assert age_in(disk, JOURNAL) == known > before
+            assert (await CookieStore(MemoryStore(tree)).age(bookie.id))[0] == known
+
+    run(world, idle())
+
+
+def test_a_metadata_store_that_is_away_when_it_ages_costs_nothing(world: SimWorld, tree: MemoryTree) -> None:
+    async def work() -> None:
+        store = MemoryStore(tree)
+        await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
+        async with Bookie(world.env("b1"), tiny(listen="b1:3181"), store) as bookie:
+            fragment = Fragment(EntryId(0), (bookie.id,))
+            await LedgerStore(store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
+            await add(bookie, 0)
+            store.suspend()
+            await pause(2.5 * AGE_S)
+
+    run(world, work())
+    crash(world)
+    assert found_by(world, tree, 99) is Status.NO_ENTRY
+
+
+def test_a_bookie_that_was_decommissioned_leaves_no_age(world: SimWorld, tree: MemoryTree) -> None:
+    run_while(world, tree, range(1), aged=True)
+    cookies = CookieStore(MemoryStore(tree))
+
+    async def forget() -> None:
+        (bookie,) = await cookies.bookies()
+        assert (await cookies.age(bookie))[0] > 0
+        _, version = await cookies.read(bookie)
+        await cookies.delete(bookie, version)
+        assert await cookies.age(bookie) == (0, None)
+
+    run(world, forget())
+
+
+def test_an_age_that_cannot_be_read_is_a_doubt(world: SimWorld, tree: MemoryTree) -> None:
+    run_while(world, tree, range(1), aged=True)
+    (bookie,) = tree.children(paths.AGES)
+    tree.apply(1, [SetData(f"{paths.AGES}/{bookie}", b"\xff\xfe", -1)])
+    assert found_by(world, tree, 99) is Status.UNKNOWN_LEDGER_STATE
+
+
+def test_a_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: MemoryTree) -> None:
+    async def work() -> None:
+        async with started(world, tree) as bookie:
+            await add(bookie, 0)
+            await pause(1.5 * AGE_S)
+            cookies = CookieStore(MemoryStore(tree))
+            age, version = await cookies.age(bookie.id)
+            await cookies.set_age(bookie.id, age + 1, version)  # as the other one does
+            await add(bookie, 1)
+            await pause(1.5 * AGE_S)
+
+    with pytest.raises(NodeCrashed):
+        run(world, work())
+    ((_, reason),) = world.fatals
+    assert "on a copy of its directories" in reason
+
+
+def test_a_copy_that_is_started_beside_the_bookie_ends_and_leaves_it_as_it_was(
+    world: SimWorld, tree: MemoryTree
+) -> None:
+    async def work() -> None:
+        async with started(world, tree) as bookie:
+            await add(bookie, 0)
+            world.node("b2").disk = world.node("b1").disk.copy(world.random)
+            with pytest.raises(ConfigError, match=f"bookie {bookie.id}.* runs at b1:3181"):
+                await world.node("b2").call(beside(world.env("b2"), tree))
+            await add(bookie, 1)
+
+    run(world, work())
+    crash(world)
+    assert found_by(world, tree, 99) is Status.NO_ENTRY, "its directories are no copy"
+
+
+async def beside(env: Env, tree: MemoryTree) -> None:
+    async with Bookie(env, tiny(listen="b2:3181"), MemoryStore(tree)):
+        raise AssertionError("it has started")
+
+
+# docs/protocol.md B7, B34
+def test_a_metadata_store_that_was_made_again_of_a_file_raises_no_doubt(world: SimWorld, tree: MemoryTree) -> None:
+    """Versions of nodes begin again there, so the directories remember a later start than it counts."""
+    for first in range(3):
+        run_while(world, tree, range(first, first + 1), aged=True)
+    other = MemoryTree()
+
+    async def move() -> None:
+        nodes, instance = await export(MemoryStore(tree))
+        await restore(MemoryStore(other), nodes, instance)
+
+    run(world, move())
+    assert found_by(world, other, 99) is Status.NO_ENTRY
