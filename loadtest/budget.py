@@ -51,7 +51,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Load:
-    """`operations` in all, divided among the connections, `pipeline` at a time on each."""
+    """`operations` in all, divided among the connections, `pipeline` at a time on each. The command "put" is that of
+    one AsyncClient, which has as many under way as there would be connections."""
 
     name: str
     command: str
@@ -70,6 +71,8 @@ BUDGET = (
     Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (14, 5)),
     Load("SET, 50 connections, forwarded", "SET", 50, 1, 5_000, is_forwarded=True),
     Load("SET, 50 connections, pipeline 16, forwarded", "SET", 50, 16, 16_000, (8, 16), is_forwarded=True),
+    Load("put, AsyncClient, 50 in flight", "put", 50, 1, 5_000),
+    Load("put, AsyncClient, 1,000 in flight", "put", 1_000, 1, 20_000, (18, 7)),
     Load("GET, 1 connection", "GET", 1, 1, 400, (28, 5)),
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
     Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
@@ -220,6 +223,18 @@ async def run_load(
     await asyncio.gather(*map(one, range(load.connections)))
 
 
+async def run_puts(load: Load, endpoints: tuple[str, ...], tag: str) -> None:
+    """Raises StoreError."""
+    numbers = iter(range(load.operations))
+
+    async def one(client: AsyncClient) -> None:
+        for number in numbers:
+            await client.put(b"{%b}%d" % (tag.encode(), number), b"x" * 100)
+
+    async with AsyncClient(ClientConfig(endpoints=endpoints)) as client:
+        await asyncio.gather(*(one(client) for _ in range(load.connections)))
+
+
 class Budget:
     """Measures one load after the other on one cluster."""
 
@@ -266,7 +281,7 @@ class Budget:
         idle = self._counted(lambda: time.sleep(took_s))
         found = []
         for (role, node), most in zip(both.items(), load.budget or (None, None), strict=True):
-            cost = Cost(load.name, role, load.operations, most, entries if load.command == "SET" else 0)
+            cost = Cost(load.name, role, load.operations, most, 0 if load.command == "GET" else entries)
             cost.functions = counted[node.id] - idle[node.id]
             for function, calls in cost.functions.items():
                 cost.calls[layer_of(function)] += calls
@@ -300,7 +315,11 @@ class Budget:
         return {node.id: self._cluster.end(node) for node in self._cluster.load().nodes}
 
     def _run(self, load: Load, asked: NodePlace) -> None:
-        uvloop.run(run_load(load, asked.resp, self._tag))
+        if load.command == "put":
+            endpoints = tuple(node.grpc for node in self._cluster.load().nodes)
+            uvloop.run(run_puts(load, endpoints, self._tag))
+        else:
+            uvloop.run(run_load(load, asked.resp, self._tag))
 
     def _spent(self, node: NodePlace) -> tuple[float, int, int, int]:
         process = psutil.Process(node.pid)

@@ -6,7 +6,7 @@ Partitions are dicts, shared by the servers of the cluster; each server is a Bac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -266,6 +266,10 @@ class ModelServer:
 
         if not self.intercept(op, answer):
             loop.call_soon(lambda: answer(self._result(op, partition, ring_version)))
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        for op, token in zip(ops, tokens, strict=True):
+            self.submit(op, sink, token)
 
     def read_now(self, key: bytes) -> Any:
         if self.intercept is not _let_pass or self.cluster.leaders[self.cluster.ring.partition_of(key)] != self.id:

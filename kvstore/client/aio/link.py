@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
 from kvstore.client.aio.wires import (
     FAILURES,
@@ -55,7 +55,8 @@ LATE = Unavailable("the time is up")
 """What a waiter gets whose deadline has passed."""
 
 
-_deadline_of = attrgetter("deadline")
+_deadline_of, _waiter_of = attrgetter("deadline"), attrgetter("waiter")
+_is_over = methodcaller("done")
 _MakeFrame = Callable[..., tuple[AnyFrame, dict[int, Operation]]]
 
 
@@ -257,7 +258,9 @@ class Link:
             return
         make, most = (brief_frame_of, BRIEF_OPERATIONS_MAX) if wire.is_brief else (frame_of, FRAME_OPERATIONS_MAX)
         while pending and wire.is_ready and (wire.is_brief or not self._should_gather()):
-            operations = [each for each in cut(pending, most) if not each.waiter.done()]
+            operations = cut(pending, most)
+            if any(map(_is_over, map(_waiter_of, operations))):  # late, or given up by their callers
+                operations = [each for each in operations if not each.waiter.done()]
             if operations:
                 wire.send(self._frame(operations, make))
 
@@ -334,8 +337,11 @@ class Link:
         pop = self._open.pop
         for number, answer in answered(answers):
             operation = pop(number, None)
-            if operation is not None and not operation.waiter.done():
-                operation.waiter.set_result(answer)
+            if operation is not None:
+                try:
+                    operation.waiter.set_result(answer)
+                except asyncio.InvalidStateError:
+                    """Nobody waits any more: to ask each first would be another call."""
         if self._sample[0]:
             self._measure()
         if self._pending and not self._is_flush_due:

@@ -29,7 +29,13 @@ from kvstore.partition.state.move_records import encode as encode_record
 from kvstore.partition.state.operations import MUTATIONS, check_request, check_sizes
 from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row, Untouched
 from kvstore.partition.state.results import decode_result, fits, misused
-from kvstore.partition.state.retry_table import PART_OF_A_RANGE, hash_at_hand, touched_tokens
+from kvstore.partition.state.retry_table import (
+    BYTES_PER_CLIENT,
+    BYTES_PER_RESULT,
+    PART_OF_A_RANGE,
+    hash_at_hand,
+    touched_tokens,
+)
 from kvstore.partition.state.rows import EXPIRES, created_of, data_key, data_keys_of, record_of
 from kvstore.partition.state.scope import ELSEWHERE
 from kvstore.partition.state.state import State
@@ -151,9 +157,9 @@ class Evaluator:
         """The same of nothing but one plain put, of a key that nothing in flight touches: what the draft would come to
         (22 calls less). None, and nothing is decided, if it is anything else."""
         op, sink, token = item
-        if op[0] != _PUT or op[3] or op[4] or op[6] is not None or self._serving_ranges.held:
+        if op[0] != _PUT or op[3] or op[4] or self._serving_ranges.held:
             return None
-        key, value = op[1], op[2]
+        key, value, request = op[1], op[2], op[6]
         if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
             return None
         if self._prefixes and key.startswith(self._prefixes):
@@ -170,11 +176,32 @@ class Evaluator:
         created = seq if row is None else created_of(row)
         made = Entry(self._state.partition, self._epoch, seq, time_ms, _CREATED if row is None else _OVERWRITTEN)
         made.keys, made.values, made.ages = [key], [value], [] if row is None else [seq - created]
+        layer = Layer({key: (value, seq, created, time_ms, 0)})
+        if request is not None:
+            made.requests = self._asked_alone(request, hash_at_hand(key, row_key), seq, time_ms, layer)
+            if made.requests is None:
+                return None
         self._check(made, now=False)
         payload = made.encode()
         self._time_ms, self._next_seq = time_ms, seq + 1
-        self._overlay.layers.append(Layer({key: (value, seq, created, time_ms, 0)}))
+        self._overlay.layers.append(layer)
         return Decided(NextEntry(made, payload, [row_key]), [(sink, token, seq)], [], [], [])
+
+    def _asked_alone(
+        self, request: RequestId, hash_of_key: int, seq: int, time_ms: int, layer: Layer
+    ) -> Requests | None:
+        """The columns of a lone new request, whose result is `seq`, and `layer` says so too. None if it is not new, or
+        is refused."""
+        try:
+            if self._known(request, hash_of_key, layer, time_ms) is not UNTOUCHED:
+                return None
+        except StoreError:
+            return None
+        client, sequence, first_unacked, seen_ms = request
+        layer.requests[client, sequence, hash_of_key] = seq
+        layer.first_unacked[client], layer.counts[client] = first_unacked, 1
+        layer.results_bytes = BYTES_PER_CLIENT + BYTES_PER_RESULT
+        return Requests([client], [first_unacked], [seen_ms], [0], [sequence], [hash_of_key], [0], [], [])
 
     def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
         """Decide on `items` until the entry is full. Returns on how many."""
@@ -191,7 +218,7 @@ class Evaluator:
         slices, holds_row = writable.slices, writable.holds_row
         if len(items) >= TOGETHER_MIN and not metered and writable.holds_rows(data_keys):
             ops, sinks, tokens = zip(*items, strict=True)
-            versions = put_together(draft, ops, keys, data_keys, rows, self._overlay, touched)
+            versions = put_together(draft, ops, keys, data_keys, rows, self._overlay, touched, self._state.retries)
             if versions is not None:
                 replies += zip(sinks, tokens, versions, strict=True)
                 return len(items)
@@ -291,7 +318,7 @@ class Evaluator:
         """The same with a request id."""
         hash_of_key = hash_at_hand(key, row_key)
         try:
-            known = self._known(request, hash_of_key)
+            known = self._known(request, hash_of_key, draft.layer, draft.time_ms)
         except StoreError as error:
             return error
         if known is not UNTOUCHED:
@@ -344,7 +371,7 @@ class Evaluator:
         try:
             hash_of_key = hash_at_hand(op[1], row_key)
             if request is not None:
-                known = self._known(request, hash_of_key)
+                known = self._known(request, hash_of_key, self.draft.layer, self.draft.time_ms)
                 if known is not UNTOUCHED:
                     return known if fits(op, known) else misused(request)
             row_keys = [data_key(each[1]) for each in op[2]] if is_batch else [row_key]
@@ -363,14 +390,14 @@ class Evaluator:
             return error
         return result
 
-    def _known(self, request: RequestId, hash_of_key: int) -> Result:
-        """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused, Overloaded."""
-        draft = self.draft
+    def _known(self, request: RequestId, hash_of_key: int, layer: Layer, time_ms: int) -> Result:
+        """The result of a request that is remembered, in flight or in the `layer` of the draft, whose record time is
+        `time_ms`; else UNTOUCHED. Raises Refused, Overloaded."""
         check_request(request)
         client, sequence, _, _ = request
-        acknowledged = draft.layer.first_unacked.get(client)
+        acknowledged = layer.first_unacked.get(client)
         if acknowledged is not None:
-            result = draft.layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
+            result = layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
             if result is not UNTOUCHED:
                 return result
             if sequence < acknowledged:
@@ -378,9 +405,9 @@ class Evaluator:
         result = self._overlay.find_request(request, hash_of_key)
         if result is not UNTOUCHED:
             return result
-        remembered = self._state.retries.find(request, hash_of_key, draft.time_ms)
+        remembered = self._state.retries.find(request, hash_of_key, time_ms)
         if remembered is None:
-            self._state.retries.admit(request, draft.time_ms, *self._overlay.results_under_way(client, draft.layer))
+            self._state.retries.admit(request, time_ms, *self._overlay.results_under_way(client, layer))
             return UNTOUCHED
         return remembered if isinstance(remembered, int) else decode_result(remembered)
 
@@ -431,7 +458,7 @@ class Evaluator:
         what its client wrote after the other had ended."""
         if (request[0], request[1], hash_of_key) in self._ranges:
             raise Overloaded(f"request {request[1]} is under way")
-        return self._known(request, hash_of_key)
+        return self._known(request, hash_of_key, self.draft.layer, self.draft.time_ms)
 
     def _look_up(self, keys: list[bytes]) -> None:
         rows = self._state.engine.multi_get(data_keys_of(keys))

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.leading.new_requests import new_or_none
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.operations import BATCH_OPS_MAX
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
+from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.rows import AGED, EXPIRES
 
 LOOKED_UP_MAX = 128
@@ -50,15 +52,16 @@ def put_together(
     rows: Sequence[bytes | None],
     overlay: Overlay,
     touched: set[bytes],
+    retries: RetryTable,
 ) -> Sequence[int] | None:
-    """The same for operations that came by themselves, if none has a request id. A key may come twice, and `touched`
+    """The same for operations that came by themselves, if all request ids are new. A key may come twice, and `touched`
     are those which entries in flight change; `rows` are what the engine has of all."""
     try:
         codes, _, values, expiries, flags, _, requests = zip(*ops, strict=True)
     except ValueError:  # of different shapes, or another one
         return None
     count = len(keys)
-    if codes.count(_PUT) < count or requests.count(None) < count or any(expiries) or any(flags):
+    if codes.count(_PUT) < count or any(expiries) or any(flags):
         return None
     size = _size_together(keys, values)
     created = _created(rows) if size else None
@@ -67,7 +70,14 @@ def put_together(
     is_first = not touched and _are_new(draft, keys)
     if not is_first and not _follow(created, keys, draft, overlay):
         return None
-    return draft.put_all(keys, row_keys, values, created, size)
+    if requests.count(None) == count:
+        return draft.put_all(keys, row_keys, values, created, size)
+    asked = new_or_none(requests, keys, row_keys, draft, overlay, retries)
+    if asked is None:
+        return None
+    versions = draft.put_all(keys, row_keys, values, created, size)
+    draft.answer_all(asked, versions)
+    return versions
 
 
 def _follow(created: list[int], keys: list[bytes], draft: Draft, overlay: Overlay) -> bool:

@@ -32,6 +32,24 @@ class Mark(NamedTuple):
     metered: int
 
 
+class Asked(NamedTuple):
+    """Request ids of puts in columns, in the order of these."""
+
+    clients: Sequence[bytes]
+    places: Sequence[int]
+    """Which put has it."""
+    sequences: Sequence[int]
+    first_unacked: Sequence[int]
+    seen_ms: Sequence[int]
+    hashes: Sequence[int]
+    """Of the keys."""
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether one client asks for all."""
+        return self.clients.count(self.clients[0]) == len(self.clients)
+
+
 class Metering(Protocol):
     """A count of the keys of namespaces: kvstore.namespaces.Meter."""
 
@@ -154,22 +172,8 @@ class Draft(Struct, eq=False):
     def answer(self, request: RequestId, hash_of_key: int, result: Result, touched: bytes = b"") -> None:
         """Remember that the last mutation added ends the request with `result`."""
         client, sequence, first_unacked, seen_ms = request
-        columns = self._requests
-        if columns is None:
-            columns = self._requests = Requests([], [], [], [], [], [], [], [], [])
-        number = self._clients.get(client)
-        if number is None:
-            number = self._clients[client] = len(self._clients)
-            columns.clients.append(client)
-            columns.first_unacked.append(first_unacked)
-            columns.seen_ms.append(seen_ms)
-            self.layer.first_unacked[client] = first_unacked
-            self.layer.results_bytes += BYTES_PER_CLIENT
-        else:
-            if first_unacked > columns.first_unacked[number]:
-                columns.first_unacked[number] = self.layer.first_unacked[client] = first_unacked
-            if seen_ms > columns.seen_ms[number]:
-                columns.seen_ms[number] = seen_ms
+        columns = self._columns()
+        number = self._number_of(columns, client, first_unacked, seen_ms)
         mutation = len(self.keys) - 1
         count = len(columns.sequences)
         columns.client.append(number)
@@ -187,6 +191,49 @@ class Draft(Struct, eq=False):
         layer.requests[client, sequence, hash_of_key] = result
         layer.counts[client] = layer.counts.get(client, 0) + 1
         layer.results_bytes += BYTES_PER_RESULT + len(touched)
+
+    def answer_all(self, asked: Asked, versions: Sequence[int]) -> None:
+        """The same for request ids that are new, of puts that were added just now as `versions`, which are their
+        results."""
+        clients, places, sequences, first_unacked, seen_ms, hashes = asked
+        columns, layer, count = self._columns(), self.layer, len(clients)
+        if asked.is_of_one:
+            client = clients[0]
+            columns.client += repeat(self._number_of(columns, client, max(first_unacked), max(seen_ms)), count)
+            layer.counts[client] = layer.counts.get(client, 0) + count
+        else:
+            columns.client += map(self._number_of, repeat(columns), clients, first_unacked, seen_ms)
+            for client in clients:
+                layer.counts[client] = layer.counts.get(client, 0) + 1
+        if count < len(versions):
+            versions = [versions[place] for place in places]
+        columns.sequences += sequences
+        columns.hashes += hashes
+        columns.mutations += [version - self.first_seq for version in versions]
+        layer.requests.update(zip(zip(clients, sequences, hashes, strict=True), versions, strict=True))
+        layer.results_bytes += BYTES_PER_RESULT * count
+
+    def _columns(self) -> Requests:
+        if self._requests is None:
+            self._requests = Requests([], [], [], [], [], [], [], [], [])
+        return self._requests
+
+    def _number_of(self, columns: Requests, client: bytes, first_unacked: int, seen_ms: int) -> int:
+        """The client's number in the columns, which say the largest that its requests say."""
+        number = self._clients.get(client)
+        if number is None:
+            number = self._clients[client] = len(self._clients)
+            columns.clients.append(client)
+            columns.first_unacked.append(first_unacked)
+            columns.seen_ms.append(seen_ms)
+            self.layer.first_unacked[client] = first_unacked
+            self.layer.results_bytes += BYTES_PER_CLIENT
+        else:
+            if first_unacked > columns.first_unacked[number]:
+                columns.first_unacked[number] = self.layer.first_unacked[client] = first_unacked
+            if seen_ms > columns.seen_ms[number]:
+                columns.seen_ms[number] = seen_ms
+        return number
 
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
 

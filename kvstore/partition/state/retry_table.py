@@ -12,12 +12,14 @@ client sent; the table is rebuilt from these rows at start.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, heapreplace
-from struct import Struct
+from itertools import repeat
+from struct import Struct, unpack
 from typing import Any
 
-import mmh3
 from google.protobuf.message import DecodeError
+from mmh3 import mmh3_32_uintdigest
 
 from kvstore.errors import Corrupted, InvalidRequest, Overloaded, RequestExpired, WrittenByNewer
 from kvstore.partition.state.commands import RequestId
@@ -29,6 +31,8 @@ BYTES_PER_CLIENT = 600
 """What a client costs in memory, about."""
 BYTES_PER_RESULT = 220
 """What a remembered result costs beside its bytes."""
+TOGETHER_MIN = 4
+"""From this number of requests on, to remember them together costs less than one by one."""
 FORGOTTEN_PER_ENTRY_MAX = 64
 """Clients; bounds what one entry may cost."""
 
@@ -43,12 +47,19 @@ _Chain = tuple[int, Remembered, int, int, Any]
 
 def key_hash(key: bytes) -> int:
     """The key's token and a second hash of the key."""
-    return token_of(key) << 32 | mmh3.hash(key, 1, False)
+    return token_of(key) << 32 | mmh3_32_uintdigest(key, 1)
 
 
 def hash_at_hand(key: bytes, row_key: bytes) -> int:
     """`key_hash` of a key whose token is at hand, in its record key."""
-    return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
+    return int.from_bytes(row_key[1:5], "big") << 32 | mmh3_32_uintdigest(key, 1)
+
+
+def hashes_at_hand(keys: list[bytes], row_keys: list[bytes]) -> list[int]:
+    """The same of many keys."""
+    tokens = unpack(f">{len(keys)}I", b"".join([row_key[1:5] for row_key in row_keys]))
+    seconds = map(mmh3_32_uintdigest, keys, repeat(1))
+    return [token << 32 | second for token, second in zip(tokens, seconds, strict=True)]
 
 
 PART_OF_A_RANGE = b"\0"
@@ -121,6 +132,15 @@ class RetryTable:
             )
         return None
 
+    def are_new(self, oldest: RequestId, sequences: Sequence[int], now_ms: int) -> bool:
+        """Whether `find` finds none of one client's requests and refuses none. `oldest` has the least sequence and
+        carries the least time of all. False also where only `find` can tell."""
+        client_id, lowest, _, carried_ms = oldest
+        if carried_ms < now_ms - self._window_ms:
+            return False
+        client = self._clients.get(client_id)
+        return client is None or (lowest >= client.first_unacked and client.results.keys().isdisjoint(sequences))
+
     def admit(self, request: RequestId, now_ms: int, pending: int, pending_bytes: int) -> None:
         """Raise Overloaded unless the result of a new request can be remembered, InvalidRequest if its client could
         hardly be forgotten again. `pending`: results of this client that are on their way into the table;
@@ -140,6 +160,25 @@ class RetryTable:
         if left and size >= 2 * self._bytes_max:
             raise Overloaded(f"remembered results take {size} bytes")
 
+    def admit_all(
+        self,
+        client_id: bytes,
+        first_unacked: Sequence[int],
+        carried_ms: int,
+        now_ms: int,
+        pending: int,
+        pending_bytes: int,
+    ) -> None:
+        """The same for new requests of one client, in this order. `carried_ms`: the latest time that one carries;
+        `pending_bytes` has what all of them cost."""
+        count, client = len(first_unacked), self._clients.get(client_id)
+        if pending + count + (0 if client is None else client.count) > self._results_max:
+            last = {first: place for place, first in enumerate(first_unacked)}
+        else:
+            last = {min(first_unacked): count - 1}
+        for first, place in last.items():
+            self.admit(RequestId(client_id, 0, first, carried_ms), now_ms, pending + place, pending_bytes)
+
     # ── what the log changes ──────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, first_seq: int, time_ms: int, requests: Requests, *, is_reload: bool = False) -> list[int]:
@@ -152,6 +191,27 @@ class RetryTable:
                 requests.clients, requests.first_unacked, requests.seen_ms, strict=True
             )
         ]
+        if len(clients) == 1 and len(requests.sequences) >= TOGETHER_MIN and _are_plain(requests, clients[0]):
+            self._remember_together(clients[0], first_seq, requests)
+        else:
+            self._remember_each(clients, first_seq, requests)
+        for client in () if is_reload else clients:
+            self._bound(client)
+        self._release(first_seq)
+        return self._take_dropped()
+
+    def _remember_together(self, client: _Client, first_seq: int, requests: Requests) -> None:
+        """The same as `_remember_each` of what is plain, in columns."""
+        sequences, count = requests.sequences, len(requests.sequences)
+        versions = map(first_seq.__add__, requests.mutations)
+        links = zip(requests.hashes, versions, repeat(first_seq), repeat(BYTES_PER_RESULT), repeat(None))
+        client.results.update(zip(sequences, links, strict=True))
+        client.count += count
+        client.left = None
+        self.bytes += count * BYTES_PER_RESULT
+        self._rows[first_seq] += count
+
+    def _remember_each(self, clients: list[_Client], first_seq: int, requests: Requests) -> None:
         nothing = [b""] * len(requests.sequences)
         results, touched = requests.results or nothing, requests.touched or nothing
         kept = size = 0
@@ -172,10 +232,6 @@ class RetryTable:
                 size += cost
         self.bytes += size
         self._rows[first_seq] += kept
-        for client in () if is_reload else clients:
-            self._bound(client)
-        self._release(first_seq)
-        return self._take_dropped()
 
     def _bound(self, client: _Client) -> None:
         """Whatever the log says, no more than the bounds is remembered: the client's lowest sequences go, as if it had
@@ -186,7 +242,7 @@ class RetryTable:
             if client.count <= self._results_max and self.bytes <= 2 * self._bytes_max:
                 return
             client.first_unacked = sequence + 1
-            self._drop(client, sequence)
+            self._drop(client, [sequence])
 
     def row(self, time_ms: int, requests: Requests) -> bytes:
         """The engine row of request ids just applied. It holds each client's largest values so far: the rows that
@@ -212,8 +268,7 @@ class RetryTable:
             heappop(idle)
             del self._clients[client_id]
             self.bytes -= BYTES_PER_CLIENT
-            for sequence in list(client.results):
-                self._drop(client, sequence)
+            self._drop(client, list(client.results))
             self._release(client.row)
         return self._take_dropped()
 
@@ -234,25 +289,33 @@ class RetryTable:
 
     def _prune(self, client: _Client, first_unacked: int) -> None:
         before, client.first_unacked = client.first_unacked, first_unacked
-        if first_unacked - before <= len(client.results):
-            for sequence in range(before, first_unacked):
-                if sequence in client.results:
-                    self._drop(client, sequence)
+        results = client.results
+        if first_unacked - before <= len(results):
+            self._drop(client, range(before, first_unacked))
         else:
-            for sequence in [each for each in client.results if each < first_unacked]:
-                self._drop(client, sequence)
+            self._drop(client, [each for each in results if each < first_unacked])
 
-    def _drop(self, client: _Client, sequence: int) -> None:
-        link: _Chain | None = client.results.pop(sequence)
-        while link is not None:
-            _, _, row, cost, link = link
-            client.count -= 1
-            client.left = None
-            self.bytes -= cost
-            self._release(row)
+    def _drop(self, client: _Client, sequences: Iterable[int]) -> None:
+        """Drop the results of sequences, where there are any; those of one row mostly stand together."""
+        released, many, count, size = 0, 0, 0, 0
+        link: _Chain | None
+        for link in map(client.results.pop, sequences, repeat(None)):
+            while link is not None:
+                _, _, row, cost, link = link
+                count += 1
+                size += cost
+                if row != released and many:
+                    self._release(released, many)
+                    many = 0
+                released, many = row, many + 1
+        if many:
+            self._release(released, many)
+        client.count -= count
+        client.left = None
+        self.bytes -= size
 
-    def _release(self, row: int) -> None:
-        left = self._rows[row] - 1
+    def _release(self, row: int, many: int = 1) -> None:
+        left = self._rows[row] - many
         if left:
             self._rows[row] = left
         else:
@@ -292,12 +355,28 @@ class RetryTable:
         return sorted(self._rows)
 
 
+def _are_plain(requests: Requests, client: _Client) -> bool:
+    """Whether all are requests of this client whose results are their mutations' sequences, each under a sequence of
+    its own that is not remembered."""
+    sequences, results = requests.sequences, client.results
+    if requests.results or requests.touched:
+        return False
+    is_kept = min(sequences) >= client.first_unacked and results.keys().isdisjoint(sequences)
+    return is_kept and len(set(sequences)) == len(sequences)
+
+
 def _left(client: _Client, first_unacked: int) -> int:
     """How many results stay once the client has acknowledged all below `first_unacked`."""
     if first_unacked <= client.first_unacked:
         return client.count
     if client.left is None or client.left[0] != first_unacked:
-        client.left = first_unacked, _count_from(client, first_unacked)
+        begun, left = client.left or (client.first_unacked, client.count)
+        results = client.results
+        if client.count == len(results) and begun < first_unacked <= begun + len(results):  # one for each sequence
+            left -= sum(map(results.__contains__, range(begun, first_unacked)))
+        else:
+            left = _count_from(client, first_unacked)
+        client.left = first_unacked, left
     return client.left[1]
 
 

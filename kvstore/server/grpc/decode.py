@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -44,6 +45,9 @@ def ops_of(lane: kv_pb2.Lane | brief.Lane) -> list[Op | StoreError]:
         raise InvalidRequest(f"want a client id of {CLIENT_BYTES} bytes, got {len(client)}")
     options = {each.index: each for each in lane.options}
     if not options and _are_small(keys, values):
+        if codes.count(_PUT) == count and all(sequences):
+            ids = map(tuple.__new__, repeat(RequestId), zip(repeat(client), sequences, repeat(first), repeat(seen)))
+            return list(zip(codes, keys, values, repeat(0), repeat(0), repeat(0), ids))
         return [
             (_PUT, key, value, 0, 0, 0, RequestId(client, sequence, first, seen) if sequence else None)
             if code == _PUT

@@ -83,6 +83,11 @@ class Outbox:
         Reads end with `full` while values of so many bytes wait."""
         self.count += len(done)
         columns = self._open
+        places, results = zip(*done, strict=True)
+        if set(map(type, results)) == {int}:  # versions, as of puts
+            columns.numbers += map(first.__add__, places)
+            columns.versions += results
+            return
         for place, result in done:
             if result.__class__ is int:
                 columns.numbers.append(first + place)

@@ -7,9 +7,10 @@ handed over runs to its end, and its result is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeGuard
 
 from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
@@ -44,7 +45,8 @@ SWEEP_S = 0.05
 Lane = kv_pb2.Lane | brief.Lane
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
-_BATCH = int(Code.BATCH)
+_BATCH, _PUT = int(Code.BATCH), int(Code.PUT)
+_code_of = itemgetter(0)
 _ONE_GET = [int(Code.GET)]
 _WITHOUT_KEY = KEYLESS | {_NO_OP[0]}
 
@@ -158,6 +160,8 @@ class Session:
         if self._sweeper is None:
             self._sweeper = loop.call_later(min(timeout, SWEEP_S), self._sweep)
         submit = self._backend.submit
+        if len(ops) > 1 and _are_puts(ops) and ring_version <= self._backend.topology.ring.routed:
+            return self._backend.submit_puts(ops, sink, range(len(ops)))
         for token, op in enumerate(ops):
             if isinstance(op, StoreError):
                 sink.ops[token] = _NO_OP
@@ -346,6 +350,14 @@ class _Lane(Sink):
             self._waits[token] = 0
             self._done.append((token, result))
 
+    def complete_all(self, tokens: Sequence[int], results: Sequence[Result | StoreError]) -> None:
+        if len(tokens) == len(self._waits) and 0 not in self._waits:  # the whole lane at once
+            self._waits = bytearray(len(tokens))
+            self._done += zip(tokens, results, strict=True)
+            return
+        for token, result in zip(tokens, results, strict=True):
+            self.complete(token, result)
+
     def flush(self) -> None:
         done = self._done
         if done:
@@ -388,6 +400,12 @@ class Sessions:
             tell=tell,
             slow=self._slow,
         )
+
+
+def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:
+    if isinstance(ops[0], StoreError) or ops[0][0] != _PUT:  # as of most other lanes
+        return False
+    return set(map(type, ops)) == {tuple} and list(map(_code_of, ops)).count(_PUT) == len(ops)  # type: ignore[arg-type]
 
 
 def _late(op: Op, why: str) -> StoreError:

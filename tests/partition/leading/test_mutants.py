@@ -19,7 +19,7 @@ from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
 from kvstore.types import EntryId, LedgerId, Position
-from tests.partition.leading import test_leader, test_plain_puts, test_read_lease, test_retries
+from tests.partition.leading import test_leader, test_new_requests, test_plain_puts, test_read_lease, test_retries
 from tests.partition.one_partition import Partition
 from tests.partition.state import test_expiry, test_operations, test_range_reads
 
@@ -102,6 +102,14 @@ def retry_without_the_table(patch: Patch) -> None:
 
 def retry_without_what_is_in_flight(patch: Patch) -> None:
     patch.setattr(Overlay, "find_request", lambda self, request, hash_of_key: UNTOUCHED)
+
+
+def take_each_of_many_requests_for_new(patch: Patch) -> None:
+    patch.setattr(RetryTable, "are_new", lambda *_: True)
+
+
+def count_none_of_many_requests(patch: Patch) -> None:
+    patch.setattr(RetryTable, "admit_all", lambda *_: None)
 
 
 def tell_a_failed_condition_at_once(patch: Patch) -> None:
@@ -213,6 +221,11 @@ def together() -> None:
     test_plain_puts.test_plain_puts_that_come_together_answer_and_log_what_they_would_one_by_one(0)
 
 
+def asked_together(bounds: dict[str, int]) -> Callable[[], None]:
+    test = test_new_requests.test_puts_with_request_ids_answer_log_and_leave_what_they_would_one_by_one
+    return lambda: test(0, bounds)
+
+
 leader, reads, retries, expiry = test_leader, test_read_lease, test_retries, test_expiry
 CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (list_keys_that_are_past_their_expiry_as_if_they_were_there, listed_past_expiry),
@@ -245,6 +258,8 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
         retry_without_what_is_in_flight,
         with_two_keys(retries.test_a_late_duplicate_is_refused_while_the_acknowledging_request_is_under_way),
     ),
+    (take_each_of_many_requests_for_new, asked_together({})),
+    (count_none_of_many_requests, asked_together({"retry_results_max": 60})),
     (tell_a_failed_condition_at_once, served(leader.test_a_failed_condition_waits_for_what_it_was_computed_from)),
     (tell_a_failed_condition_at_once, served(leader.test_a_failed_condition_on_a_lost_entry_is_never_told)),
     (tell_a_failed_condition_without_a_lease, served(leader.test_a_failed_condition_needs_the_lease)),

@@ -25,6 +25,7 @@ from kvstore.partition.state.move_records import (
     Release,
     Unfreeze,
 )
+from kvstore.partition.state.overlay import Layer
 from kvstore.partition.state.retry_table import key_hash
 from kvstore.partition.state.rows import ALL_DATA, ALL_EXPIRY, ALL_ORDER
 from kvstore.partition.state.scope import bound
@@ -260,8 +261,9 @@ def test_results_come_along_with_the_keys_of_a_request_or_a_batch(p: Partition) 
     table.check()
     found = table.find(request(1), key_hash(M1), TIME_MS)
     assert found is not None
-    assert target.leader._evaluator._known(request(1), key_hash(M1)) == one
-    assert target.leader._evaluator._known(request(2), key_hash(S1)) == two
+    known = target.leader._evaluator._known
+    assert known(request(1), key_hash(M1), Layer(), TIME_MS) == one
+    assert known(request(2), key_hash(S1), Layer(), TIME_MS) == two
     assert table.find(request(3), key_hash(S1), TIME_MS) is None
 
 

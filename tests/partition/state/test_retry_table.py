@@ -6,7 +6,7 @@ from kvstore.errors import Overloaded, RequestExpired
 from kvstore.partition.state.commands import RequestId
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests
-from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, RetryTable, decode_row, key_hash
+from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, decode_row, key_hash
 from kvstore.ring.hashing import token_of
 from tests.partition.effects import CONFIG, Writer, state_over
 
@@ -39,6 +39,14 @@ def test_what_was_applied_is_found_with_its_result() -> None:
     assert retries.find(RequestId(X, 2, 1, 5000), KEY, 5000) == b"r"
     assert retries.find(RequestId(X, 3, 1, 5000), KEY, 5000) is None
     assert retries.find(RequestId(Y, 1, 1, 5000), KEY, 5000) is None
+
+
+def test_what_a_batch_touches_costs_its_tokens_also_where_its_result_is_a_sequence() -> None:
+    retries, requests = table(), one(X, 1, 1, 5000)
+    requests.touched = [b"tokens"]
+    retries.apply(70, 5000, requests)
+    assert retries.bytes == BYTES_PER_CLIENT + BYTES_PER_RESULT + len(b"tokens")
+    retries.check()
 
 
 def test_one_sequence_may_stand_for_several_keys() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest
-from kvstore.limits import VALUE_BYTES_MAX
-from kvstore.proto import kv_pb2
+from kvstore.limits import CLIENT_BYTES, VALUE_BYTES_MAX
+from kvstore.proto import brief, kv_pb2
 from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.grpc.session import Session, Unsent
+from kvstore.types import PartitionId
 from tests.server.backends import one_server
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(tmp_path: Path) -> None:
@@ -124,3 +126,65 @@ async def test_a_lane_that_took_long_is_in_the_slow_log_with_the_first_key_and_t
         (found,) = slow.latest()
         assert (found.at, found.operation, found.key) == ("door", "PUT", hash_of(b"a"))
         assert (found.partition, found.operations) == ("p1", 2)
+
+
+def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: int = 10) -> brief.Frame:
+    keys, client = [b"key-%d" % (number % 7) for number in range(count)], bytes(CLIENT_BYTES)
+    lane = brief.Lane("p1", 1, [kv_pb2.PUT] * count, keys, sequences=list(range(1, count + 1)))
+    lane.values = [bytes(value_bytes)] * count
+    lane.client, lane.first_unacknowledged, lane.seen_ms = client, 1, time.time_ns() // 1_000_000
+    return brief.Frame(ring_version, timeout_ms, [lane])
+
+
+async def answers_to(session: Session, frame: brief.Frame) -> list[tuple[int, int]]:
+    session.accept(frame)
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    answers = session.take_brief()
+    assert isinstance(answers, brief.Answers)
+    return list(zip(answers.numbers, answers.versions, strict=True))
+
+
+@pytest.mark.parametrize("value_bytes", [10, 20_000], ids=["one entry", "several"])
+async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
+    value_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, calls = [], []
+    for is_together in (True, False):
+        async with one_server(tmp_path, 1) as (env, backend):
+            (partition,) = backend.partitions.values()
+            submit_puts = backend.submit_puts
+            monkeypatch.setattr(backend, "submit_puts", lambda *each, on=submit_puts: calls.append(each) or on(*each))
+            if not is_together:
+                monkeypatch.setattr("kvstore.server.grpc.session._are_puts", lambda ops: False)
+            found.append(await answers_to(Session(backend, env.clock), puts(30, value_bytes=value_bytes)))
+            assert len(partition.log.payloads) > 2 or value_bytes < 20_000
+    assert len(calls) == 1
+    assert found[0] == found[1]
+    assert [number for number, _ in found[0]] == list(range(1, 31))
+
+
+async def test_puts_by_a_ring_that_is_not_known_yet_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hands them over together says nothing about the ring."""
+    async with one_server(tmp_path, 1) as (env, backend):
+        rings, submit, later = [], backend.submit, backend.topology.ring.routed + 1
+        monkeypatch.setattr(backend, "submit", lambda *each: rings.append(each[3]) or submit(*each))
+        await answers_to(Session(backend, env.clock), puts(3, later))
+        assert rings == [later] * 3
+
+
+async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None:
+    async with one_server(tmp_path, 1) as (env, backend):
+        session = Session(backend, env.clock)
+        backend.hold()
+        session.accept(puts(5, timeout_ms=1))
+        await asyncio.wait_for(session.wait_answers(), PATIENCE_S)
+        (answers,) = session.take()
+        assert [list(each.numbers) for each in answers.failures] == [[1], [2], [3], [4], [5]]
+        backend.let_go()
+        state = backend.partitions[PartitionId("p1")].state
+
+        async def are_applied() -> bool:
+            return state.seq == 5
+
+        await wait_until(are_applied)
+        assert not list(session.take())
