@@ -1,8 +1,10 @@
 """What holds for every test: order, seeds and asyncio's debug mode. Markers and warnings are set in pyproject.toml."""
 
+import gc
 import logging
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.getoption('seed')}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting the tests makes more than a million objects that stay. Looking through them for garbage again and
+    again took a third of the time of it, and half a second at every full collection afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def _uses_real_processes(item: pytest.Item) -> bool:

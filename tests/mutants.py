@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tests.bookie import mutants as bookies
-from tests.sim.breakages import catalogue, mutants_repair, mutants_wal
+from tests.sim.breakages import catalogue, caught_wal, mutants_repair, mutants_wal
 from tests.sim.breakages import mutants as clusters
 
 SEEDS = range(60)
@@ -60,7 +60,7 @@ def _by_cluster(name: str) -> str | None:
 
 
 def _by_ledgers(name: str) -> str | None:
-    return mutants_wal.caught_by(name, SEEDS)
+    return caught_wal.caught_by(name, SEEDS)
 
 
 def _pytest(*arguments: str) -> subprocess.CompletedProcess[str]:

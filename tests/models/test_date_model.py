@@ -31,5 +31,4 @@ def test_with_all_rules_a_log_that_is_ahead_keeps_times_to_live() -> None:
 @pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
 def test_without_this_rule_a_promise_is_broken(rule: str) -> None:
     without = Model(replace(Rules(), **{rule: False}))
-    ways = [search(first, without.steps, states_max=STATES[2]).way for first in (AHEAD, State())]
-    assert any(ways)
+    assert any(search(first, without.steps, states_max=STATES[2]).way for first in (AHEAD, State()))

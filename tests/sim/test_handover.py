@@ -316,7 +316,7 @@ def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
         patch.setattr(Replica, "hand_over", stepped)
         third = next(node for node in stage.cluster.nodes if node not in (leads, back))
         over = asyncio.Event()
-        writing = [stage.spawn(told(stage, third, over)) for _ in range(4)]
+        writing = [stage.spawn(told(stage, third, over)) for _ in range(2)]
         try:
             # When it comes is not known: a leader that has handed back before waits for twice as long.
             await stage.until(lambda: bool(struck) or bool(handed))

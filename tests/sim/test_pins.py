@@ -30,7 +30,7 @@ from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import declare, hits, probe
-from tests.sim.moving.moves import Users, World, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.nodes import Node
 from tests.sim.strikes.faults import FAULTS, Chaos
 from tests.sim.strikes.knobs import Knobs, draw
@@ -296,21 +296,21 @@ def test_a_pin_that_nobody_keeps_any_more_is_not_renewed() -> None:
 
 # docs/protocol.md K5
 def test_a_partition_that_has_retired_is_read_at_its_pinned_position_until_that_ends() -> None:
-    play(1, a_partition_retires_under_a_pin, Knobs(partitions=2), users=2)
+    play(1, a_partition_retires_under_a_pin, Knobs(partitions=2), users=2, pause_s=LONG_PAUSE_S)
 
 
 def test_a_partition_that_owns_nothing_is_pinned_too() -> None:
-    play(1, a_partition_owns_nothing, Knobs(partitions=2), users=2)
+    play(1, a_partition_owns_nothing, Knobs(partitions=2), users=2, pause_s=LONG_PAUSE_S)
 
 
 @pytest.mark.parametrize("seed", range(1))
 def test_every_replica_gives_what_the_log_says_while_ranges_move(seed: int) -> None:
     before = dict(hits)
-    play(seed, pins_in_peace, users=4)
+    play(seed, pins_in_peace, users=4, pause_s=LONG_PAUSE_S)
     assert hits["pins.read_twice"] - before.get("pins.read_twice", 0) >= 2
 
 
 def test_every_replica_gives_what_the_log_says_whatever_strikes() -> None:
     before = hits["pins.pinned"]
-    play(0, pins_in_trouble, drawn(0), users=4)
+    play(0, pins_in_trouble, drawn(0), users=4, pause_s=LONG_PAUSE_S)
     assert hits["pins.pinned"] > before

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves.import_steps import Step
-from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moving.moves_accidents import Accident, crash
 from tests.sim.moving.test_moves_chaos import drawn
 from tests.sim.strikes.faults import Chaos
@@ -45,7 +45,7 @@ def test_a_partition_joins_and_leaves_while_others_watch(seed: int) -> None:
         await world.leave("p1")
         await world.moved()
 
-    play(seed, join_and_leave)
+    play(seed, join_and_leave, pause_s=LONG_PAUSE_S)
 
 
 def test_a_key_is_followed_to_where_it_goes_and_back() -> None:
@@ -104,4 +104,4 @@ def test_watches_show_each_write_once_whatever_strikes(seed: int) -> None:
 
     knobs = drawn(seed)
     kept = replace(knobs.partition, retention_ms=3_600_000)  # else a watcher may come too late
-    play(seed, trouble, replace(knobs, partition=kept), users=4)
+    play(seed, trouble, replace(knobs, partition=kept), users=4, pause_s=LONG_PAUSE_S)

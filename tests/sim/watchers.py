@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -70,6 +71,9 @@ class Watcher:
         watched = Watched.of(key, b"", b"", b"", keys_only=False, heartbeat_s=0.3)
         self._reading = Reading(watched, None, {})
         self._failure: StoreError | None = None
+        self._checked = 0
+        self._latest: dict[bytes, int] = {}
+        """By key, the last version among the changes that are checked."""
         self._is_ready = asyncio.Event()
         self._task = cluster.spawn(self._live(), name="watcher")
 
@@ -138,12 +142,12 @@ class Watcher:
         return not self._reading.has_more
 
     def _check_order(self) -> None:
-        latest: dict[bytes, int] = {}
-        for change in self.changes:
-            if change.version <= latest.get(change.key, 0):
-                self._cluster.broken(f"F3 {change} is shown behind version {latest[change.key]}")
+        for change in islice(self.changes, self._checked, None):
+            if change.version <= self._latest.get(change.key, 0):
+                self._cluster.broken(f"F3 {change} is shown behind version {self._latest[change.key]}")
                 return
-            latest[change.key] = change.version
+            self._latest[change.key] = change.version
+        self._checked = len(self.changes)
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,6 +1,6 @@
-"""A Spark session and a real cluster for each file of tests that asks: a JVM takes seconds to start, so a worker
-process has one for all of its files. Files that keep to keys of their own share a cluster, too, as far as one worker
-runs them."""
+"""A Spark session and a real cluster for each file of tests that asks: a JVM takes seconds to start, and a context
+some more, so a worker process has one of each for all of its files. Files that keep to keys of their own share a
+cluster, too, as far as one worker runs them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,28 @@ SETTINGS = QUICK_START | {
 }
 
 
+@pytest.fixture(scope="session")
+def context() -> Iterator[None]:
+    """What is left of Spark ends with the worker process."""
+    yield
+    stop_spark()
+
+
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """Two cores, and three attempts per task: plain `local[2]` allows one."""
+def spark(context: None) -> SparkSession:
+    """Two cores, and three attempts per task: plain `local[2]` allows one. Its settings and views are the file's own;
+    the context with its Python processes is that of the file before, if that has left one."""
     session = open_session("tests", master="local[2,3]", settings=SETTINGS)
     session.sparkContext.setLogLevel("OFF")  # what a test breaks is told by the error
-    yield session
-    session.stop()
+    return session.newSession()
+
+
+def stop_spark() -> None:
+    """For who wants a context of its own: a process has one at a time."""
+    from pyspark.sql import SparkSession
+
+    if SparkSession._instantiatedSession is not None:
+        SparkSession._instantiatedSession.stop()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from kvstore.client import Client
 from kvstore.spark.session import open_session
 from kvstore.spark.snapshots.directory import DirectoryStore
 from tests.cluster.harness import Cluster
-from tests.spark.conftest import SETTINGS
+from tests.spark.conftest import SETTINGS, stop_spark
 from tests.spark.jobs import Happening, fill, interrupted, pairs, read
 from tests.spark.snapshots.taken import assert_right, meanwhile, take
 from tests.spark.standalone import spark_cluster, tasks, won_by_copies
@@ -48,6 +48,7 @@ ROWS = 2000
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with spark_cluster(tmp_path_factory.mktemp("spark")) as master:
+        stop_spark()
         session = open_session("executors", master=master, settings={**SETTINGS, **SPECULATIVE})
         session.sparkContext.setLogLevel("OFF")
         yield session

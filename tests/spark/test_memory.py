@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from kvstore.client import Client
+from kvstore.spark.session import open_session
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
@@ -24,6 +25,7 @@ from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.restore import restore
 from tests.cluster.harness import Cluster
+from tests.spark.conftest import SETTINGS, stop_spark
 from tests.spark.jobs import read
 from tests.spark.snapshots.taken import config, take
 
@@ -44,6 +46,16 @@ WORKER_BYTES = 192 * MIB
 DATA_BYTES = VALUES * MIB // 2
 """What a process may hold of the data. It holds less than half of that at every size of the store; one that gathers the
 data holds twice that."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """With Python processes of its own: those of other files keep what they once had."""
+    stop_spark()
+    session = open_session("memory", master="local[2,3]", settings=SETTINGS)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -58,9 +58,10 @@ class Secured:
         return Tls(ca=self.ca, cert=pem, key=pem)
 
 
-@pytest.fixture
-def secured(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Secured]:
-    secured = Secured(tmp_path, getattr(request, "param", ("127.0.0.1", "localhost")))
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Secured]:
+    """One for all tests that want the same hosts in its certificate."""
+    secured = Secured(tmp_path_factory.mktemp("secured"), getattr(request, "param", ("127.0.0.1", "localhost")))
     yield secured
     secured.process.kill()
 

@@ -28,6 +28,8 @@ class Mutant:
     story: Story | None
     hints: dict[str, Any] = field(default_factory=dict)
     """Knobs by name; `log.x` and `partition.x` for those of the log and the partition, `load.x` for the load."""
+    found_by: int = 0
+    """A seed that noticed it: the first that is played."""
 
     def play(self, seed: int) -> None:
         """One run in which it should be noticed."""
@@ -53,19 +55,22 @@ MISFIT = re.compile(r"\b(AttributeError|TypeError|NameError)\b")
 """What a patch for other code than there is ends with."""
 
 
-def mutant(name: str, *faults: str, story: Story | None = None, **hints: Any) -> Callable[[Patch], Patch]:
+def mutant(
+    name: str, *faults: str, story: Story | None = None, found_by: int = 0, **hints: Any
+) -> Callable[[Patch], Patch]:
     """Adds a breakage to the catalogue. Dots in hints are written as two underscores."""
 
     def register(patch: Patch) -> Patch:
-        MUTANTS[name] = Mutant(patch, faults, story, {key.replace("__", "."): value for key, value in hints.items()})
+        named = {key.replace("__", "."): value for key, value in hints.items()}
+        MUTANTS[name] = Mutant(patch, faults, story, named, found_by)
         return patch
 
     return register
 
 
-def from_wal(name: str, *faults: str, story: Story | None = None, **hints: Any) -> None:
+def from_wal(name: str, *faults: str, story: Story | None = None, found_by: int = 0, **hints: Any) -> None:
     """Takes over a breakage of the ledger client."""
-    mutant(name, *faults, story=story, **hints)(mutants_wal.MUTANTS[name])
+    mutant(name, *faults, story=story, found_by=found_by, **hints)(mutants_wal.MUTANTS[name])
 
 
 @contextmanager
@@ -79,7 +84,7 @@ def broken(name: str) -> Iterator[None]:
 def noticed(name: str, seeds: range) -> Notice | None:
     """The first seed that fails with the breakage, and how; None if none does. Raises AssertionError if the breakage
     itself does not fit the code any more: any test notices that."""
-    for seed in seeds:
+    for seed in sorted(seeds, key=lambda seed: seed != MUTANTS[name].found_by):
         error = _error_of(name, seed)
         if error is None:
             continue

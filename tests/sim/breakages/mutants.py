@@ -118,7 +118,13 @@ def _no_fence(patch: pytest.MonkeyPatch) -> None:
 from_wal("recovery reads do not fence", story=late_add_meets_a_recovery)
 from_wal("a recovery publishes its ensemble early", "kill_leader", "isolate", "cut_a_link", nodes=5, pace_s=0.2)
 from_wal("unknown counts as absent", story=holder_that_does_not_answer)
-from_wal("acknowledges while the ensemble changes", "kill", "isolate", "metadata_trouble", nodes=5, pace_s=0.2)
+from_wal(
+    "acknowledges while the ensemble changes",
+    *("kill", "isolate", "metadata_trouble"),
+    found_by=6,
+    nodes=5,
+    pace_s=0.2,
+)
 from_wal("the lease is not waited out", story=zombie_reads, lease_ms=3000)
 from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
 from_wal("the list is written without compare", story=list_written_late, roll_entries=8)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -31,31 +30,7 @@ from kvstore.wal.tailing.ledger_end import LedgerEnd
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
-from tests.sim.ledgers_and_logs import (
-    test_batches,
-    test_flipped_bits,
-    test_forgotten,
-    test_ledger,
-    test_log,
-    test_recovery_cases,
-    test_roll_cases,
-    test_tail_cases,
-    test_takeover_cases,
-    test_trim_cases,
-    test_writer_cases,
-)
 
-CASES = (
-    test_writer_cases,
-    test_recovery_cases,
-    test_takeover_cases,
-    test_roll_cases,
-    test_tail_cases,
-    test_trim_cases,
-    test_flipped_bits,
-    test_forgotten,
-    test_batches,
-)
 Patch = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Patch] = {}
 
@@ -442,33 +417,6 @@ def _good_in_batch(patch: pytest.MonkeyPatch) -> None:
 @mutant("a machine that is registered twice counts twice")
 def _counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BookieChoice, "room", property(lambda self: len(self.spares())))
-
-
-def caught_by(name: str, seeds: range) -> str | None:
-    """The first case or seed that fails with the breakage, and how; None if none does."""
-    with broken(name):
-        for case in _cases():
-            try:
-                case()
-            except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
-                return f"{case.__name__}: {error}".partition("\n")[0][:300]
-        for seed in seeds:
-            for suite in (test_ledger, test_log):
-                try:
-                    suite.run_seed(seed)
-                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
-                    return f"{suite.__name__.rpartition('.')[2]} seed {seed}: {error}".partition("\n")[0][:300]
-    return None
-
-
-def _cases() -> list[Callable[[], None]]:
-    """Those that take no arguments, sorted."""
-    return [
-        case
-        for module in CASES
-        for name, case in sorted(vars(module).items())
-        if name.startswith("test_") and not signature(case).parameters
-    ]
 
 
 @mutant("leads a log that ends before the state here")

@@ -96,7 +96,7 @@ def test_unbroken_it_passes() -> None:
 @pytest.mark.parametrize("broken", BREAKAGES, ids=lambda each: each.__name__)
 def test_a_breakage_is_noticed(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    for seed in range(11, 31):  # a range is frozen for a moment, and a read has to come just then
+    for seed in (13, *range(11, 31)):  # a range is frozen for a moment, and a read has to come just then: in 13 it did
         try:
             play(seed, there_and_back, TWO, keys=KEYS, counters=COUNTERS)
         except AssertionError:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.sim.breakages.mutants_wal import MUTANTS, caught_by
+from tests.sim.breakages.caught_wal import caught_by
+from tests.sim.breakages.mutants_wal import MUTANTS
 
 SEEDS = range(40)
 

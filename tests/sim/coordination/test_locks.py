@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ STRUCK = Knobs(faults=("kill_leader", "kill_leader", "pause", "hand_over", "cut_
 JUMPING = Knobs(faults=("clock_jumps", "kill_leader", "hand_over"), pace_s=1.5)
 
 
-def played(seeds: range, knobs: Knobs, **options: Any) -> Counter[str]:
+def played(seeds: Iterable[int], knobs: Knobs, **options: Any) -> Counter[str]:
     total: Counter[str] = Counter()
     for seed in seeds:
         total += play(seed, knobs, **options)
@@ -117,7 +117,7 @@ def test_without_this_rule_a_lock_is_held_twice(
 ) -> None:
     breaks(monkeypatch)
     with pytest.raises(RuleBroken, match=r"Q[45]"):
-        played(range(12), knobs)
+        played((0, 5, *range(12)), knobs)  # in 0 or in 5 each of them was
 
 
 def test_a_lock_outlives_a_leader_whose_date_was_earlier(seed: int) -> None:

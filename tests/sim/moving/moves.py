@@ -43,6 +43,8 @@ SPREAD = tuple(b"k%d" % number for number in range(24))
 COUNTERS = tuple(b"c%d" % number for number in range(6))
 MOVED_S_MAX = 120.0
 SETTLE_S_MAX = 60.0
+LONG_PAUSE_S = 0.04
+"""For stories of many moves: some thousands of operations, and several at each of the moves."""
 SPACES = (Namespace(name="counters", prefix=b"c"), Namespace(name="keys", prefix=b"k", keys_max=10_000))
 """In half of the runs: what leaders count of them stays right, whatever moves."""
 LEAVING = (PartitionState.LEAVING, PartitionState.RETIRED)
@@ -52,12 +54,20 @@ class Users:
     """Workers on a few keys; each does one thing at a time."""
 
     def __init__(
-        self, cluster: Cluster, random: Random, count: int, keys: Sequence[bytes], counters: Sequence[bytes]
+        self,
+        cluster: Cluster,
+        random: Random,
+        count: int,
+        keys: Sequence[bytes],
+        counters: Sequence[bytes],
+        pause_s: float,
     ) -> None:
-        self._cluster, self._random, self._pause_s = cluster, random, 0.01
+        self._cluster, self._random, self._pause_s = cluster, random, pause_s
         self._keys, self._counters = keys, counters
         self._stopping = False
         self._numbers = 0
+        self._written: dict[tuple[str, bytes], int] = {}
+        """By user and key, the version of the last of its own writes."""
         self._tasks = [cluster.spawn(self._live(number), name=f"user {number}") for number in range(count)]
 
     async def stop(self) -> None:
@@ -87,26 +97,25 @@ class Users:
             level = random.choice((Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT))
             await worker.do(commands.get(key, level))
         elif roll < 0.65:
-            await worker.do(commands.put(key, value), with_id=random.random() < 0.8)
+            self._note(await worker.do(commands.put(key, value), with_id=random.random() < 0.8))
         elif roll < 0.75:
             await worker.do(commands.delete(key))
         elif roll < 0.85:
-            await worker.do(commands.put(key, value, flags=Flag.IF_ABSENT))
+            self._note(await worker.do(commands.put(key, value, flags=Flag.IF_ABSENT)))
         else:
             await worker.do(commands.increment(random.choice(self._counters), 1))
+
+    def _note(self, put: Operation) -> None:
+        if put.status is Status.OK and isinstance(put.result, int):
+            self._written[put.client, put.key] = put.result
 
     async def _session_read(self, worker: Worker, key: bytes) -> None:
         """By any replica that has applied what this worker has seen: nothing older than its own last write."""
         token = worker.tokens.get(worker.ring.partition_of(key), 0)
-        written = [
-            each.result
-            for each in self._cluster.recorder.operations
-            if each.client == worker.name and each.key == key and each.code is Code.PUT and each.status is Status.OK
-        ]
+        known = self._written.get((worker.name, key), 0)
         done = await worker.do(commands.get(key, Level.SESSION, token))
-        known = [version for version in written if isinstance(version, int)]
-        if done.status is Status.OK and done.result is not None and known and done.result[1] < known[-1]:
-            self._cluster.broken(f"P6 {done} is older than this session's own version {known[-1]}")
+        if done.status is Status.OK and done.result is not None and done.result[1] < known:
+            self._cluster.broken(f"P6 {done} is older than this session's own version {known}")
 
 
 class World:
@@ -309,18 +318,26 @@ def play(
     counters: Sequence[bytes] = COUNTERS,
     network: NetworkConfig | None = None,
     disk: DiskConfig | None = None,
+    pause_s: float = 0.01,
 ) -> None:
-    """A cluster comes up, users work, the story happens, users stop, all is judged. Raises whatever is wrong."""
+    """A cluster comes up, users work, the story happens, users stop, all is judged. Raises whatever is wrong.
+    `pause_s`: what a user thinks between two operations, on average; long stories have as many with longer pauses."""
     with SimWorld(seed, network=network, disk=disk) as world:
         try:
-            world.run(_guarded(world, knobs or Knobs(), story, users, keys, counters), limit_s=600.0)
+            world.run(_guarded(world, knobs or Knobs(), story, users, keys, counters, pause_s), limit_s=600.0)
         except BaseException as error:
             error.add_note(world.trace.tail(40))
             raise
 
 
 async def _guarded(
-    world: SimWorld, knobs: Knobs, story: Story, users: int, keys: Sequence[bytes], counters: Sequence[bytes]
+    world: SimWorld,
+    knobs: Knobs,
+    story: Story,
+    users: int,
+    keys: Sequence[bytes],
+    counters: Sequence[bytes],
+    pause_s: float,
 ) -> None:
     cluster = Cluster(world, knobs)
 
@@ -329,18 +346,18 @@ async def _guarded(
             cluster.broken(f"M6 move {move}: the copy is not what was frozen")
 
     with watching(cluster.logbook, cluster.rules), small_journals(knobs), at_each_step(reached):
-        await until_broken(cluster, _scenario(cluster, story, users, keys, counters))
+        await until_broken(cluster, _scenario(cluster, story, users, keys, counters, pause_s))
 
 
 async def _scenario(
-    cluster: Cluster, story: Story, count: int, keys: Sequence[bytes], counters: Sequence[bytes]
+    cluster: Cluster, story: Story, count: int, keys: Sequence[bytes], counters: Sequence[bytes], pause_s: float
 ) -> None:
     await cluster.found()
     await all_serve(cluster, 30.0)
     world = World(cluster, await cluster.metadata.connect(), keys, counters)
     spaces = SPACES if cluster.world.fork("spaces").random() < 1 / 2 else ()
     await Tenants(cluster, spaces).define()
-    users = Users(cluster, cluster.world.fork("users"), count, keys, counters)
+    users = Users(cluster, cluster.world.fork("users"), count, keys, counters, pause_s)
     await asyncio.sleep(0.3)
     await story(world, users)
     heal(cluster)

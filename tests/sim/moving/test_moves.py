@@ -12,7 +12,7 @@ from kvstore.partition.moves.import_steps import Step
 from kvstore.partition.state import commands
 from kvstore.ring import Pace, steps
 from kvstore.server.routing import keys
-from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moving.moves_accidents import Accident, asker, crash
 from tests.sim.strikes.knobs import Knobs
 
@@ -39,7 +39,7 @@ async def join_one(world: World, users: Users) -> None:
 
 @pytest.mark.parametrize("seed", [0])
 def test_a_partition_joins_under_load(seed: int) -> None:
-    play(seed, join_one)
+    play(seed, join_one, pause_s=LONG_PAUSE_S)
 
 
 # docs/protocol.md M13
@@ -89,7 +89,7 @@ def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
         await world.moved()
         assert {str(owner) for owner in world.ring.tokens.values()} == {"p1", "p2", "p3", "p4"}
 
-    play(4, joins)
+    play(4, joins, pause_s=LONG_PAUSE_S)
 
 
 # docs/protocol.md M11
@@ -202,4 +202,4 @@ def test_scans_that_cross_moves_find_every_key_once() -> None:
             rounds += 1
         assert rounds > 3
 
-    play(8, scan)
+    play(8, scan, pause_s=LONG_PAUSE_S)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.sim.moving.moves import Users, World, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.strikes.faults import FAULTS, Chaos
 from tests.sim.strikes.knobs import Knobs, draw
 
@@ -33,4 +33,4 @@ async def join_in_trouble(world: World, users: Users) -> None:
 
 @pytest.mark.parametrize("seed", [15])  # in 15 a wait for the last of a rest ended before the rest did
 def test_moves_end_well_whatever_strikes(seed: int) -> None:
-    play(seed, join_in_trouble, drawn(seed), users=4)
+    play(seed, join_in_trouble, drawn(seed), users=4, pause_s=LONG_PAUSE_S)

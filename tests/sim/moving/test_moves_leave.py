@@ -15,7 +15,7 @@ from kvstore.types import PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from tests.sim.cluster import RuleBroken
-from tests.sim.moving.moves import Users, World, at_each_step, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, at_each_step, play
 from tests.sim.moving.moves_accidents import crash
 from tests.sim.moving.test_moves import ON_THE_WAY
 from tests.sim.moving.test_moves_chaos import drawn
@@ -38,7 +38,7 @@ async def leave_one(world: World, users: Users) -> None:
 
 
 def test_a_partition_leaves_under_load() -> None:
-    play(1, leave_one, TWO)
+    play(1, leave_one, TWO, pause_s=LONG_PAUSE_S)
 
 
 def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(mo
 
     monkeypatch.setattr(steward, "remove_log", remove_nothing)
     with pytest.raises(RuleBroken, match="H5 its list goes first"):
-        play(1, leave_one, TWO)
+        play(1, leave_one, TWO, pause_s=LONG_PAUSE_S)
 
 
 def test_that_a_log_goes_before_its_partition_has_retired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_while_a_log_is_held_its_partition_stays_retired_and_nobody_misses_its_l
         await pins.release(P2, "reader")
         await world.retired()
 
-    play(5, leave_while_held, TWO, users=2)
+    play(5, leave_while_held, TWO, users=2, pause_s=LONG_PAUSE_S)
 
 
 class Strikes:
@@ -111,7 +111,7 @@ def test_a_leave_survives_a_crash_at_each_step(parties: tuple[str, ...]) -> None
         assert strikes.left == []
 
     with at_each_step(strikes.reached):
-        play(2, leave_in_trouble, TWO, users=4)
+        play(2, leave_in_trouble, TWO, users=4, pause_s=LONG_PAUSE_S)
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_who_has_retired_goes_also_when_nodes_crash_after_each_write_of_that(vic
         await leave_one(world, users)
         assert P2 not in await world.store.children(paths.PARTITIONS)
 
-    play(3, leave_in_trouble, TWO, users=4)
+    play(3, leave_in_trouble, TWO, users=4, pause_s=LONG_PAUSE_S)
     assert written.count(paths.partition_log(P2)) >= 2, "it was emptied, and went"
 
 
@@ -172,7 +172,7 @@ def test_joins_and_leaves_in_a_chain_end_with_every_key_at_its_owner() -> None:
         await world.retired()
         assert "p1" in world.ring.partitions
 
-    play(4, chain, TWO)
+    play(4, chain, TWO, pause_s=LONG_PAUSE_S)
 
 
 @pytest.mark.slow
@@ -186,4 +186,4 @@ def test_leaves_end_well_whatever_strikes(seed: int) -> None:
             cluster.knobs.chaos_s
         )
 
-    play(seed, leave_in_trouble, drawn(seed), users=4)
+    play(seed, leave_in_trouble, drawn(seed), users=4, pause_s=LONG_PAUSE_S)

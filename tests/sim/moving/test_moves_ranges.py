@@ -14,7 +14,7 @@ from kvstore.proto import kv_pb2
 from kvstore.server.grpc.scan import one_page
 from kvstore.server.grpc.scan_slots import Place
 from kvstore.types import PartitionId
-from tests.sim.moving.moves import Users, World, play
+from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.moving.moves_accidents import asker, crash
 from tests.sim.nodes import Node
 
@@ -100,7 +100,7 @@ def test_pages_that_cross_moves_and_deaths_of_leaders_have_every_key_once_and_in
             assert found == (THERE[::-1] if reverse else THERE), f"round {rounds}"
             rounds += 1
 
-    play(seed, walk, users=3)
+    play(seed, walk, users=3, pause_s=LONG_PAUSE_S)
 
 
 def test_a_prefix_that_is_deleted_while_its_keys_move_is_gone() -> None:
@@ -124,4 +124,4 @@ def test_a_prefix_that_is_deleted_while_its_keys_move_is_gone() -> None:
         assert await walked(world, kv_pb2.PageRequest(prefix=b"alway", limit=100)) == [b"alwayt"]
         assert rounds > 5
 
-    play(8, delete, users=3)
+    play(8, delete, users=3, pause_s=LONG_PAUSE_S)

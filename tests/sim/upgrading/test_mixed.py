@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import tests.sim.run
 from kvstore.partition.versioning import Versioning
 from kvstore.server.control import rising
 from kvstore.versions import Fixed, Versions
@@ -60,5 +61,6 @@ def test_a_log_that_does_not_follow_the_cluster_is_noticed(monkeypatch: pytest.M
         """Log nothing."""
 
     monkeypatch.setattr(Versioning, "_look", never)
+    monkeypatch.setattr(tests.sim.run, "RECOVERY_S_MAX", 30.0)
     with pytest.raises(AssertionError, match="V4 after"):
         run(1, mixed(1, 2))

@@ -220,14 +220,15 @@ def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_small_snapshot_needs_no_spark_and_has_the_same_files_wherever_it_is(
-    spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By commands without a Java into a bucket: a full one, what changed since, the same by Spark's tasks; and what
     Spark reads there is what the cluster holds."""
     with s3_server() as bucket:
-        spark.sparkContext.environment.update({each: os.environ[each] for each in os.environ if each[:4] == "AWS_"})
+        where = {each: os.environ[each] for each in os.environ if each[:4] == "AWS_"}
+        monkeypatch.setattr(spark.sparkContext, "environment", spark.sparkContext.environment | where)
         store = RemoteStore(RemotePath(f"{bucket}/snapshots"))
-        to = ("--to", str(store.root), "--split-mib", "0.05", "--nice", "0")
+        to = ("--to", str(store.root), "--split-mib", "0.5", "--nice", "0")
         done = command(cluster, "create", *to, "--hold-hours", "1")
         assert done.returncode == 0, done.stderr
         client.put(b"key00003", b"changed")
@@ -244,7 +245,7 @@ def test_a_small_snapshot_needs_no_spark_and_has_the_same_files_wherever_it_is(
         assert (done.returncode, done.stdout.splitlines()[1:2]) == (0, [f"the store is the same: {_same(client)}"])
         assert "no Java" in command(cluster, "verify", str(store.root), "--store", "--master", "local[1]").stderr
 
-        third = take(spark, cluster, store, instance=last.cluster)
+        third = take(spark, cluster, store, instance=last.cluster, split_bytes=4 * SPLIT_BYTES)
         assert_right(cluster, store, third)
         assert len(third.files) > 3
     own = DirectoryStore(tmp_path / "snapshots")

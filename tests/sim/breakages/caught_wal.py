@@ -1,0 +1,81 @@
+"""Which case or seed notices a breakage of the ledger client and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import signature
+
+import pytest
+
+from tests.sim.breakages.mutants_wal import broken
+from tests.sim.ledgers_and_logs import (
+    test_batches,
+    test_flipped_bits,
+    test_forgotten,
+    test_ledger,
+    test_log,
+    test_recovery_cases,
+    test_roll_cases,
+    test_tail_cases,
+    test_takeover_cases,
+    test_trim_cases,
+    test_writer_cases,
+)
+
+CASES = (
+    test_writer_cases,
+    test_recovery_cases,
+    test_takeover_cases,
+    test_roll_cases,
+    test_tail_cases,
+    test_trim_cases,
+    test_flipped_bits,
+    test_forgotten,
+    test_batches,
+)
+EVERY_COPY = "test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged"
+FIRST = {
+    "a tail believes a number without a digest": (
+        "test_a_tail_believes_no_last_add_confirmed_that_no_digest_vouches_for"
+    ),
+    "a leader goes on without its anchors": "test_a_server_that_lags_ends_no_lead",
+    "a server that lags ends a lead": "test_a_server_that_lags_ends_no_lead",
+    "the packets of a batch are taken by their places": EVERY_COPY,
+    "the packets of a batch are not checked": EVERY_COPY,
+    "a check takes what a batch lacks for good": EVERY_COPY,
+    "a recovery takes what a batch lacks for absent": "test_a_recovery_reads_alone_what_no_batch_brings",
+    "leads a log that ends before the state here": (
+        "test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it"
+    ),
+    "takes a log over in an older copy of the metadata": (
+        "test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody"
+    ),
+    "a listed successor counts as the end of a ledger": "test_log seed 1",
+}
+"""What noticed a breakage last, where much is played before it: it is played first."""
+
+
+def caught_by(name: str, seeds: range) -> str | None:
+    """The first case or seed that fails with the breakage, and how; None if none does."""
+    with broken(name):
+        for label, play in sorted([*_cases(), *_seeds(seeds)], key=lambda each: each[0] != FIRST.get(name)):
+            try:
+                play()
+            except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
+                return f"{label}: {error}".partition("\n")[0][:300]
+    return None
+
+
+def _cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Those that take no arguments, sorted."""
+    for module in CASES:
+        for name, case in sorted(vars(module).items()):
+            if name.startswith("test_") and not signature(case).parameters:
+                yield name, case
+
+
+def _seeds(seeds: range) -> Iterator[tuple[str, Callable[[], object]]]:
+    for seed in seeds:
+        for suite in (test_ledger, test_log):
+            yield f"{suite.__name__.rpartition('.')[2]} seed {seed}", partial(suite.run_seed, seed)
