@@ -395,7 +395,7 @@ class Pipeline:
         if replies.write():
             self._key_hazards.answered(replies.issued, answered)
         if replies.again.numbers:  # of a client that reads too little what waits for its turn is not under way
-            answered += replies.put_off_or_early()
+            answered += len(replies.again.numbers) + len(replies.early)
         if replies.issued == answered:
             size, self._value_bytes = self._value_bytes, 0
         newly, self._accounted = answered - self._accounted, answered

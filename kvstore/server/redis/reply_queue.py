@@ -73,7 +73,7 @@ class ReplyQueue:
         """Commands begun."""
         self.answered = 0
         """Commands whose reply is due or sent; the reply of number `answered` is the next one."""
-        self._early: dict[int, bytes] = {}
+        self.early: dict[int, bytes] = {}
         """Replies that came before their turn."""
         self.again = Again()
         self.in_flight_max = IN_FLIGHT_FIRST
@@ -97,7 +97,7 @@ class ReplyQueue:
     def complete(self, token: int, result: Any) -> None:
         number, format_ = token >> FORMAT_BITS, token & _FORMAT_MASK
         if format_ == _OK_FORMAT and result.__class__ is int:  # most writes: the answer that they always get
-            if number == self.answered and not self._early:
+            if number == self.answered and not self.early:
                 self.due.append(replies.OK)
                 self.answered = number + 1
             else:
@@ -122,7 +122,7 @@ class ReplyQueue:
             self.answered += count
             self._release()
         else:
-            self._early.update(dict.fromkeys([token >> FORMAT_BITS for token in tokens], replies.OK))
+            self.early.update(dict.fromkeys([token >> FORMAT_BITS for token in tokens], replies.OK))
             self._release()
 
     def answer(self, number: int, reply: bytes) -> None:
@@ -130,10 +130,10 @@ class ReplyQueue:
         if number == self.answered:
             self.due.append(reply)
             self.answered = number + 1
-            if self._early:
+            if self.early:
                 self._release()
         else:
-            self._early[number] = reply
+            self.early[number] = reply
 
     def reply(self, data: bytes) -> None:
         """Answer a command that has not begun."""
@@ -141,10 +141,6 @@ class ReplyQueue:
 
     def in_flight(self) -> int:
         return self.issued - self.answered
-
-    def put_off_or_early(self) -> int:
-        """Commands that are not answered and that no leader has: reads to be done again, and what came early."""
-        return len(self.again.numbers) + len(self._early)
 
     def next_number(self) -> int:
         self.issued += 1
@@ -156,7 +152,7 @@ class ReplyQueue:
         self.in_flight_max = min(now + (now if not self.again.below else now // 4 + 1), IN_FLIGHT_MAX)
 
     def _release(self) -> None:
-        early, first = self._early, self.answered
+        early, first = self.early, self.answered
         end = first
         while end in early:
             end += 1
@@ -206,7 +202,7 @@ class ReplyQueue:
             self.in_flight_max = max(1, min(self.in_flight_max, HELD_BYTES_MAX // max(1, size)))
             self._unchecked = -1
             self._server.room.put_off += 1
-        self.again.put_off(number, self.issued, self._early)
+        self.again.put_off(number, self.issued, self.early)
 
     def fits(self, size: int) -> bool:
         """Count in so many bytes of a reply, if there is room."""
@@ -238,7 +234,7 @@ class ReplyQueue:
         return self._unsent_bytes() + self._reserved + again + self.stream.get_write_buffer_size()
 
     def _unsent_bytes(self) -> int:
-        return self._gathered + sum(map(len, self._early.values())) + sum(map(len, self.due))
+        return self._gathered + sum(map(len, self.early.values())) + sum(map(len, self.due))
 
     def read_again(self) -> None:
         """Begin the read whose turn it is, if it was put off and there is room for whatever it brings."""
@@ -291,7 +287,7 @@ class ReplyQueue:
     def lose(self) -> None:
         """The client is gone: nothing is read again for it."""
         self.is_lost = True
-        self._early = dict.fromkeys((*self._early, *self.again.numbers), b"")
+        self.early = dict.fromkeys((*self.early, *self.again.numbers), b"")
         self.again.numbers.clear()
         self._release()
 
