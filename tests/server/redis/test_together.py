@@ -202,7 +202,7 @@ async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -
     connection.connection_lost(None)
     for number in range(30, 40):
         replies.complete(number << FORMAT_BITS | Fmt.VALUE, found)
-    assert sum(map(len, replies._early.values())) == 0
+    assert sum(map(len, replies.early.values())) == 0
     for number in range(20):
         replies.complete(number << FORMAT_BITS | Fmt.VALUE, found)
     assert replies.in_flight() == 0
@@ -268,7 +268,7 @@ async def test_nothing_stays_counted_however_commands_come(
             await wait_until(lambda: is_true(replies.issued == replies.answered), what="all is answered")  # noqa: B023
             window = door.server.window
             assert not connection.pipeline.waiting
-            assert (window.commands, window.bytes, replies._held, replies._reserved, replies._early) == (0, 0, 0, 0, {})
+            assert (window.commands, window.bytes, replies._held, replies._reserved, replies.early) == (0, 0, 0, 0, {})
             assert all(each.leader._queue.bytes == 0 for each in door.backend.partitions.values())
             found.append((bytes(stream.written), replies.issued, await get_all(door)))
     assert found[0] == found[1]
