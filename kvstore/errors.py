@@ -34,6 +34,7 @@ StoreError
 │   └── UndecodableNode       one node's bytes are not what this build can read; Corrupted too
 ├── LedgerError               stays inside wal and bookie
 │   ├── NoSuchLedger
+│   ├── LedgerDeleted         a log's list has the ledger still: somebody has deleted it
 │   ├── NoSuchEntry
 │   ├── LedgerFenced          another writer has taken the ledger over
 │   ├── LedgerClosed

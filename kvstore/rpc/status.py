@@ -58,6 +58,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.MetadataLost: Code.FAILED_PRECONDITION,
     errors.LedgerError: Code.INTERNAL,
     errors.NoSuchLedger: Code.NOT_FOUND,
+    errors.LedgerDeleted: Code.DATA_LOSS,
     errors.NoSuchEntry: Code.NOT_FOUND,
     errors.LedgerFenced: Code.FAILED_PRECONDITION,
     errors.LedgerClosed: Code.FAILED_PRECONDITION,
