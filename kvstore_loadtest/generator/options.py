@@ -206,7 +206,8 @@ def add_options(parser: ArgumentParser) -> None:
     def option(name: str, help_text: str, **more: Any) -> None:
         value = getattr(default, name)
         value = str(value) if isinstance(value, Path) else value  # these travel to workers as text and numbers
-        more.setdefault("type", type(value))
+        if "action" not in more:  # which takes no type, and from Python 3.14 on refuses one
+            more.setdefault("type", type(value))
         told = f"{help_text} Default: {'none' if value == '' else value}"
         group.add_argument(f"--{name.replace('_', '-')}", default=value, help=told, **more)
 
@@ -239,7 +240,6 @@ def add_options(parser: ArgumentParser) -> None:
         "preload",
         "Write the records before the run; --no-preload works on those of an earlier run.",
         action=BooleanOptionalAction,
-        type=None,
     )
     option("store", "The cluster, instead of --data-dir: kv://host:port,host:port.")
     option("resp", "The cluster's Redis doors: host:port,host:port. Without --store only these are used.")
