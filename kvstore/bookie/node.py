@@ -145,11 +145,8 @@ class Bookie:
     def _whole_directories(self) -> list[str]:
         """All of them; none while one has failed."""
         if isinstance(self.storage, SpreadStorage):
-            return (
-                []
-                if any(each.reason for each in self.storage.parts)
-                else [each.directory.path for each in self.storage.parts]
-            )
+            parts = self.storage.parts
+            return [] if any(each.reason for each in parts) else [each.directory.path for each in parts]
         return list(self._config.directories)
 
     def _stored_bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from kvstore.env import Env
@@ -354,9 +355,9 @@ class LeaderReads:
             waiting.append(read)
             return
         self._reaping[key] = [read]
-        self._reap([key], _Reaped(self, key))
+        self._reap([key], _Deletes(partial(self._read_all_again, key)))
 
-    def read_all_again(self, key: bytes, failed: bool) -> None:
+    def _read_all_again(self, key: bytes, failed: bool) -> None:
         """The delete of `key` is logged, or will never be."""
         reads = self._reaping.pop(key)
         self._under_way -= len(reads)
@@ -370,9 +371,9 @@ class LeaderReads:
     def _log_deletes(self, keys: list[bytes], read: Read) -> None:
         """Answer the read again when the first of these deletes are logged; it finds out whether more are needed."""
         self._under_way += 1
-        self._reap(keys[:EXPIRED_MAX], _Again(self, read))
+        self._reap(keys[:EXPIRED_MAX], _Deletes(partial(self._read_again, read)))
 
-    def read_again(self, read: Read, failed: bool) -> None:
+    def _read_again(self, read: Read, failed: bool) -> None:
         """The deletes that `read` has waited for are logged, or will never be."""
         self._under_way -= 1
         if failed:
@@ -382,27 +383,14 @@ class LeaderReads:
         self._wake()
 
 
-class _Reaped(Sink):
-    """The sink of a key's delete that reads of it wait for."""
+class _Deletes(Sink):
+    """The sink of deletes that reads wait for. `then` is told whether they failed."""
 
-    def __init__(self, reads: LeaderReads, key: bytes) -> None:
-        self._reads, self._key = reads, key
+    def __init__(self, then: Callable[[bool], None]) -> None:
+        self._then = then
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        self._reads.read_all_again(self._key, isinstance(result, StoreError))
+        self._then(isinstance(result, StoreError))
 
     def flush(self) -> None:
         """The reads have sinks of their own."""
-
-
-class _Again(Sink):
-    """The sink of deletes that a read of a range has asked for."""
-
-    def __init__(self, reads: LeaderReads, read: Read) -> None:
-        self._reads, self._read = reads, read
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        self._reads.read_again(self._read, isinstance(result, StoreError))
-
-    def flush(self) -> None:
-        """The read has a sink of its own."""
