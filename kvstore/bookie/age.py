@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
+from kvstore.bookie.small_files import read_file
 from kvstore.env.ports import Disk, File
 
 AGE = "AGE"
@@ -21,11 +22,7 @@ def age_in(disk: Disk, directory: str) -> int:
     path = f"{directory}/{AGE}"
     if not disk.exists(path):
         return 0
-    file = disk.open(path)
-    try:
-        word = file.read(0, file.size()).strip()
-    finally:
-        file.close()
+    word = read_file(disk, path).strip()
     return int(word) if word.isdigit() else 0
 
 

@@ -26,6 +26,7 @@ from kvstore.bookie.admission import Authority
 from kvstore.bookie.age import AGE, age_in
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
+from kvstore.bookie.small_files import contents, read_file, replace_file
 from kvstore.bookie.upkeep.limbo import may_name
 from kvstore.env.ports import Disk, Env
 from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
@@ -44,7 +45,6 @@ FORMATTING = "FORMATTING"
 """The cookie while the directories are being formatted: nothing was stored in them yet."""
 STARTS = "STARTS"
 """The cookie node's version as of the last start, and the one that this start makes; in the journal's directory."""
-_ASIDE = ".new"
 
 
 # docs/protocol.md L13
@@ -348,30 +348,3 @@ class _Identification:
 
     def _write(self, path: str, data: bytes) -> None:
         replace_file(self._disk, path, data)
-
-
-def contents(disk: Disk, directory: str) -> set[str]:
-    """List the files that count: not the root of a file system's own, nor what a crash left half written."""
-    return {name for name in disk.list(directory) if name != "lost+found" and not name.endswith(_ASIDE)}
-
-
-def read_file(disk: Disk, path: str) -> bytes:
-    """A small file as a whole. Raises OSError."""
-    file = disk.open(path)
-    try:
-        return file.read(0, file.size())
-    finally:
-        file.close()
-
-
-def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a small file as a whole: after a crash there is the former one or this one. Raises OSError."""
-    directory, _, name = path.rpartition("/")
-    aside = f"{directory}/{name}{_ASIDE}"
-    file = disk.open(aside, create=True)
-    file.truncate(0)
-    file.pwrite(0, data)
-    file.sync()
-    file.close()
-    disk.rename(aside, path)
-    disk.sync_dir(directory)

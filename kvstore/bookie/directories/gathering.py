@@ -17,8 +17,9 @@ from kvstore.bookie.age import AGE
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.membership import Bare, Content, Plan, plan
 from kvstore.bookie.directories.places import PLACE, Place, State, decode_place, encode_place
-from kvstore.bookie.identity import STARTS, VERSION, Identity, contents, establish, read_file, replace_file
+from kvstore.bookie.identity import STARTS, VERSION, Identity, establish
 from kvstore.bookie.opening import make_directory
+from kvstore.bookie.small_files import contents, read_file, replace_file
 from kvstore.env.ports import Env
 from kvstore.errors import ConfigError
 from kvstore.meta.cookie_store import CookieStore
