@@ -139,7 +139,7 @@ def scan(
     prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
     start: Annotated[str, typer.Option(help="From this key on.")] = "",
     end: Annotated[str, typer.Option(help="Up to this key, without it.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many; 0: all.", min=0)] = 100,
+    limit: Annotated[int, typer.Option(help="How many keys to list at most; 0: all.", min=0)] = 100,
     keys: Annotated[bool, typer.Option("--keys", help="Only keys, one per line.")] = False,
     null: Annotated[bool, typer.Option("--null", "-0", help="Only keys, byte for byte, a NUL after each.")] = False,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last key down.")] = False,

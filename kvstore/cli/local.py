@@ -171,7 +171,7 @@ def undrain(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Let a drained node hold replicas again. Start it anew so that it takes operations."""
+    """Let a drained node hold replicas again. It takes operations once it is started anew."""
     from kvstore.cli.replicas import change_replicas
     from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest

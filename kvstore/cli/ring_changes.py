@@ -43,7 +43,12 @@ def register_changes(ring: typer.Typer) -> None:
 
 def plan(
     add: Annotated[list[str] | None, typer.Option(help="Show what adding this partition would do.")] = None,
-    add_count: Annotated[int, typer.Option(help="The same for so many new partitions.", min=0, max=COUNT_MAX)] = 0,
+    add_count: Annotated[
+        int,
+        typer.Option(
+            help="Show what adding so many partitions would do, under the next free names.", min=0, max=COUNT_MAX
+        ),
+    ] = 0,
     remove: Annotated[list[str] | None, typer.Option(help="Show what removing this partition would do.")] = None,
     replicas: Annotated[
         int, typer.Option(help="Replicas of each new partition; 0: as many as others have.", min=0, max=COUNT_MAX)
@@ -80,7 +85,10 @@ def plan(
 def add(
     partitions: Ids = None,
     count: Annotated[
-        int, typer.Option(help="Add so many under the next free names instead.", min=0, max=COUNT_MAX)
+        int,
+        typer.Option(
+            help="How many partitions to add under the next free names, in place of named ones.", min=0, max=COUNT_MAX
+        ),
     ] = 0,
     replicas: Annotated[
         int, typer.Option(help="Replicas of each; 0: as many as others have.", min=0, max=COUNT_MAX)

@@ -41,7 +41,9 @@ def watch(
     prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
     start: Start = "",
     state: Annotated[bool, typer.Option("--state", help="First what is there, then what changes.")] = False,
-    limit: Annotated[int, typer.Option(help="End after so many changes. 0: never.", min=0)] = 0,
+    limit: Annotated[
+        int, typer.Option(help="How many changes to print before the command ends; 0: it goes on.", min=0)
+    ] = 0,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Without the values.")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
