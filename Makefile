@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto reference lock audit format interop redis-clients
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto reference lock lowest audit format interop redis-clients
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -85,6 +85,9 @@ reference: setup ## write docs/configuration.md and docs/commands.md anew from t
 
 lock: ## resolve the dependencies anew
 	@scripts/lock.sh
+
+lowest: ## the fast tests with the lowest versions that pyproject.toml allows; asks PyPI
+	@scripts/lowest.sh "$(FAST)"
 
 audit: ## known faults of the pinned dependencies, and a bill of materials in build/sbom.json; asks PyPI
 	@scripts/audit.sh

@@ -68,7 +68,7 @@ class Fragment:
 
 
 class LedgerState(IntEnum):
-    """As on Apache's wire (LedgerMetadataFormat.State)."""
+    """The states of a ledger, numbered as on Apache's wire (LedgerMetadataFormat.State)."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -76,7 +76,7 @@ class LedgerState(IntEnum):
 
 
 class DigestType(IntEnum):
-    """As on Apache's wire (LedgerMetadataFormat.DigestType)."""
+    """The kinds of digests, numbered as on Apache's wire (LedgerMetadataFormat.DigestType)."""
 
     CRC32 = 1
     HMAC = 2

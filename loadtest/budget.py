@@ -51,8 +51,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Load:
-    """`operations` in all, divided among the connections, `pipeline` at a time on each. The command "put" is that of
-    one AsyncClient, which has as many under way as there would be connections."""
+    """`operations` in all, divided among the connections, `pipeline` at a time on each. The commands "put" and "get"
+    are those of one AsyncClient, which has as many under way as there would be connections."""
 
     name: str
     command: str
@@ -73,9 +73,11 @@ BUDGET = (
     Load("SET, 50 connections, pipeline 16, forwarded", "SET", 50, 16, 16_000, (8, 16), is_forwarded=True),
     Load("put, AsyncClient, 50 in flight", "put", 50, 1, 5_000),
     Load("put, AsyncClient, 1,000 in flight", "put", 1_000, 1, 20_000, (18, 7)),
-    Load("GET, 1 connection", "GET", 1, 1, 400, (28, 5)),
+    Load("GET, 1 connection", "GET", 1, 1, 400, (30, 5)),
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
+    Load("GET, 50 connections, pipeline 16", "GET", 50, 16, 16_000, (12, 1)),
     Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
+    Load("get, AsyncClient, 50 in flight", "get", 50, 1, 10_000, (12, 1)),
 )
 
 
@@ -96,6 +98,8 @@ class Idleness:
     wake_ups_per_s: float
     calls_per_s: dict[str, float]
     """By layer."""
+    functions: Counter[str]
+    """Calls of each, all in all."""
 
     @property
     def is_within(self) -> bool:
@@ -223,13 +227,14 @@ async def run_load(
     await asyncio.gather(*map(one, range(load.connections)))
 
 
-async def run_puts(load: Load, endpoints: tuple[str, ...], tag: str) -> None:
+async def run_calls(load: Load, endpoints: tuple[str, ...], tag: str) -> None:
     """Raises StoreError."""
     numbers = iter(range(load.operations))
 
     async def one(client: AsyncClient) -> None:
         for number in numbers:
-            await client.put(b"{%b}%d" % (tag.encode(), number), b"x" * 100)
+            key = b"{%b}%d" % (tag.encode(), number)
+            await (client.get(key) if load.command == "get" else client.put(key, b"x" * 100))
 
     async with AsyncClient(ClientConfig(endpoints=endpoints)) as client:
         await asyncio.gather(*(one(client) for _ in range(load.connections)))
@@ -281,7 +286,7 @@ class Budget:
         idle = self._counted(lambda: time.sleep(took_s))
         found = []
         for (role, node), most in zip(both.items(), load.budget or (None, None), strict=True):
-            cost = Cost(load.name, role, load.operations, most, 0 if load.command == "GET" else entries)
+            cost = Cost(load.name, role, load.operations, most, 0 if load.command.upper() == "GET" else entries)
             cost.functions = counted[node.id] - idle[node.id]
             for function, calls in cost.functions.items():
                 cost.calls[layer_of(function)] += calls
@@ -305,7 +310,7 @@ class Budget:
                 layers[layer_of(function)] += calls
             cpu_s, wake_ups = spent[node.id]
             per_s = {layer: round(calls / seconds, 1) for layer, calls in layers.most_common()}
-            found.append(Idleness(node.id, cpu_s / seconds, wake_ups / seconds, per_s))
+            found.append(Idleness(node.id, cpu_s / seconds, wake_ups / seconds, per_s, counted[node.id]))
         return found
 
     def _counted(self, work: Callable[[], object]) -> dict[str, Counter[str]]:
@@ -315,9 +320,9 @@ class Budget:
         return {node.id: self._cluster.end(node) for node in self._cluster.load().nodes}
 
     def _run(self, load: Load, asked: NodePlace) -> None:
-        if load.command == "put":
+        if load.command in ("put", "get"):
             endpoints = tuple(node.grpc for node in self._cluster.load().nodes)
-            uvloop.run(run_puts(load, endpoints, self._tag))
+            uvloop.run(run_calls(load, endpoints, self._tag))
         else:
             uvloop.run(run_load(load, asked.resp, self._tag))
 
@@ -377,7 +382,9 @@ def _show_layers(cost: Cost) -> None:
 def _show_idle_layers(idle: list[Idleness]) -> None:
     for each in idle:
         rows = [{"layer": layer, "calls/s": calls} for layer, calls in each.calls_per_s.items()]
-        print(f"\n{IDLE}, {each.node}\n{as_table(rows)}")
+        print(f"\n{IDLE}, {each.node}\n{as_table(rows)}\n")
+        for name, calls in each.functions.most_common(60):
+            print(f"  {calls / IDLE_S:7.2f}  {name.rpartition('/kvstore/')[2] or name}")
 
 
 def main() -> None:

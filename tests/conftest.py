@@ -1,9 +1,10 @@
-"""What holds for every test: order, seeds and asyncio's debug mode. Markers and warnings are set in pyproject.toml."""
+"""What holds for every test: order, seeds and how loops may be used. Markers and warnings are set in pyproject.toml."""
 
 import gc
-import logging
 import os
 import signal
+import sys
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,14 +13,26 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.loops import refuse_misuse
+
 ROOT = Path(__file__).parent.parent
 REAL_PROCESSES = {"needs_zookeeper", "needs_etcd", "cluster", "spark", "interop"}
-LONGEST = (
-    "tests/upgrade/",
-    *(f"tests/cluster/{name}.py" for name in ("test_repair_drill", "access/test_walk", "seeing/test_secrets")),
-    *(f"tests/cluster/{name}.py" for name in ("test_autorecovery", "secure/test_up")),
-)
-"""Files of minutes: one that began last would leave the other worker without work."""
+SPARK_S = {
+    "tests/spark/snapshots/test_jobs.py": 280,
+    "tests/spark/test_reader.py": 260,
+    "tests/spark/test_stream.py": 200,
+    "tests/spark/test_executors.py": 150,
+    "tests/spark/snapshots/test_restore.py": 90,
+    "tests/upgrade/test_rolling.py": 85,
+    "tests/spark/test_memory.py": 70,
+    "tests/spark/test_frame_again.py": 55,
+    "tests/cluster/access/test_walk.py": 50,
+    "tests/spark/test_writer.py": 45,
+    "tests/spark/snapshots/test_kills.py": 40,
+}
+"""About how long a file of Spark's takes; one that is not named takes OTHER_SPARK_S."""
+OTHER_SPARK_S, SIMULATION_S = 5, 1
+SPARKS_AT_ONCE = 2
 
 # Examples are the same in each run, so that a red run can be repeated; `make drill` is where luck is wanted.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
@@ -35,8 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # what a node takes to start.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 
-# In debug mode it also says which turn of the loop took long: on a machine that stands still any turn does.
-logging.getLogger("asyncio").setLevel(logging.ERROR)
+refuse_misuse()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,13 +72,41 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def _uses_real_processes(item: pytest.Item) -> bool:
-    return any(mark.name in REAL_PROCESSES for mark in item.iter_markers())
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes share cores and memory: their tests run last, the longest files of them first."""
-    items.sort(key=lambda item: (_uses_real_processes(item), not item.nodeid.startswith(LONGEST)))
+    """Unit tests first, then real processes, which share cores and memory. Spark's files, of minutes each, wait for
+    much: simulations, which wait for nothing and are short, run beside them, and leave no worker without work at the
+    end."""
+    stages: dict[str, int] = defaultdict(int)
+    for item in items:
+        stages[_file_of(item)] = max(stages[_file_of(item)], _stage_of(item))
+    starts = _starts(items)
+    items.sort(key=lambda item: (stages[_file_of(item)], starts.get(_scope_of(item.nodeid), 0.0)))
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _is_simulation(nodeid: str) -> bool:
+    return nodeid.startswith("tests/sim/")
+
+
+def _stage_of(item: pytest.Item) -> int:
+    if _is_simulation(item.nodeid) or item.get_closest_marker("spark"):
+        return 2
+    return 1 if any(mark.name in REAL_PROCESSES for mark in item.iter_markers()) else 0
+
+
+def _starts(items: list[pytest.Item]) -> dict[str, float]:
+    """When each file of Spark's and each simulation begins, the longest files first, if SPARKS_AT_ONCE workers have
+    the former and one has the latter."""
+    sparks = {_file_of(item) for item in items if item.get_closest_marker("spark")}
+    starts, now = {}, 0.0
+    for file in sorted(sparks, key=lambda file: (-SPARK_S.get(file, OTHER_SPARK_S), file)):
+        starts[file] = now
+        now += SPARK_S.get(file, OTHER_SPARK_S) / SPARKS_AT_ONCE
+    simulations = [item.nodeid for item in items if _is_simulation(item.nodeid)]
+    return starts | {nodeid: float(number * SIMULATION_S) for number, nodeid in enumerate(simulations)}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,13 +120,32 @@ class Scheduling(LoadScopeScheduling):
     """See above."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith("tests/sim/") else nodeid.partition("::")[0]
+        return _scope_of(nodeid)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Unit tests run in asyncio's debug mode; it is too slow for simulations and real clusters."""
-    item.config.option.asyncio_debug = not (_uses_real_processes(item) or item.get_closest_marker("sim"))
+def _scope_of(nodeid: str) -> str:
+    return nodeid if _is_simulation(nodeid) else nodeid.partition("::")[0]
+
+
+# ── a run that breaks off ─────────────────────────────────────────────────────────────────────────────────────────────
+
+_failed: list[str] = []
+_broke_off: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _failed.append(f"{report.when} {report.nodeid}: {report.longreprtext.rstrip().splitlines()[-1:]}")
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    _broke_off.append("\n".join(str(excrepr).splitlines()[-4:]))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """pytest says nothing of the tests that have failed if it breaks off itself, as it does with its worker."""
+    if _broke_off and not hasattr(config, "workerinput"):
+        sys.stderr.write("\n".join(["", "pytest broke off:", *_broke_off, "and before that failed:", *_failed, ""]))
 
 
 @pytest.fixture

@@ -263,6 +263,8 @@ def test_the_ratchets_name_only_what_is_still_too_long() -> None:
 
 
 CLIPPED = re.compile(r"(Who|Whoever|Whose|What|Which)\b")
+NO_NOUN = re.compile(r"(Of|Those|That of|All of|To be)\b|(One|Each) \w+'s[.,;]")
+"""How the docstring of a class begins that says whose it is, and not what it is."""
 
 
 @each_of(KVSTORE)
@@ -271,6 +273,8 @@ def test_a_docstring_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in file.nodes if isinstance(node, documented)]
     clipped = [node for node in nodes if CLIPPED.match(ast.get_docstring(node) or "")]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    clipped += [node for node in classes if NO_NOUN.match(ast.get_docstring(node) or "")]
     assert [f"{file.path}:{getattr(node, 'lineno', 1)}" for node in clipped] == []
 
 

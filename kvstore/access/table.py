@@ -80,7 +80,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessTable:
-    """All of it."""
+    """All users, roles and access tokens of a cluster."""
 
     is_on: bool = False
     """Off: everybody may do everything, as if there were no table."""

@@ -63,6 +63,8 @@ class Auditor:
         self._lost: frozenset[BookieId] = frozenset()
         self._marked_for: frozenset[BookieId] = frozenset()
         """Lost bookies of which every ledger is marked."""
+        self._lost_throughout: frozenset[BookieId] = frozenset()
+        """Bookies that each look has found lost since the walk over all ledgers began."""
         self._named: frozenset[BookieId] = frozenset()
         """Bookies that an ensemble named when all ledgers were last looked at. A bookie whose cookie is gone, too, may
         have copies that are missed."""
@@ -137,7 +139,7 @@ class Auditor:
         self._office.is_enabled = await self._settings.is_enabled()
         if not self._office.is_enabled:
             self._absences.forget()
-            self._lost = self._marked_for = frozenset()
+            self._lost = self._marked_for = self._lost_throughout = frozenset()
             return LOOK_S
         delay_s = await self._delay_s()
         known = {*await self._cookies.bookies(), *self._named}
@@ -148,6 +150,7 @@ class Auditor:
         for bookie in sorted(lost - self._lost):
             log.warning("bookie=%s is lost: away for %d s", bookie, delay_s)
         self._lost, self._marked_for = lost, self._marked_for & lost
+        self._lost_throughout &= lost
         if lost - self._marked_for or self._is_audit_due(now):
             self._audit.set()
         return min(LOOK_S, self._absences.next_in_s(delay_s, now) or LOOK_S)
@@ -174,7 +177,7 @@ class Auditor:
         log.info("auditor=%s is the auditor no more", self._candidate)
         self._is_in_office = self._office.is_enabled = False
         self._absences.forget()
-        self._lost = self._marked_for = frozenset()
+        self._lost = self._marked_for = self._lost_throughout = frozenset()
         self._audited_at = None
         self._stand_at = 0.0
 
@@ -199,8 +202,10 @@ class Auditor:
 
     # docs/protocol.md A5, A6
     async def _audit_all(self) -> None:
-        """Mark every ledger that names a bookie which is lost now: one that comes back meanwhile is left alone."""
-        wanted, named, count, began = self._lost, set[BookieId](), 0, self._env.clock.now()
+        """Mark every ledger that names a bookie which is lost now: one that comes back meanwhile is left alone, and if
+        it is then lost again not every ledger of it is marked."""
+        self._lost_throughout = self._lost
+        named, count, began = set[BookieId](), 0, self._env.clock.now()
         found: list[LedgerMetadata] = []
         async for metadata in every_ledger(self._office.ledgers, self._office.go_on):
             count += 1
@@ -213,11 +218,11 @@ class Auditor:
                 found = []
         await self._mark_all(found)
         self._office.go_on()
-        self._named, self._marked_for = frozenset(named), wanted & self._lost
+        self._named, self._marked_for = frozenset(named), self._lost_throughout
         self._audited_at = self._env.clock.now()
         self._rounds, self._round_ledgers, self._round_s = self._rounds + 1, count, self._audited_at - began
-        if wanted:
-            log.info("every ledger that names one of %s is marked", sorted(wanted))
+        if self._marked_for:
+            log.info("every ledger that names one of %s is marked", sorted(self._marked_for))
 
     async def _mark_all(self, found: list[LedgerMetadata]) -> None:
         """Mark them, all at the same time. Raises MetadataError if one is not marked for certain."""

@@ -33,9 +33,9 @@ class _Known:
 
 
 class Backlog:
-    """One worker's. A round sees every mark, and draws some of those that are due: at random, so that workers seldom
-    want the same one. No call looks at all that is remembered: it may be a hundred thousand, and the event loop is
-    others'."""
+    """The backlog of one worker. A round sees every mark, and draws some of those that are due: at random, so that
+    workers seldom want the same one. No call looks at all that is remembered: it may be a hundred thousand, and the
+    event loop is others'."""
 
     def __init__(self, random: Random) -> None:
         self.marked = 0

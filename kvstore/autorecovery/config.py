@@ -12,7 +12,8 @@ DELAY_S_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutorecoveryConfig:
-    """Of one node; what holds for the cluster is in the metadata store (kvstore/meta/recovery_settings.py)."""
+    """The settings of one node; what holds for the cluster is in the metadata store
+    (kvstore/meta/recovery_settings.py)."""
 
     auditor: bool = True
     """Whether this node stands for auditor."""

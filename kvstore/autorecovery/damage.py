@@ -23,7 +23,7 @@ WAITING_MAX = 10_000
 
 
 class DamageReports:
-    """Of one bookie."""
+    """Reports the damage of one bookie."""
 
     def __init__(self, env: Env, store: MetadataStore, bookie: BookieId) -> None:
         self.marked = 0

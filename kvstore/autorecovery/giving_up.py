@@ -16,6 +16,7 @@ from kvstore.autorecovery.mender import Mended, Mender
 from kvstore.autorecovery.mending import Past
 from kvstore.errors import BookieError, Corrupted, InvalidRequest, LedgerError, Unavailable, VersionConflict
 from kvstore.meta.lost import runs_of, text_of, with_lost
+from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.underreplication import Underreplication
 from kvstore.proto.bookkeeper import RECOVERY_PRIORITY, Status
 from kvstore.proto.digest import EntryDigest, Packet, master_key
@@ -23,6 +24,7 @@ from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata,
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ensembles import in_recovery
+from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.repair import bookies_of
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class Loss:
     lost: tuple[EntryId, ...]
     away: tuple[BookieId, ...]
     """Bookies that the metadata name and that are not registered: what only they have is lost."""
+    unsure: tuple[BookieId, ...] = ()
+    """Bookies that said of an entry neither that they have it nor that they have not."""
 
     @property
     def text(self) -> str:
@@ -52,31 +56,35 @@ class Loss:
 
 
 class GivingUp:
-    """Calls raise MetadataError; Unavailable if a registered bookie does not answer; InvalidRequest for a ledger that
-    has a leader."""
+    """Calls raise MetadataError; Unavailable if a registered bookie does not answer, or has come back meanwhile;
+    InvalidRequest for a ledger that has a leader."""
 
     def __init__(self, mender: Mender, marks: Underreplication, *, worker: str) -> None:
         self._mender, self._marks, self._worker = mender, marks, worker
         self._ports = mender.ports
+        self._registered = RegistrationClient(mender.store)
 
     async def look(self, ledger: LedgerId) -> Loss:
         """Find what would be lost, as far as can be seen without fencing."""
         metadata, _ = await self._ports.ledgers.read_latest(ledger)
+        asking = _Asking(self._ports, metadata)
         if metadata.state is LedgerState.CLOSED:
-            return await self._loss(metadata, metadata.last_entry)
+            return await asking.loss(metadata.last_entry)
         partition = owner_of(metadata)
         if partition is not None and await self._mender.is_led(partition):
             raise InvalidRequest(f"ledger {ledger} is that of partition {partition}, which has a leader")
-        return await self._loss(metadata, await self._end(metadata, fence=False))
+        return await asking.loss(await asking.end(fence=False))
 
     async def give_up(self, ledger: LedgerId, now_ms: int) -> tuple[Loss, Mended]:
         """Close the ledger if it is not, note what is lost, and have the rest copied. Raises VersionConflict if others
         repair it just now."""
-        await self.look(ledger)
+        seen = await self.look(ledger)
         metadata, _ = await self._ports.ledgers.update(ledger, in_recovery)
         if metadata.state is not LedgerState.CLOSED:
-            metadata = await self._close(metadata)
-        loss = await self._loss(metadata, metadata.last_entry)
+            metadata = await self._close(metadata, seen.last)
+        asking = _Asking(self._ports, metadata)
+        loss = await asking.loss(metadata.last_entry)
+        await self._refuse_if_back(asking)
         await self._ports.ledgers.update(ledger, lambda recorded: with_lost(recorded, loss.lost))
         log.warning("ledger=%d is given up, lost entries: %s", ledger, loss.text or "none")
         await self._marks.mark(ledger, loss.away or bookies_of(metadata), now_ms)
@@ -90,10 +98,15 @@ class GivingUp:
             await lock.release()
         return loss, mended
 
-    async def _close(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        end = await self._end(metadata, fence=True)
+    async def _close(self, metadata: LedgerMetadata, seen: EntryId) -> LedgerMetadata:
+        asking = _Asking(self._ports, metadata)
+        end = await asking.end(fence=True)
+        if end < seen:
+            raise Unavailable(
+                f"entry {seen} of ledger {metadata.ledger} was there, and now the last is {end}: try again"
+            )
         fenced_at = self._ports.clock.now()
-        last = await self._last_readable(metadata, end)
+        last = await asking.last_readable(end)
         await self._mender.wait_out_lease(owner_of(metadata), fenced_at)
 
         def closed(recorded: LedgerMetadata) -> LedgerMetadata:
@@ -103,71 +116,106 @@ class GivingUp:
                 raise VersionConflict(f"ledger {metadata.ledger} has changed while it was given up")
             return recorded.closed(end, last.length if last is not None else 0)
 
+        await self._refuse_if_back(asking)
         recorded, _ = await self._ports.ledgers.update(metadata.ledger, closed)
         return recorded
 
-    async def _end(self, metadata: LedgerMetadata, *, fence: bool) -> EntryId:
+    async def _refuse_if_back(self, asking: _Asking) -> None:
+        """Raise Unavailable if a bookie is registered that was away when it would have been asked."""
+        back = (await self._registered.names()).intersection(asking.away)
+        if back:
+            raise Unavailable(
+                f"bookie {', '.join(sorted(back))} is back, and may have what would be lost: call it again"
+            )
+
+
+class _Asking:
+    """The bookies of a ledger that are registered, as far as is known, as this is made, and their answers."""
+
+    def __init__(self, ports: LedgerPorts, metadata: LedgerMetadata) -> None:
+        self._ports, self._metadata = ports, metadata
+        self._digest = EntryDigest(metadata.digest, metadata.password)
+        self._unsure: set[BookieId] = set()
+        self.away = tuple(each for each in bookies_of(metadata) if not ports.choice.is_registered(each))
+
+    async def loss(self, last: EntryId) -> Loss:
+        lost = [each for each in map(EntryId, range(last + 1)) if await self._good(each) is None]
+        return Loss(
+            self._metadata.ledger, self._metadata.state, last, tuple(lost), self.away, tuple(sorted(self._unsure))
+        )
+
+    async def end(self, *, fence: bool) -> EntryId:
         """Behind the last-add-confirmed that any bookie knows, and every entry that any of them has."""
-        last = metadata.fragments[-1]
-        digest = EntryDigest(metadata.digest, metadata.password)
+        last = self._metadata.fragments[-1]
         end = EntryId(last.first - 1)
         for bookie in self._there(last.ensemble):
-            found = await self._read(metadata, bookie, NO_ENTRY, fence=fence)
+            found = await self._read(bookie, NO_ENTRY, fence=fence)
             with suppress(Corrupted):
-                end = max(end, digest.open(metadata.ledger, None, found).lac) if found is not None else end
-            end = max(end, await self._lac(metadata.ledger, bookie, digest))
+                lac = self._digest.open(self._metadata.ledger, None, found).lac if found is not None else NO_ENTRY
+                end = max(end, lac)
+            end = max(end, await self._lac(bookie))
         for entry in itertools.count(end + 1):
-            if await self._good(metadata, EntryId(entry), fence=fence) is not None:
+            if await self._good(EntryId(entry), fence=fence) is not None:
                 end = EntryId(entry)
             elif entry - end >= HOLE_MAX:
                 return end
         raise AssertionError("count() does not end")
 
-    async def _lac(self, ledger: LedgerId, bookie: BookieId, digest: EntryDigest) -> EntryId:
+    async def last_readable(self, end: EntryId) -> Packet | None:
+        for entry in range(end, NO_ENTRY, -1):
+            if (found := await self._good(EntryId(entry))) is not None:
+                return found
+        return None
+
+    async def _lac(self, bookie: BookieId) -> EntryId:
         """The last-add-confirmed that the bookie knows; NO_ENTRY if it cannot tell. Raises Unavailable if it does not
         answer: entries that were acknowledged would be cut off for a moment's silence."""
         try:
-            return await self._ports.bookies.read_lac(bookie, ledger, digest)
+            return await self._ports.bookies.read_lac(bookie, self._metadata.ledger, self._digest)
         except BookieError as error:
             if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY:
                 return NO_ENTRY
             raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
 
-    async def _loss(self, metadata: LedgerMetadata, last: EntryId) -> Loss:
-        lost = [each for each in map(EntryId, range(last + 1)) if await self._good(metadata, each) is None]
-        away = [bookie for bookie in bookies_of(metadata) if not self._ports.choice.is_registered(bookie)]
-        return Loss(metadata.ledger, metadata.state, last, tuple(lost), tuple(away))
-
-    async def _last_readable(self, metadata: LedgerMetadata, end: EntryId) -> Packet | None:
-        for entry in range(end, NO_ENTRY, -1):
-            if (found := await self._good(metadata, EntryId(entry))) is not None:
-                return found
-        return None
-
     def _there(self, bookies: tuple[BookieId, ...]) -> list[BookieId]:
-        return [bookie for bookie in bookies if self._ports.choice.is_registered(bookie)]
+        return [bookie for bookie in bookies if bookie not in self.away]
 
-    async def _good(self, metadata: LedgerMetadata, entry: EntryId, *, fence: bool = False) -> Packet | None:
+    async def _good(self, entry: EntryId, *, fence: bool = False) -> Packet | None:
         """A good copy of the entry, if any registered bookie has one."""
-        digest = EntryDigest(metadata.digest, metadata.password)
-        for bookie in self._there(metadata.write_set(entry)):
+        for bookie in self._there(self._metadata.write_set(entry)):
             try:
-                found = await self._read(metadata, bookie, entry, fence=fence)
+                found = await self._read(bookie, entry, fence=fence)
                 if found is not None:
-                    return digest.open(metadata.ledger, entry, found)
+                    return self._digest.open(self._metadata.ledger, entry, found)
             except Corrupted:
                 continue
         return None
 
-    async def _read(self, metadata: LedgerMetadata, bookie: BookieId, entry: EntryId, *, fence: bool) -> bytes | None:
-        """The bookie's copy; None if it has none, or cannot read it. Raises Unavailable for any other answer."""
-        key = master_key(metadata.password) if fence else None
+    async def _read(self, bookie: BookieId, entry: EntryId, *, fence: bool) -> bytes | None:
+        """The bookie's copy; None if it has none, or cannot read it. Raises Unavailable for any other answer, and if it
+        refuses the fence alone."""
+        key = master_key(self._metadata.password) if fence else None
         try:
             answer = await self._ports.bookies.read(
-                bookie, metadata.ledger, entry, fence_key=key, priority=RECOVERY_PRIORITY
+                bookie, self._metadata.ledger, entry, fence_key=key, priority=RECOVERY_PRIORITY
             )
         except LedgerError as error:
-            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY:
-                return None
-            raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
+            if not isinstance(error, AnsweredError) or error.status not in NO_GOOD_COPY:
+                raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
+            if error.status is Status.UNKNOWN_LEDGER_STATE:
+                self._unsure.add(bookie)
+            if fence:
+                await self._refuse_if_read_unfenced(bookie, entry)
+            return None
         return answer.packet
+
+    async def _refuse_if_read_unfenced(self, bookie: BookieId, entry: EntryId) -> None:
+        """Raise Unavailable if the entry is not what the bookie could not read: then that was the fence, without which
+        its answer ends nothing (docs/protocol.md, L5)."""
+        try:
+            await self._ports.bookies.read(bookie, self._metadata.ledger, entry, priority=RECOVERY_PRIORITY)
+        except LedgerError as error:
+            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY:
+                return
+            raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
+        raise Unavailable(f"bookie {bookie} cannot be fenced: make room on its disk, and call it again")

@@ -78,7 +78,7 @@ class Mended:
 
 
 class Mender:
-    """Of one process; several ledgers may be mended at once, within one pace."""
+    """Mends the ledgers that one process takes; several ledgers may be mended at once, within one pace."""
 
     def __init__(
         self,
@@ -111,6 +111,7 @@ class Mender:
         while not isinstance(command, End):
             event = await attempt.perform(command)
             command = machine.handle(event, self.ports.clock.now())
+        command = machine.end_of(command, self.ports.choice.is_registered)
         if command.reason and command.reason != past.reason:
             log.info("ledger=%d %s", ledger, command.reason)
         past.reason = command.reason
@@ -129,6 +130,15 @@ class Mender:
             return (await self.store.get(path))[1].created
         except NoSuchNode:
             return None
+
+    # docs/protocol.md A13
+    async def recover(self, ledger: LedgerId) -> LedgerMetadata:
+        """Fence the ledger, find its end, and close it, as a new leader would, its wait included."""
+        takeover = LedgerTakeover(ledger, self.ports, self.nursery)
+        metadata, _ = await self.ports.ledgers.read(ledger)
+        await takeover.take_over()
+        await self.wait_out_lease(owner_of(metadata), takeover.fenced_at)
+        return await takeover.close()
 
     # docs/protocol.md A13
     async def wait_out_lease(self, partition: PartitionId | None, fenced_at: float) -> None:
@@ -274,12 +284,7 @@ class _Attempt:
         return found
 
     async def _recover(self) -> Event:
-        """As a new leader would, its wait included."""
         if not self._is_held():
             return LockLost()
-        takeover = LedgerTakeover(self._ledger, self._ports, self._owner.nursery)
-        metadata, _ = await self._ports.ledgers.read(self._ledger)
-        await takeover.take_over()
-        await self._owner.wait_out_lease(owner_of(metadata), takeover.fenced_at)
-        await takeover.close()
+        await self._owner.recover(self._ledger)
         return Recovered()

@@ -38,6 +38,7 @@ FIRST_S, AGAIN_S_MAX = 5.0, 300.0
 NO_SPARE = "no other bookie can take its place: start one on another machine"
 NO_ROOM = "a bookie that lacks entries is read-only"
 CHANGING = "others change its metadata all the time"
+HAS_GONE = "a bookie that the mark names was back when it was looked at, and has gone again"
 LOCK_LOST = "the lock on it was lost, or auto-recovery is switched off"
 IS_LED = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
 IN_GRACE = "is open: its writer may yet replace the bookie; it is recovered if nothing comes for a while"
@@ -79,8 +80,10 @@ class Past:
     """That have failed, in a row."""
     reason: str = ""
     """Why the last one did: so that a log says it once."""
+    refusals: int = 0
+    """Of the failed ones, those at newcomers that took no copies."""
     avoid: set[BookieId] = field(default_factory=set)
-    """Newcomers that took no copies."""
+    """Newcomers that took no copies, as often as is borne."""
     seen: tuple[LedgerState, Fragment, EntryId] | None = None
     """What an open ledger was like, and since when it has not changed."""
     seen_at: float = 0.0
@@ -258,7 +261,7 @@ class Mending:
     def _end(self, reason: str) -> Command:
         past = self._past
         if not reason:
-            past.tries, past.avoid = 0, set()
+            past.tries, past.refusals, past.avoid = 0, 0, set()
             return End(is_whole=True)
         again_s = min(FIRST_S * 2**past.tries, AGAIN_S_MAX)
         past.tries = min(past.tries + 1, 16)
@@ -268,7 +271,8 @@ class Mending:
         past = self._past
         if self._found is not None and refused:
             patience = PATIENCE if self._lost(self._found) else PATIENCE_TO_SPREAD
-            if (past.tries + 1) % patience == 0:
+            past.refusals += 1
+            if past.refusals % patience == 0:
                 past.avoid |= refused
         return self._end(reason)
 
@@ -304,8 +308,7 @@ class Mending:
 
     def _replaced(self, found: Found, part: LedgerMetadata) -> LedgerMetadata:
         standing, lost = found.standing, self._lost(found)
-        spares = standing.writable - self._past.avoid or standing.writable
-        luck = self._luck()
+        spares, luck = standing.writable - self._past.avoid, self._luck()
         wanted = replaced(part, lost, standing.zones, spares, luck)
         self._lacks_spare = not lost.isdisjoint(bookies_of(wanted))
         return spread_out(wanted, standing.zones, spares, luck) or wanted
@@ -316,6 +319,8 @@ class Mending:
         metadata = self._found.metadata
         unreadable = without_lost(metadata, filled.unreadable)
         wanted = _kept_where(metadata, self._wanted, unreadable)
+        if self._lacks_spare:
+            self._past.avoid = set()  # the next attempt draws them again: who took no copies may be well by then
         self._rest = (
             f"no good copy of {len(unreadable)} entries was found, the first is {min(unreadable)}"
             if unreadable
@@ -358,6 +363,15 @@ class Mending:
         if not is_covered(up, metadata.quorum):
             return self._end(UNCOVERED)
         return Recover()
+
+    # docs/protocol.md A3
+    def end_of(self, end: End, there: Callable[[BookieId], bool]) -> End:
+        """`end` as it is to be told: the auditor marks no ledger again for a bookie that its mark names, so the mark
+        must stay for those that have kept their places and are not registered any more."""
+        named = bookies_of(self._wanted) if self._wanted is not None else ()
+        if end.is_whole and not all(there(each) for each in self._marked.intersection(named)):
+            return End(is_whole=False, reason=HAS_GONE)
+        return end
 
     def check(self) -> None:
         """The invariants: only bookies change, and of a ledger that is not closed not the ones that it is written to

@@ -13,7 +13,7 @@ from kvstore.wal.repair import bookies_of
 
 
 class Office:
-    """One candidate's. Calls raise MetadataError."""
+    """The office as one candidate sees it. Calls raise MetadataError."""
 
     def __init__(self, store: MetadataStore, candidate: str, clock: Clock) -> None:
         self.votes = AuditorVotes(store, candidate)

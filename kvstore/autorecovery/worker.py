@@ -39,7 +39,7 @@ HELD_S = 5.0
 
 
 class Worker:
-    """One process's. `name` is what others see in its locks."""
+    """The worker of one process. `name` is what others see in its locks."""
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
+from kvstore.meta.ledger_ids import Counted
 from kvstore.proto.bookkeeper import PACKET_MAX
 from kvstore.types import BookieId, LedgerId, LedgerMetadata
 
@@ -45,13 +46,13 @@ class Authority(Protocol):
         """Note that it is an older copy of itself. Raises MetadataError."""
         ...
 
-    async def counted_to(self) -> LedgerId:
-        """An id above all that the metadata store has given so far. Raises MetadataError."""
+    async def counted(self) -> Counted:
+        """How far the metadata store has given ids. Raises MetadataError."""
         ...
 
 
 class Admission:
-    """Asks once per ledger, however many wait for the answer."""
+    """Asks for the metadata once per ledger, however many adds wait for the answer."""
 
     def __init__(
         self,

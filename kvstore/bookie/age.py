@@ -9,20 +9,27 @@ was stored since.
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from kvstore.bookie.small_files import read_file
 from kvstore.env.ports import Disk, File
+
+log = logging.getLogger(__name__)
 
 AGE = "AGE"
 """In each directory with a journal."""
 
 
 def age_in(disk: Disk, directory: str) -> int:
-    """0 if none is noted, or what is there is no number. Raises OSError."""
+    """0 if none is noted, what is there is no number, or the disk does not give it."""
     path = f"{directory}/{AGE}"
     if not disk.exists(path):
         return 0
-    word = read_file(disk, path).strip()
+    try:
+        word = read_file(disk, path).strip()
+    except OSError as error:
+        log.error("%s cannot be read: %s", path, error)
+        return 0
     return int(word) if word.isdigit() else 0
 
 

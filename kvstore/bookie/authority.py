@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstore.errors import NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.layout import Identity
-from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.ledger_ids import Counted, LedgerIdGenerator, former_counts
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.types import LedgerId, LedgerMetadata
@@ -42,6 +42,7 @@ class MetadataAuthority:
         await self._identity.mark_older(why)
 
     # docs/protocol.md B29
-    async def counted_to(self) -> LedgerId:
-        """By taking one, since the counter cannot be read otherwise; nobody else gets it."""
-        return await self._ids.next_id()
+    async def counted(self) -> Counted:
+        """By taking an id, since the counter cannot be read otherwise; nobody else gets it."""
+        counted_to = await self._ids.next_id()
+        return Counted(counted_to, await former_counts(self._store))

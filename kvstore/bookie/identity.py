@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.age import AGE, age_in
@@ -57,6 +57,8 @@ class Identity:
     """Why records may be missing."""
     doubted: tuple[str, ...] = ()
     """Of the bookie's further directories, those that were restored from a copy."""
+    start: int = field(default=-1, compare=False)
+    """What `remember_start` notes."""
 
 
 # docs/protocol.md B8
@@ -98,6 +100,15 @@ async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore
     )
 
 
+# docs/protocol.md B7
+def remember_start(disk: Disk, directories: Iterable[str], identity: Identity) -> None:
+    """Let the directories that were doubted remember this start, once the doubt is on the disk: a start that dies
+    before that leaves it to the next one. Raises OSError."""
+    for each in directories:
+        if max(_starts_in(disk, each), default=-1) < identity.start:
+            _note_start(disk, each, identity.start - 1, identity.start)
+
+
 # docs/protocol.md B34
 async def refuse_beside_another(env: Env, config: BookieConfig, bookies: RegistrationClient) -> None:
     """Raise ConfigError if the bookie of these directories is registered at another address for longer than a session
@@ -109,7 +120,7 @@ async def refuse_beside_another(env: Env, config: BookieConfig, bookies: Registr
         return  # it will be known by the registration itself
     try:
         bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
-    except Corrupted:
+    except (Corrupted, OSError):
         return  # told by whoever needs it
     for _ in range(REGISTER_ATTEMPTS_MAX):
         there = (await bookies.bookies()).all.get(bookie, ours)
@@ -179,6 +190,8 @@ class _Identification:
             return decode_cookie(read_file(self._disk, path), what=path)
         except Corrupted as error:
             raise ConfigError(str(error)) from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
 
     def _check(self, cookie: Cookie) -> None:
         """Whether the directories are this bookie's and this cluster's."""
@@ -220,23 +233,24 @@ class _Identification:
         doubts = {}
         age = await self._age(cookie.bookie)
         for each in (self._config.journal_dir, *self._others):
-            if doubt := self._note_this_start(each, version) or self._doubt_of_age(each, age):
+            if doubt := self._doubt_of_start(each, version) or self._doubt_of_age(each, age):
                 doubts[each] = doubt
         await self._claim(cookie, version)
         own = doubts.pop(self._config.journal_dir, "")
-        return Identity(cookie.bookie, False, (own,) if own else (), tuple(doubts))
+        return Identity(cookie.bookie, False, (own,) if own else (), tuple(doubts), version + 1)
 
-    def _note_this_start(self, directory: str, version: int) -> str:
-        """Returns why the directory may lack records; empty if it remembers the last start."""
-        path = f"{directory}/{STARTS}"
-        words = read_file(self._disk, path).decode(errors="replace").split() if self._disk.exists(path) else []
-        latest = max((int(word) for word in words if word.isdigit()), default=-1)
+    # docs/protocol.md B7
+    def _doubt_of_start(self, directory: str, version: int) -> str:
+        """Note this start in the directory. Returns why it may lack records, and then notes nothing: `remember_start`
+        does, when the doubt is on the disk. Empty if the directory remembers the last start."""
+        starts = _starts_in(self._disk, directory)
+        latest = max(starts, default=-1)
+        if latest < version:
+            return f"{directory} remembers starts {starts}, the metadata store {version}: it is a copy"
         # It may be ahead of a metadata store that was made again of a file, or of an older copy, and stays so: nothing
         # is missing here, nor will it be when a later copy is there.
-        self._note_start(path, version, max(version + 1, latest))
-        if latest >= version:
-            return ""
-        return f"{directory} remembers start {words}, the metadata store {version}: it is a copy"
+        _note_start(self._disk, directory, version, max(version + 1, latest))
+        return ""
 
     async def _age(self, bookie: BookieId) -> int | None:
         """None if what stands in the metadata store cannot be told."""
@@ -286,7 +300,7 @@ class _Identification:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
         version = await self._cookies.write(cookie, None)
-        self._note_start(f"{self._config.journal_dir}/{STARTS}", version, version)  # a copy of it is no later start
+        _note_start(self._disk, self._config.journal_dir, version, version)  # a copy of it is no later start
         if self._config.id:
             await self._take(cookie, version)
         for directory in self._directories:
@@ -326,7 +340,7 @@ class _Identification:
         MetadataUnknown then."""
         if version:
             raise self._taken(cookie.bookie, "it has a cookie in the metadata store")
-        self._note_start(f"{self._config.journal_dir}/{STARTS}", version, version + 1)
+        _note_start(self._disk, self._config.journal_dir, version, version + 1)
         try:
             await self._cookies.write(cookie, version)
         except VersionConflict:
@@ -338,13 +352,28 @@ class _Identification:
             f"`kvstore bookie decommission {bookie}`; if its disk is only missing, mount that"
         )
 
-    def _note_start(self, path: str, last: int, this: int) -> None:
-        """In place, so that it needs no room: a full disk keeps no bookie from starting. One that is half written is
-        not remembered, and raises doubts."""
-        file = self._disk.open(path, create=True)
-        file.pwrite(0, b"%20d %20d\n" % (last, this))
-        file.sync()
-        file.close()
-
     def _write(self, path: str, data: bytes) -> None:
         replace_file(self._disk, path, data)
+
+
+def _starts_in(disk: Disk, directory: str) -> list[int]:
+    """The starts that it remembers. None if the disk does not give them: that raises a doubt, and keeps no bookie from
+    starting."""
+    path = f"{directory}/{STARTS}"
+    try:
+        words = read_file(disk, path).decode(errors="replace").split() if disk.exists(path) else []
+    except OSError as error:
+        log.error("%s cannot be read: %s", path, error)
+        words = []
+    return [int(word) for word in words if word.isdecimal()]
+
+
+def _note_start(disk: Disk, directory: str, last: int, this: int) -> None:
+    """In place, so that it needs no room: a full disk keeps no bookie from starting. One that is half written is
+    not remembered, and raises doubts."""
+    file = disk.open(f"{directory}/{STARTS}", create=True)
+    try:
+        file.pwrite(0, b"%20d %20d\n" % (last, this))
+        file.sync()
+    finally:
+        file.close()

@@ -13,12 +13,13 @@ from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
-from kvstore.bookie.identity import refuse_beside_another
+from kvstore.bookie.identity import refuse_beside_another, remember_start
 from kvstore.bookie.upkeep.aging import Aging
 from kvstore.bookie.upkeep.counted import refuse_older_metadata
+from kvstore.bookie.upkeep.reclaim import nobodys
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery, Stream
-from kvstore.errors import ConfigError, MetadataError, NodeExists
+from kvstore.errors import ConfigError, MetadataError, NodeExists, NoSuchNode
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import Identity, LayoutStore
 from kvstore.meta.registration import BookieRegistration, RegistrationClient
@@ -27,11 +28,6 @@ from kvstore.proto.start_tls import BookiesPrelude
 from kvstore.types import BookieId, LedgerId
 
 log = logging.getLogger(__name__)
-
-
-def anyones(_ledger: LedgerId, _key: bytes) -> bool:
-    """Take every ledger for one of the cluster."""
-    return True
 
 
 # docs/protocol.md B11
@@ -50,15 +46,18 @@ class Bookie:
         env: Env,
         config: BookieConfig,
         store: MetadataStore,
-        is_ours: Callable[[LedgerId, bytes], bool] = anyones,
+        is_ours: Callable[[LedgerId, bytes], bool] = nobodys,
         is_user: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
-        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given.
+        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given; who
+        has no secret of a cluster cannot tell that of any.
         `is_user`: whether who connects shows the certificate of one of the cluster's users."""
         self._is_ours, self._is_user = is_ours, is_user
         self._env = env
         self._config = config
         self._store = store
+        self._opened: AnyStorage | None = None
+        """The storage once it has begun to start: from then on it is to be stopped."""
         self._service: BookieService | None = None
         self._listener: Listener | None = None
         self._registration: BookieRegistration | None = None
@@ -78,9 +77,10 @@ class Bookie:
         gathered = await gather(env, config, cookies, instance_id, authority)
         self.id = gathered.identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
-        self.storage = storage = storage_of(env, config, gathered, authority)
+        self.storage = self._opened = storage = storage_of(env, config, gathered, authority)
         storage.statistics.new_incarnations = int(gathered.identity.is_new)
         await storage.start(gathered.identity.doubts)
+        remember_start(env.disk, [each.path for each in gathered.directories], gathered.identity)
         await refuse_older_metadata(admitted(storage, self._is_ours), authority)
         if config.admit_raw_adds:
             log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
@@ -92,10 +92,20 @@ class Bookie:
             await self._registration.start(nursery, readonly=storage.is_readonly)
         except NodeExists:
             raise ConfigError(f"another process is registered as bookie {self.id}: want one process of it") from None
-        self.upkeep = start_upkeep(env, config, storage, authority, nursery)
+        await self._refuse_if_forgotten(cookies)
+        self.upkeep = start_upkeep(env, config, storage, authority, self._is_ours, nursery)
         aging = Aging(env, cookies, self.id, self._whole_directories, self._stored_bytes)
         nursery.spawn(aging.run(), name="aging")
         log.info("bookie=%s serves at %s", self.id, self.address)
+
+    # docs/protocol.md A10
+    async def _refuse_if_forgotten(self, cookies: CookieStore) -> None:
+        """Raise ConfigError if the id was given up since this start began: who looked then did not see the bookie
+        registered, and will not look again."""
+        try:
+            await cookies.read(self.id)
+        except NoSuchNode:
+            raise ConfigError(f"bookie {self.id} was given up while it started: want its directories emptied") from None
 
     @property
     def address(self) -> str:
@@ -160,6 +170,7 @@ class Bookie:
         if isinstance(self.storage, SpreadStorage):
             listener(self.storage.homes.doubted)
 
+    # docs/protocol.md B35
     async def close(self) -> None:
         """Withdraw, close connections, write nothing more. What was acknowledged is on the disk anyway."""
         if self._registration is not None:
@@ -173,8 +184,8 @@ class Bookie:
             self._service.close()
         if self._nursery is not None:
             await self._nursery.close()
-        if self._service is not None:
-            self.storage.stop()
+        if self._opened is not None:
+            self._opened.stop()
 
     async def __aenter__(self) -> Bookie:
         try:

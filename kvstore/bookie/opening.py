@@ -7,10 +7,12 @@ from errno import EDQUOT, ENOSPC
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.facts import Facts
+from kvstore.bookie.index.checkpoint import Checkpoint
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import CLEARED, Kind
+from kvstore.bookie.journal.record import CLEARED, RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.journal.room import Use
+from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.replay import Replayed
 from kvstore.env.ports import Disk
@@ -62,10 +64,29 @@ def doubt_again(found: Replayed, facts: Facts) -> None:
         facts.set_limbo(found.inventory.ledgers[ledger], True)
 
 
+# docs/protocol.md B9
+def let_go_of_empty(found: Replayed, journal: Journal) -> None:
+    """Say that segments are not needed in which nothing was ever noted of a ledger: what starts leave that were the
+    last thing that happened. Else each of many takes a little of a full disk, until none is possible. Raises
+    JournalFull."""
+    for segment in _empty(found, but=journal.open_group.segment):
+        journal.append(Kind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
+        found.inventory.remove(segment)
+        found.leftovers.append(segment)
+
+
+def _empty(found: Replayed, but: Segment | None = None) -> list[Segment]:
+    """None where anything is in doubt: what cannot be read may have been noted there."""
+    if found.damage or found.inventory.is_limbo:
+        return []
+    return [each for _, each in sorted(found.inventory.segments.items()) if not each.touched and each is not but]
+
+
 def _open(found: Replayed, journal: Journal, size: int) -> None:
     """On a full disk the former segments first give back what was never written in them, and a smaller one will do, so
     that reads, fences and recovery go on."""
     each = 128 if found.inventory.is_limbo else 64  # a note about its ledger may follow
+    notes = RECORD_HEADER_SIZE * len(_empty(found))
     for share in SHARES:
         try:
             journal.open(
@@ -73,16 +94,24 @@ def _open(found: Replayed, journal: Journal, size: int) -> None:
                 group=found.next_group,
                 synced=found.synced,
                 is_limbo=found.inventory.is_limbo,
-                room=sum(len(record.body) + each for record in found.again),
+                room=notes + sum(len(record.body) + each for record in found.again),
                 size=size // share,
             )
         except OSError as error:
             if error.errno not in (ENOSPC, EDQUOT) or share == SHARES[-1]:
                 raise
-            for segment, end in found.ends.items():
-                segment.cut(end)
+            _give_back(found)
         else:
             return
+
+
+def _give_back(found: Replayed) -> None:
+    """Cut the former segments where what can be read ends; of one behind the anchor whose header a crash has left out
+    that is its beginning."""
+    headless = {each: 0 for each in found.leftovers if each.file > found.synced[0] and each not in found.ends}
+    for segment, end in (found.ends | headless).items():
+        segment.cut(end)
+        segment.release()  # of one that is not counted nobody else closes the file
 
 
 def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
@@ -96,15 +125,18 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
     if anchor is not None:
         anchor.cut(anchor.end)
         anchor.capacity = anchor.end
-    _list_all(found)
+    files = sorted(found.inventory.segments)
     for checkpoint in found.checkpoints:
-        found.inventory.index_files.write(checkpoint)
+        if checkpoint.file in files:
+            found.inventory.index_files.write(_listing(checkpoint, files))
+    if anchor is None and len(files) > 1:
+        found.inventory.index_files.write_list(files[-2], files)
     disk.sync_dir(config.journal_dir)
 
 
 # docs/protocol.md B22
-def _list_all(found: Replayed) -> None:
-    """Let the anchor's checkpoint name the segment that this start has begun: the anchor's own records do not."""
-    for checkpoint in found.checkpoints:
-        if checkpoint.file == found.synced[0]:
-            checkpoint.files = sorted(found.inventory.segments)
+def _listing(checkpoint: Checkpoint, files: list[int]) -> Checkpoint:
+    """Let the newest checkpoint name the segment that this start has begun: the records of its own segment do not."""
+    if checkpoint.file == files[-2]:
+        checkpoint.files = files
+    return checkpoint

@@ -47,7 +47,7 @@ def is_nobodys(metadata: LedgerMetadata | None, key: bytes) -> bool:
 
 
 class RawAdds:
-    """Of one bookie; off unless `is_on`."""
+    """The raw adds of one bookie; refused unless `is_on`."""
 
     def __init__(
         self,

@@ -59,6 +59,8 @@ class Replayed:
     """Checkpoints that were missing, to be written after that."""
     damage: list[str] = field(default_factory=list)
     """Why records of any ledger may be missing."""
+    strange: set[int] = field(default_factory=set)
+    """Segments in the place of others, or beside the indexes of others."""
     damaged_records: int = 0
 
 
@@ -68,6 +70,8 @@ class _File:
 
     segment: Segment
     has_header: bool
+    is_torn: bool
+    """It has none because a crash came before that was on the disk: nothing was ever written behind it."""
     checkpoint: Checkpoint | None
     first: GroupHeader | None
     """Header of its first group."""
@@ -127,7 +131,11 @@ class _Replay:
         segment.release()  # another object takes its place: nobody else would close the file
         if header is not None and header.file != file:
             header = None  # another segment's file under this name
-        if checkpoint is not None and (checkpoint.file != file or (header and header.salt != checkpoint.salt)):
+        if checkpoint is not None and checkpoint.file != file:
+            checkpoint = None
+        if checkpoint is not None and header is not None and header.salt != checkpoint.salt:
+            self._result.strange.add(file)
+            self._result.damage.append(f"{segment.path} is not the segment that its index was made of")
             checkpoint = None
         if checkpoint is not None and checkpoint.format != FORMAT:
             checkpoint.ledgers = []  # with all their entries: they are read when it is this one's turn
@@ -138,26 +146,38 @@ class _Replay:
             data = _read_what_can_be(segment, FILE_HEADER_SIZE, GROUP_HEADER_SIZE)
             first = decode_group_header(data, 0, salt, FILE_HEADER_SIZE)
             segment.capacity = segment.handle.size()
+        is_torn = header is None and self._is_blank(segment)
         segment.release()
-        return _File(segment, header is not None, checkpoint, first)
+        return _File(segment, header is not None, is_torn, checkpoint, first)
+
+    # docs/protocol.md B6
+    def _is_blank(self, segment: Segment) -> bool:
+        """Whether a file is as a segment without any group is. What the disk does not give may be one."""
+        if not self._disk.exists(segment.path):
+            return True
+        try:
+            return not segment.handle.read(0, segment.handle.size())[FILE_HEADER_SIZE:].strip(b"\0")
+        except OSError:
+            return False
 
     def _segment(self, file: int, salt: int) -> Segment:
         header, open_files = FileHeader(file, salt), self._inventory.open_files
         return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
-    def _bytes(self, segment: Segment) -> bytes:
-        """Empty if the file is gone: that is met as damage."""
+    def _bytes(self, segment: Segment) -> tuple[bytes, list[range]]:
+        """All of it, and what of that the disk does not give. Nothing if the file is gone: that is met as damage."""
+        missing: list[range] = []
         if not self._disk.exists(segment.path):
-            return b""
+            return b"", missing
         try:
-            return _read_what_can_be(segment, 0, segment.handle.size())
+            return _read_what_can_be(segment, 0, segment.handle.size(), missing), missing
         finally:
             segment.release()
 
     def _is_certified(self, found: _File) -> bool:
         if found.checkpoint is not None or not found.has_header:
             return found.checkpoint is not None
-        headers = group_headers(self._bytes(found.segment), found.segment.salt)
+        headers = group_headers(self._bytes(found.segment)[0], found.segment.salt)
         return certified(headers, found.segment.file) > FILE_HEADER_SIZE
 
     def _expected(self, files: dict[int, _File], anchor: int) -> set[int]:
@@ -187,7 +207,8 @@ class _Replay:
         file = found.segment.file
         firsts = (other.first for other in files.values() if other.first is not None)
         said = max((first.synced_to for first in firsts if first.synced_file == file), default=0)
-        return scan(self._bytes(found.segment), file, found.segment.salt, known_end=known_end, synced_to=said)
+        data, missing = self._bytes(found.segment)
+        return scan(data, file, found.segment.salt, known_end=known_end, synced_to=said, missing=missing)
 
     def _load(self, files: dict[int, _File], expected: list[int], file: int, *, is_anchor: bool) -> None:
         found = files.get(file)
@@ -235,14 +256,17 @@ class _Replay:
             else:
                 self._inventory.apply(segment, record.head, record.body)
         checkpoint = self._inventory.close(segment, result.last_group)
-        if is_anchor or self._hides_damage(result) or not self._index_files.write_now(checkpoint, with_list=False):
+        if (
+            is_anchor
+            or self._hides_damage(segment, result)
+            or not self._index_files.write_now(checkpoint, with_list=False)
+        ):
             self._result.checkpoints.append(checkpoint)
 
-    @staticmethod
-    def _hides_damage(result: Scan) -> bool:
+    def _hides_damage(self, segment: Segment, result: Scan) -> bool:
         """Whether a checkpoint of the segment would let the next start pass over what is lost of it, so that it must
         wait until a group on the disk says what is in limbo (docs/protocol.md, B7)."""
-        return bool(result.damage)
+        return bool(result.damage) or segment.file in self._result.strange
 
     def _note(self, segment: Segment, result: Scan) -> None:
         self._result.next_group = max(self._result.next_group, result.last_group + 1)
@@ -262,7 +286,8 @@ class _Replay:
         """A segment after the anchor: nothing in it is known to be synced."""
         if not found.has_header:
             return
-        result = scan(self._bytes(found.segment), found.segment.file, found.segment.salt)
+        data, missing = self._bytes(found.segment)
+        result = scan(data, found.segment.file, found.segment.salt, missing=missing)
         self._result.ends[found.segment] = result.end
         self._note(found.segment, result)
         for record in result.records:
@@ -270,7 +295,8 @@ class _Replay:
 
     def _find_missing(self, files: dict[int, _File], present: list[int], anchor: int) -> None:
         """Segments that should be there and are not, or cannot be read and have no checkpoint either."""
-        for file in sorted(self._inventory.expected):
+        damaged = {file for file in present if file > anchor and not (files[file].has_header or files[file].is_torn)}
+        for file in sorted(self._inventory.expected | damaged):
             found = files.get(file)
             if found is not None and found.has_header:
                 continue
@@ -284,13 +310,16 @@ class _Replay:
                 self._result.unreadable.append(files.pop(file).segment)
 
 
-def _read_what_can_be(segment: Segment, offset: int, size: int) -> bytes:
-    """Bytes of a segment, with zeroes where the disk gives none: those are then met as damage."""
+def _read_what_can_be(segment: Segment, offset: int, size: int, missing: list[range] | None = None) -> bytes:
+    """Bytes of a segment, with zeroes where the disk gives none: those are then met as damage. Where that is goes to
+    `missing`."""
     try:
         return segment.handle.read(offset, size)
     except OSError as error:
         log.error("%s cannot be read from byte %d: %s", segment.path, offset, error)
         if size <= _BLOCK:
+            if missing is not None:
+                missing.append(range(offset, offset + size))
             return bytes(size)
     blocks = range(offset, offset + size, _BLOCK)
-    return b"".join(_read_what_can_be(segment, at, min(_BLOCK, offset + size - at)) for at in blocks)
+    return b"".join(_read_what_can_be(segment, at, min(_BLOCK, offset + size - at), missing) for at in blocks)

@@ -26,9 +26,11 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
     directory, _, name = path.rpartition("/")
     aside = f"{directory}/{name}{_ASIDE}"
     file = disk.open(aside, create=True)
-    file.truncate(0)
-    file.pwrite(0, data)
-    file.sync()
-    file.close()
+    try:
+        file.truncate(0)
+        file.pwrite(0, data)
+        file.sync()
+    finally:
+        file.close()  # a node that waits for room tries again and again
     disk.rename(aside, path)
     disk.sync_dir(directory)

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from errno import ENOSPC
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, Keys
 from kvstore.bookie.ledger import Listener
-from kvstore.bookie.opening import doubt_again, end_no_doubt, make_directory, tidy, write_again
+from kvstore.bookie.opening import doubt_again, end_no_doubt, let_go_of_empty, make_directory, tidy, write_again
 from kvstore.bookie.raw_adds import RawAdds
 from kvstore.bookie.reader import ReadDone, Reader
 from kvstore.bookie.refusals import Refusals
@@ -93,6 +94,15 @@ class BookieStorage:
 
         `doubts`: why records may be missing although the disk looks whole.
         """
+        try:
+            await self._start(doubts)
+        except BaseException as error:
+            self.stop()
+            if isinstance(error, JournalFull):
+                raise OSError(ENOSPC, f"no room in {self._config.journal_dir} for what a start writes") from error
+            raise
+
+    async def _start(self, doubts: Sequence[str]) -> None:
         disk, config = self._env.disk, self._config
         for directory in (config.journal_dir, config.index_dir):
             make_directory(disk, directory)
@@ -109,6 +119,7 @@ class BookieStorage:
         write_again(found, config, self.journal, self.adds.store_copy)
         doubt_again(found, self.facts)
         await self.synced()
+        let_go_of_empty(found, self.journal)
         self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
         await self.synced()
         tidy(found, disk, config)
@@ -208,10 +219,12 @@ class BookieStorage:
             self.statistics.free_bytes = self.free_bytes()
         return self.statistics
 
+    # docs/protocol.md B35
     def stop(self) -> None:
-        """Write nothing more. What was not reported may or may not be there."""
-        self.journal.certify()
-        self.journal.stop()
+        """Write nothing more. What was not reported may or may not be there. A second call does nothing."""
+        if hasattr(self, "journal"):  # else it could not even be read back
+            self.journal.certify()
+            self.journal.stop()
         for segment in self.inventory.segments.values():
             segment.release()
         self.inventory.index_files.close()

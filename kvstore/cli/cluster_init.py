@@ -167,7 +167,8 @@ def version(
 
 
 def export_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:
-    """Write the metadata of a cluster to a file, while none of its nodes runs. Nothing is changed."""
+    """Write the metadata of a cluster to a file, while none of its nodes runs. One ledger id is taken, to
+    see how far they are counted; nothing else is changed."""
     from kvstore.meta import dump
     from kvstore.meta.transfer import export
 

@@ -20,6 +20,7 @@ from kvstore.wal.repair import bookies_of
 
 if TYPE_CHECKING:
     from kvstore.autorecovery.giving_up import Loss
+    from kvstore.autorecovery.mender import Mended, Mender
     from kvstore.proto.admin_pb2 import LedgerStatus
 
 ENTRIES_MAX = 1000
@@ -166,21 +167,14 @@ def recover(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Fence a ledger, find its end, and close it. Its writer, if it lives, loses the lead of its partition."""
+    """Fence a ledger, find its end, and close it. Its writer, if it lives, loses the lead of its partition.
 
-    from kvstore.wal.choice import BookieChoice
-    from kvstore.wal.handle import LedgerPorts
-    from kvstore.wal.opener import LedgerTakeover
+    That of a partition is closed when the lease of its former leader is over, after a second at the most by default.
+    """
 
     async def work(tools: Tools) -> dict[str, Any]:
-        view = BookieView(tools.store)
-        await view.refresh()
-        choice = BookieChoice(view, tools.store, clock=tools.env.clock, random=tools.env.random)
-        bookies = Bookies(tools.env, view.address)
-        ports = LedgerPorts(tools.env.clock, bookies, LedgerStore(tools.store), choice)
-        takeover = LedgerTakeover(LedgerId(ledger), ports, tools.env.nursery)
-        await takeover.take_over()
-        return _summary(await takeover.close())
+        mender = await _mender(tools, BookieView(tools.store))
+        return _summary(await mender.recover(LedgerId(ledger)))
 
     found = with_tools(data_dir, zookeeper, work, server)
     print(as_json(found) if json else as_table([found], list(_SUMMARY)))
@@ -194,20 +188,17 @@ def delete(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Delete a ledger that no partition's list names."""
+    """Delete a ledger that is part of no log, that of a partition that has left included, and that no pin holds."""
     from kvstore.cli.ring import read_ring
-    from kvstore.wal.lists import LedgerLists
+    from kvstore.server.control.deletion import Deletion
 
     async def work(tools: Tools) -> None:
-        ledgers, lists = LedgerStore(tools.store), LedgerLists(tools.store)
-        metadata, version = await ledgers.read(LedgerId(ledger))
-        for partition in sorted((await read_ring(tools)).partitions):
-            listed, _ = await lists.read(partition, latest=True)
-            if listed.names(metadata.ledger):
-                raise InvalidRequest(f"ledger {ledger} is part of the log of partition {partition}")
+        metadata, version = await LedgerStore(tools.store).read_latest(LedgerId(ledger))
+        deletion = Deletion(tools.store, LedgerId(ledger), (await read_ring(tools)).partitions)
+        await deletion.check()
         if not yes:
             confirm(f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})")
-        await ledgers.remove(metadata.ledger, version)
+        await deletion.commit(version)
 
     with_tools(data_dir, zookeeper, work, server)
     told = f"ledger {ledger} is deleted; its bookies free the space soon"
@@ -228,37 +219,55 @@ def give_up(
     Exit code 1 if the rest could not be copied yet: workers go on with it.
     """
     from kvstore.autorecovery.giving_up import GivingUp
-    from kvstore.autorecovery.mender import Mended, Mender
     from kvstore.meta.underreplication import Underreplication
-    from kvstore.wal.choice import BookieChoice
-    from kvstore.wal.copies.pace import Pace
-    from kvstore.wal.handle import LedgerPorts
 
     async def work(tools: Tools) -> tuple[Loss, Mended | None]:
-        env, store = tools.env, tools.store
-        view = BookieView(store)
-        await view.refresh()
-        choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-        ports = LedgerPorts(env.clock, Bookies(env, view.address), LedgerStore(store), choice)
-        mender = Mender(ports, store, env.nursery, Pace(env.clock, GIVE_UP_BYTES_PER_S))
-        giving_up = GivingUp(mender, Underreplication(store), worker="kvstore ledger")
+        view = BookieView(tools.store)
+        giving_up = GivingUp(await _mender(tools, view), Underreplication(tools.store), worker="kvstore ledger")
         loss = await giving_up.look(LedgerId(ledger))
         if loss.state is LedgerState.CLOSED and not loss.lost:
             return loss, None
         if not yes:
             typer.echo(_what_is_lost(loss), err=True)
             confirm(f"Give up ledger {ledger}")
-        return await giving_up.give_up(LedgerId(ledger), env.clock.date_ms())
+            await view.refresh()
+        return await giving_up.give_up(LedgerId(ledger), tools.env.clock.date_ms())
 
     loss, mended = with_tools(data_dir, zookeeper, work, server)
     if json:
         given_up = {"given_up": mended is not None, "is_whole": mended is None or mended.is_whole}
-        print(as_json({"ledger": ledger, "last_entry": loss.last, "lost": loss.text, "away": loss.away, **given_up}))
+        print(
+            as_json(
+                {
+                    "ledger": ledger,
+                    "last_entry": loss.last,
+                    "lost": loss.text,
+                    "away": loss.away,
+                    "unsure": loss.unsure,
+                    **given_up,
+                }
+            )
+        )
     else:
         print("every entry has a good copy: nothing is given up" if mended is None else _what_is_lost(loss))
     if mended is not None and not mended.is_whole:
         typer.echo(f"not all is copied yet: it {mended.reason}", err=True)
         raise typer.Exit(1)
+
+
+async def _mender(tools: Tools, view: BookieView) -> Mender:
+    """Make what mends ledgers in this process. Its view is kept up to date: machines come back while it reads, and
+    while the operator does."""
+    from kvstore.autorecovery.mender import Mender
+    from kvstore.wal.choice import BookieChoice
+    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.handle import LedgerPorts
+
+    env, store = tools.env, tools.store
+    await view.start(env.nursery)
+    choice = BookieChoice(view, store, clock=env.clock, random=env.random)
+    ports = LedgerPorts(env.clock, Bookies(env, view.address), LedgerStore(store), choice)
+    return Mender(ports, store, env.nursery, Pace(env.clock, GIVE_UP_BYTES_PER_S))
 
 
 def _what_is_lost(loss: Loss) -> str:
@@ -267,6 +276,11 @@ def _what_is_lost(loss: Loss) -> str:
         lines.append(f"lost: {loss.text}")
     if loss.away:
         lines.append(f"away, and not asked: {', '.join(loss.away)}")
+    if loss.unsure:
+        lines.append(
+            f"cannot tell what they have: {', '.join(loss.unsure)}; where a directory failed (`kvstore bookie list`) "
+            "a start may bring it back: start them again before"
+        )
     if loss.state is not LedgerState.CLOSED and loss.away:
         lines.append("it is not closed: entries behind the last one may have been acknowledged, and are lost with them")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kvstore.devcluster.layout import ClusterFile, Wish
     from kvstore.devcluster.secure_folder import SecureFolder
 
+UNDRAIN_S = 60.0
+"""How long a node may take to end its drain and open its replicas."""
 Where = tuple[Path, str | None, str | None]
 """--data-dir, --zookeeper, --server."""
 
@@ -148,12 +151,14 @@ def drain(
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
-    leads_only: Annotated[bool, typer.Option("--leads-only", help="Keep its replicas: it will be back soon.")] = False,
+    leads_only: Annotated[
+        bool, typer.Option("--leads-only", help="Keep its replicas: it will be started again soon, or undrained.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.", min=0)] = 600,
     json: Json = False,
 ) -> None:
     """Take a node out of service, to replace its machine: its replicas move to other servers, and it hands over what it
-    leads. Replicas that no other server can take stay, and it says so."""
+    leads. Replicas that no other server can take stay, and it says so. `kvstore node undrain` undoes it."""
     kept = "" if leads_only else _move_replicas_off(node, (data_dir, zookeeper, server), timeout)
     handed_over = _hand_over(node, (data_dir, zookeeper, server), timeout, may_be_down=not leads_only and not kept)
     if json:
@@ -171,13 +176,26 @@ def undrain(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Let a drained node hold replicas again. It takes operations once it is started anew."""
+    """Undo a drain, also one with `--leads-only`: the node may hold replicas again, and if it is up it takes operations
+    and leads again. Replicas that have moved away do not come back by themselves."""
     from kvstore.cli.replicas import change_replicas
     from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     answer = change_replicas(ChangeReplicasRequest(undrain=node), data_dir, zookeeper, server)
-    print(as_json(status_document(answer)) if json else status_text(answer))
+    said = _serve_again(node, (data_dir, zookeeper, server))
+    print(as_json({**status_document(answer), "node": said.name.lower()}) if json else status_text(answer))
+    if not json:
+        print(f"\n{node} {said.value}")
+
+
+class _Undrained(Enum):
+    """The end of a node's drain."""
+
+    SERVES = "takes operations again"
+    NOT_DRAINING = "was not draining"
+    DOWN = "is not up: it takes operations once it is started"
+    OLD = "is of a release that takes operations again only when it is started anew"
 
 
 def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
@@ -197,24 +215,49 @@ def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
 
 
 def _hand_over(node: str, where: Where, timeout_s: float, *, may_be_down: bool) -> list[str]:
+    found = _address_or_none(node, where)
+    if found is None and not may_be_down:
+        raise ConfigError(f"no node {node!r} is up")
+    return _drain(found, timeout_s) if found else []
+
+
+def _address_or_none(node: str, where: Where) -> str | None:
+    """Where the node answers about the cluster; None if it is not up."""
     from kvstore.cli.cluster import Tools, with_tools
     from kvstore.errors import NoSuchNode
     from kvstore.meta import paths
     from kvstore.server.routing.topology import Member
     from kvstore.types import ServerId
 
-    async def address(tools: Tools) -> str:
+    async def address(tools: Tools) -> str | None:
         try:
             data, _ = await tools.store.get(paths.server(ServerId(node)))
         except NoSuchNode:
-            if may_be_down:
-                return ""
-            raise ConfigError(f"no node {node!r} is up") from None
+            return None
         return Member.decode(data).grpc
 
     data_dir, zookeeper, server = where
-    found = with_tools(data_dir, zookeeper, address, server)
-    return _drain(found, timeout_s) if found else []
+    return with_tools(data_dir, zookeeper, address, server)
+
+
+def _serve_again(node: str, where: Where) -> _Undrained:
+    import grpc
+
+    from kvstore.proto import admin_pb2, admin_pb2_grpc
+    from kvstore.rpc.channels import open_channel
+    from kvstore.rpc.status import from_rpc_error
+
+    address = _address_or_none(node, where)
+    if not address:
+        return _Undrained.DOWN
+    with open_channel(address, tls_of_environment()) as channel:
+        try:
+            answer = admin_pb2_grpc.AdminStub(channel).Undrain(admin_pb2.UndrainRequest(), timeout=UNDRAIN_S)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return _Undrained.OLD
+            raise from_rpc_error(error) from error
+    return _Undrained.SERVES if answer.was_draining else _Undrained.NOT_DRAINING
 
 
 def _drain(address: str, timeout_s: float) -> list[str]:

@@ -27,7 +27,7 @@ class UpTo(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Of Spark."""
+    """A setting of Spark."""
 
     name: str
     value: str

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -145,7 +146,9 @@ def spark(
     except (Py4JError, PySparkException, ConnectionError) as error:  # also while a table is only described
         raise failure_of(error) from error
     finally:
-        with suppress(Py4JError, ConnectionError):  # the JVM was killed: the work has failed by that or is done
+        # The JVM was killed, or interrupted as we were: the work has failed by that or is done.
+        with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
             session.stop()
 
 

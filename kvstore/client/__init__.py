@@ -4,10 +4,11 @@ from kvstore.client.aio.client import AsyncClient
 from kvstore.client.aio.typed import AsyncTypedClient
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.blocking.client import Client
+from kvstore.client.blocking.stored import StoredMapping
 from kvstore.client.blocking.typed import TypedClient
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.batch import Batch
-from kvstore.client.core.codecs import Codec, Layout, TypedItem, TypedReplaced, json_codec, typed_codec
+from kvstore.client.core.codecs import Codec, Layout, TypedItem, TypedReplaced, bytes_codec, json_codec, typed_codec
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import Change
@@ -31,11 +32,13 @@ __all__ = [
     "Page",
     "PartitionFeed",
     "Replaced",
+    "StoredMapping",
     "Token",
     "TypedClient",
     "TypedItem",
     "TypedReplaced",
     "Watch",
+    "bytes_codec",
     "json_codec",
     "typed_codec",
 ]

@@ -46,8 +46,9 @@ class PartitionFeed(NamedTuple):
 
 
 class FeedReader:
-    """Any number of threads may use it. Make it after a fork. Calls raise errors of `kvstore.errors`, after trying all
-    servers for `timeout_s`: PositionTrimmed, InvalidRequest at once, else Unavailable."""
+    """Reads the change feed in pages. Any number of threads may use it. Make it after a fork. Calls raise errors of
+    `kvstore.errors`, after trying all servers for `timeout_s`: PositionTrimmed, InvalidRequest at once, else
+    Unavailable."""
 
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster

@@ -14,9 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +25,10 @@ from kvstore.config import Setting
 from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.founding import found_access
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
-from kvstore.devcluster.pages import http_ok, python_of, rise_waits_for
+from kvstore.devcluster.pages import http_ok, python_of, rise_waits_for, why_not
 from kvstore.devcluster.probe import keys_to_ask, probe
-from kvstore.devcluster.record import Progress, Record
+from kvstore.devcluster.processes import has_threads, is_alive
+from kvstore.devcluster.record import Progress, Record, replace_file
 from kvstore.devcluster.secure_folder import SecureFolder
 from kvstore.devcluster.settings import with_settings
 from kvstore.devcluster.store_process import StoreProcess
@@ -153,10 +152,10 @@ class LocalCluster:
         node = cluster.node(name)
         config = Path(node.config)
         config.parent.mkdir(parents=True, exist_ok=True)
-        if config.exists():
+        if _is_written(config):
             self._name_secret(config, cluster)
         else:
-            config.write_text(toml.to_toml(layout.node_config(cluster, node, self.data_dir)), encoding="utf-8")
+            replace_file(config, toml.to_toml(layout.node_config(cluster, node, self.data_dir)))
         pid = self._spawn(name, self._command(node))
         self._record.save(cluster.with_pid(name, pid))
         return pid
@@ -169,7 +168,7 @@ class LocalCluster:
             path, own = Path(node.config), layout.addresses(cluster, node) if is_moved else ()
             text = (
                 path.read_text(encoding="utf-8")
-                if path.exists()
+                if _is_written(path)
                 else toml.to_toml(layout.node_config(cluster, node, self.data_dir))
             )
             wanted = with_settings(text, (*own, *settings), what=str(path))
@@ -198,7 +197,7 @@ class LocalCluster:
         for node in nodes:
             scheme = "http" if secure is None else "https"
             self._progress(f"waiting for node {node.id} at {scheme}://{node.http}")
-            self._wait(partial(http_ok, node.http, "/clusterz", secure), node, nodes, timeout_s)
+            self._wait(node, nodes, secure, timeout_s)
 
     def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
@@ -248,7 +247,7 @@ class LocalCluster:
         """In a file from before there were secrets."""
         text = config.read_text(encoding="utf-8")
         if cluster.secret_file and not re.search(r"^\s*secret_file\s*=", text, re.MULTILINE):
-            config.write_text(f"secret_file = {json.dumps(cluster.secret_file)}\n{text}", encoding="utf-8")
+            replace_file(config, f"secret_file = {json.dumps(cluster.secret_file)}\n{text}")
 
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
         """An append to the log of each partition and a read of it, by each node."""
@@ -284,17 +283,17 @@ class LocalCluster:
         _end([node.pid for node in running if node.pid is not None], signal.SIGTERM, STOP_TIMEOUT_S)
         return [node.id for node in running]
 
-    def _wait(
-        self, condition: Callable[[], bool], node: NodePlace, nodes: Sequence[NodePlace], timeout_s: float
-    ) -> None:
+    def _wait(self, node: NodePlace, nodes: Sequence[NodePlace], secure: SecureFolder | None, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not condition():
+        while not http_ok(node.http, "/clusterz", secure):
             for each in nodes:
                 if not self._runs(each):
                     raise Unavailable(f"node {each.id} ended while starting; it said:\n{self._last_words(each.id)}")
             if time.monotonic() > deadline:
+                said = why_not(node.http, "/clusterz", secure)
                 raise Unavailable(
-                    f"node {node.id} is not ready after {timeout_s} s; see {self.data_dir}/logs/{node.id}.log"
+                    f"node {node.id} is not ready after {timeout_s:g} s{said and f', it says: {said}'}; see "
+                    f"`kvstore status --data-dir {self.data_dir}` and {self.data_dir}/logs/{node.id}.log"
                 )
             time.sleep(POLL_S)
 
@@ -394,9 +393,12 @@ def _write(files: dict[Path, str]) -> None:
     """Replace each file as a whole."""
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = path.with_suffix(".new")
-        whole.write_text(text, encoding="utf-8")
-        whole.replace(path)
+        replace_file(path, text)
+
+
+def _is_written(config: Path) -> bool:
+    """Whether there is a node's file. An empty one is what a power cut leaves of one that was not synced."""
+    return config.exists() and config.stat().st_size > 0
 
 
 def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
@@ -410,7 +412,7 @@ def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
                 break
             time.sleep(POLL_S)
             words = process.cmdline()
-        return words[-4:] == ["node", "run", "--config", config] and _has_threads(process)
+        return words[-4:] == ["node", "run", "--config", config] and has_threads(process)
     except psutil.Error:
         return False
 
@@ -422,10 +424,13 @@ def _end(pids: list[int], how: signal.Signals, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     left = set(pids)
     while left and time.monotonic() < deadline:
-        left = {pid for pid in left if _is_alive(pid)}
+        left = {pid for pid in left if is_alive(pid)}
         time.sleep(POLL_S)
     for pid in sorted(left):
         _signal(pid, signal.SIGKILL)
+    deadline = time.monotonic() + timeout_s
+    while any(map(is_alive, left)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _signal(pid: int, how: signal.Signals) -> None:
@@ -433,20 +438,6 @@ def _signal(pid: int, how: signal.Signals) -> None:
         os.kill(pid, how)
     except ProcessLookupError:
         return
-
-
-def _is_alive(pid: int) -> bool:
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-    try:
-        return _has_threads(psutil.Process(pid))
-    except psutil.Error:
-        return False
-
-
-def _has_threads(process: psutil.Process) -> bool:
-    """A killed process is there, ports, locks and all, until its last thread is gone; only then is it a mere zombie."""
-    return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
 
 
 def _is_free(address: str) -> bool:

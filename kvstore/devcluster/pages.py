@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from http.client import HTTPException
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from kvstore.devcluster.secure_folder import SecureFolder
 
 _TIMEOUT_S = 2
+_SAID_BYTES_MAX = 500
 
 
 def http_ok(address: str, path: str, secure: SecureFolder | None = None) -> bool:
@@ -19,6 +20,18 @@ def http_ok(address: str, path: str, secure: SecureFolder | None = None) -> bool
         return _get(address, path, secure) is not None
     except (URLError, OSError, HTTPException):  # the last: somebody else's port, who speaks something else
         return False
+
+
+def why_not(address: str, path: str, secure: SecureFolder | None = None) -> str:
+    """Return in a line what the node that listens there says in place of 200; empty if it says nothing."""
+    try:
+        _get(address, path, secure)
+    except HTTPError as error:
+        with suppress(OSError, HTTPException), error:
+            return " ".join(error.read(_SAID_BYTES_MAX).decode(errors="replace").split())
+    except (URLError, OSError, HTTPException):
+        pass
+    return ""
 
 
 def python_of(address: str, secure: SecureFolder | None = None) -> str | None:

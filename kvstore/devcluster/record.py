@@ -16,6 +16,16 @@ Progress = Callable[[str], None]
 """Is told, in a line, what is being done."""
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write it as a whole, synced: a crash, of the machine too, leaves the former one or this."""
+    draft = path.with_name(f"{path.name}.new")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
 class Record:
     """The record of the cluster in one data directory."""
 
@@ -39,13 +49,7 @@ class Record:
         return found
 
     def save(self, cluster: ClusterFile) -> None:
-        """Replace the record, synced: a crash leaves the former one or this."""
-        draft = self._path.with_suffix(".json.new")
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(cluster.document(), indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        replace_file(self._path, json.dumps(cluster.document(), indent=2) + "\n")
 
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:

@@ -36,7 +36,7 @@ _SECRET_BYTES = 24
 
 
 class SecureFolder:
-    """That of the local cluster in one data directory."""
+    """The folder of the local cluster in one data directory."""
 
     def __init__(self, data_dir: Path, *, has_own_zookeeper: bool) -> None:
         self.path = data_dir / FOLDER

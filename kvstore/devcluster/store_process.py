@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from kvstore.devcluster.processes import is_alive
 from kvstore.errors import Unavailable
 
 START_TIMEOUT_S = 30.0
@@ -32,20 +33,15 @@ class StoreProcess:
 
     def is_running(self) -> bool:
         """Whether the process lives and is this directory's server: numbers of processes are used again."""
-        return self._is_alive() and self._is_this_server()
-
-    def _is_alive(self) -> bool:
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)  # if it is a child that has ended
-        try:
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        return is_alive(self.pid) and self._is_this_server()
 
     def _is_this_server(self) -> bool:
         for _ in range(_LOOKS):
             try:
-                arguments = psutil.Process(self.pid).cmdline()
+                process = psutil.Process(self.pid)
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    return True  # it ends: its arguments are gone, and some thread still has its ports
+                arguments = process.cmdline()
             except psutil.Error:
                 return False
             if arguments:
@@ -66,7 +62,7 @@ class StoreProcess:
         """Raises Unavailable, with the server's last words, if it ends or takes longer."""
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
-            if not self._is_alive():
+            if not is_alive(self.pid):
                 raise Unavailable(
                     f"{self.program} at {self.address} ended while starting; it said:\n{self._last_words()}"
                 )

@@ -1,9 +1,10 @@
 """Accepts the connections of one listening socket. They count from here on, before anything is known of them.
 
 What is accepted and not yet a handler's is in its TLS handshake: there are OPENING_MAX of these at most, each for
-OPENING_S at most, and the oldest gives way to one more. Descriptors are given from the lowest free number on, so one
-that has a high number says that all below are taken: connections that have such numbers are closed, and what is above
-stays for files. Where the process, or the machine, has no descriptor left, nothing is accepted for a while.
+OPENING_S at most, and the oldest gives way to one more: of those on which nothing has come, if there are. Descriptors
+are given from the lowest free number on, so one that has a high number says that all below are taken: connections that
+have such numbers are closed, and what is above stays for files. Where the process, or the machine, has no descriptor
+left, nothing is accepted for a while.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import resource
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from typing import Any
 
 from kvstore.env.nursery import TaskNursery
-from kvstore.env.ports import Prelude, StreamHandler, Task
+from kvstore.env.ports import Prelude, StreamHandler
 from kvstore.env.preludes import hear_out, wants_tls
 
 log = logging.getLogger(__name__)
@@ -33,8 +35,12 @@ OPENING_MAX = 128
 """Connections of one port that are in their TLS handshake."""
 OPENING_S = 5.0
 """What a TLS handshake may take."""
-OPENING_SURE_S = 0.5
-"""What it may take however many come after it."""
+OPENING_SURE_S, OPENING_HEARD_S = 0.5, 2.5
+"""What it may take however many come after it; the second once its client has said something. On a busy machine 128
+handshakes take longer than the first: where each crowd ended the oldest, which were the next to be done, hardly one of
+a thousand clients came in."""
+_BYTES_RECEIVED = slice(128, 136)
+"""Of the kernel's struct tcp_info."""
 REST_S = 0.1
 """How long nothing is accepted when there is no room."""
 FILES_SHARE, FILES_MAX = 4, 1024
@@ -63,7 +69,8 @@ class Accepted:
 
 
 class Acceptor:
-    """Of one socket, which it closes. `start` begins, `close` ends it; what was accepted goes on."""
+    """Accepts the connections of one socket, which it closes. `start` begins, `close` ends it; what was accepted goes
+    on."""
 
     def __init__(
         self,
@@ -83,8 +90,10 @@ class Acceptor:
         self._tls = tls
         self._prelude = prelude
         self._nursery = TaskNursery("accept")
-        self._opening: dict[socket.socket, tuple[Task, float]] = {}
-        """Since when; the oldest is the first."""
+        self._silent: dict[socket.socket, float] = {}
+        """In their handshake, since when; the oldest is the first."""
+        self._heard: dict[socket.socket, float] = {}
+        """The same of those on which something is known to have come."""
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = -SAY_S
         self._plain_said_at = -SAY_PLAIN_S
@@ -109,7 +118,9 @@ class Acceptor:
     def _accept(self) -> None:
         has_refused, files_max = False, files_for_connections(is_vital=self._is_vital)
         for _ in range(ACCEPTS_MAX):
-            if len(self._opening) > OPENING_MAX and not self._make_room():  # one more has come, and only then
+            if (
+                len(self._silent) + len(self._heard) > OPENING_MAX and not self._make_room()
+            ):  # one more has come, and only then
                 return self._rest(f"{OPENING_MAX} connections are in their TLS handshake")
             try:
                 sock, _address = self._socket.accept()
@@ -127,14 +138,30 @@ class Acceptor:
             self._rest(f"{files_max} descriptors are taken, and the others are for files")
 
     def _make_room(self) -> bool:
-        """End the oldest handshake, if it has had its time."""
-        sock, (task, since) = next(iter(self._opening.items()))
-        if self._loop.time() - since < OPENING_SURE_S:
-            return False
+        """End the oldest handshake, if it has had its time; of those on which nothing has come, if there are."""
+        now = self._loop.time()
+        while self._silent:
+            sock, since = next(iter(self._silent.items()))
+            if now - since < OPENING_SURE_S:
+                break
+            if not _has_heard(sock):
+                self._give_way(sock)
+                return True
+            self._heard[sock] = self._silent.pop(sock)
+        for sock, since in self._heard.items():
+            if now - since < OPENING_HEARD_S:
+                break
+            self._give_way(sock)
+            return True
+        return False
+
+    def _give_way(self, sock: socket.socket) -> None:
+        """End a handshake as if its client had. Its task is not cancelled: the handshake may be over in this turn, and
+        by uvloop the handler, which has the connection then, would not be told."""
         self._ended(sock)
         self._accepted.gave_way += 1
-        task.cancel()
-        return True
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
     def _rest(self, reason: str) -> None:
         now = self._loop.time()
@@ -150,13 +177,13 @@ class Acceptor:
 
     def _open(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        task = self._nursery.spawn(self._hand_over(sock), name="connection")
+        self._nursery.spawn(self._hand_over(sock), name="connection")
         if self._tls is not None:  # else there is no handshake to wait for
             self._accepted.opening += 1
-            self._opening[sock] = task, self._loop.time()
+            self._silent[sock] = self._loop.time()
 
     def _ended(self, sock: socket.socket) -> None:
-        if self._opening.pop(sock, None) is not None:
+        if self._silent.pop(sock, None) is not None or self._heard.pop(sock, None) is not None:
             self._accepted.opening -= 1
 
     async def _hand_over(self, sock: socket.socket) -> None:
@@ -164,9 +191,7 @@ class Acceptor:
         try:
             options = await self._until_handshake(sock) if self._tls else {}
             if not options:
-                # Nothing is left to wait for, and nobody may end it: uvloop closes what is cancelled below without a
-                # word to the handler, which has the connection by then, and whose next write would raise.
-                self._ended(sock)
+                self._ended(sock)  # nothing is left to wait for, and nobody may end it
             await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
         except (ConnectionAbortedError, TimeoutError):
             self._accepted.timed_out += 1
@@ -197,6 +222,14 @@ class Acceptor:
             with suppress(OSError):
                 port, caller = sock.getsockname()[1], sock.getpeername()[0]
                 log.warning("port %d: %s connects without TLS; mode is prefer, so it may", port, caller)
+
+
+def _has_heard(sock: socket.socket) -> bool:
+    """Whether anything has come on this connection. A kernel that does not say so has nothing heard."""
+    with suppress(OSError):
+        found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.stop)[_BYTES_RECEIVED]
+        return int.from_bytes(found, sys.byteorder) > 0
+    return False
 
 
 def files_for_connections(*, is_vital: bool = False) -> int:

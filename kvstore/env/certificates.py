@@ -28,7 +28,7 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Certificates:
-    """Those of one process. Made of files that can be used; raises OSError for others."""
+    """The certificates of one process. Made of files that can be used; raises OSError for others."""
 
     def __init__(self, tls: Tls) -> None:
         self.tls = tls

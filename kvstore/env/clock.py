@@ -8,7 +8,7 @@ from functools import partial
 
 
 class Unjudged:
-    """Of a clock that believes its date: in processes that lead nothing, and in tests."""
+    """The judgements of a clock that believes its own date: in processes that lead nothing, and in tests."""
 
     def wall_ms(self) -> int:
         raise NotImplementedError

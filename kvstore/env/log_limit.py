@@ -23,7 +23,7 @@ class LeftOut(NamedTuple):
 
 
 class LogLimit:
-    """Of one process."""
+    """Limits the messages of one process."""
 
     def __init__(self) -> None:
         self.left_out = 0

@@ -46,7 +46,7 @@ class Profile:
 
 
 class Profiler:
-    """Of one process: one profile at a time."""
+    """Profiles one process: one profile at a time."""
 
     def __init__(self) -> None:
         self._stop: threading.Event | None = None

@@ -41,7 +41,7 @@ class Slow(NamedTuple):
 
 
 class SlowLog:
-    """That of one node. Without arguments nothing is slow."""
+    """The slow log of one node. Without arguments nothing is slow."""
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class LoopStarvation:
-    """Of the thread that calls it: that of the event loop. It looks when it is asked, at most every SAMPLE_S. Where the
-    kernel does not tell, nothing is short."""
+    """The starvation of the thread that calls it, which is the event loop's. It looks when it is asked, at most every
+    SAMPLE_S. Where the kernel does not tell, nothing is short."""
 
     def __init__(self) -> None:
         self._at, self._waited = time.monotonic(), _waited(0.0)

@@ -33,7 +33,7 @@ class Span(Protocol):
 
 
 class Traces:
-    """Those of one node. This one takes none."""
+    """The traces of one node. This class takes none."""
 
     live = 0
     """Sampled steps that have not ended here, and entries whose bookies may still answer."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
-from kvstore.errors import MetadataUnavailable, MetadataUnknown
+from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.registration import Bookies, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.types import BookieId
@@ -71,8 +71,9 @@ class BookieView:
                 self._hint.clear()
                 try:
                     await self.refresh()
-                except (MetadataUnavailable, MetadataUnknown):
-                    continue  # the watches are called after the reconnect
+                except MetadataError as error:  # the watches are called after the reconnect
+                    if not isinstance(error, MetadataUnavailable | MetadataUnknown):
+                        log.warning("the bookies cannot be read, going on with those that are known: %s", error)
         finally:
             for watch in watches:
                 watch.close()

@@ -48,6 +48,15 @@ def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
         found = msgspec.json.decode(data, type=_Envelope).format
         if found != format:
             raise UndecodableNode(f"{what} has format {found}; this build reads {format}")
+    except _MALFORMED as error:
+        raise UndecodableNode(f"{what} is not a {kind.__name__}: {error}") from error
+    return decode_plain(kind, data, what=what)
+
+
+def decode_plain(kind: type[T], data: bytes, *, what: str) -> T:
+    """The same of a document without a format number: an object with the fields of `kind`, of their types. Raises
+    UndecodableNode."""
+    try:
         return msgspec.json.decode(data, type=kind)
     except _MALFORMED as error:
         raise UndecodableNode(f"{what} is not a {kind.__name__}: {error}") from error

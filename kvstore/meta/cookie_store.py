@@ -7,7 +7,7 @@ from contextlib import suppress
 from kvstore.errors import Corrupted, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
-from kvstore.meta.store import MetadataStore, ensure_path
+from kvstore.meta.store import Check, Create, Delete, MetadataStore, ensure_path
 from kvstore.meta.update import until_known
 from kvstore.types import BookieId
 
@@ -50,11 +50,13 @@ class CookieStore:
         return decode_cookie(data, what=path), stat.version
 
     async def delete(self, bookie: BookieId, version: int) -> None:
-        """Raises VersionConflict, NoSuchNode."""
-        await self._store.delete(paths.cookie(bookie), version)
+        """With the age, in one step: one that stayed would make another bookie of this id doubt its new directories.
+        Raises VersionConflict, NoSuchNode."""
+        going = [Delete(paths.cookie(bookie), version)]
         with suppress(NoSuchNode):
             _, stat = await self._store.get(paths.age(bookie))
-            await self._store.delete(paths.age(bookie), stat.version)
+            going.append(Delete(paths.age(bookie), stat.version))
+        await self._store.multi(going)
 
     async def age(self, bookie: BookieId) -> tuple[int, int | None]:
         """How old the bookie's directories are, and the version of the node that says so; 0 and None if there is none.
@@ -70,13 +72,14 @@ class CookieStore:
         return int(data), stat.version
 
     async def set_age(self, bookie: BookieId, age: int, version: int | None) -> None:
-        """Compare-and-set, or create if `version` is None. Raises NodeExists, VersionConflict, NoSuchNode."""
+        """Compare-and-set, or create if `version` is None, for a bookie that has a cookie. Raises NodeExists,
+        VersionConflict, NoSuchNode."""
         path, data = paths.age(bookie), b"%d" % age
         if version is not None:
             await self._store.set(path, data, version)
             return
         await ensure_path(self._store, paths.AGES)
-        await self._store.create(path, data)
+        await self._store.multi([Check(paths.cookie(bookie), -1), Create(path, data)])
 
     async def bookies(self) -> list[BookieId]:
         """Every bookie id that was ever formatted and not decommissioned, whether it runs or not; sorted."""

@@ -24,9 +24,12 @@ from kvstore.meta import paths
 from kvstore.meta.store import Create, Delete, MetadataStore, SessionState, ensure_path
 
 log = logging.getLogger(__name__)
+rest = asyncio.sleep
 
 LOOK_AGAIN_S = 30.0
 RETRY_S = 0.2
+"""Before another try; and after the node of another session was replaced, each time twice as long up to LOOK_AGAIN_S:
+if that is no former process but one that goes on, under the same name on another machine, it does the same."""
 _ATTEMPTS_MAX = 8
 
 
@@ -54,6 +57,9 @@ class KeptEphemeral:
         """`on_placed` is called when the node has been made, or changed, to hold what is wanted."""
         self._store, self._path, self._is_our_former, self._on_placed = store, path, is_our_former, on_placed
         self._wanted: bytes | None = None
+        self._placed: bytes | None = None
+        """What `on_placed` was last called for, unless a write has been sent since."""
+        self._has_replaced, self._rest_s = False, RETRY_S
         self._turn = asyncio.Lock()
         self._hint = asyncio.Event()
 
@@ -79,9 +85,14 @@ class KeptEphemeral:
         self._hint.set()  # what changed before the watch stood
         try:
             while True:
-                await wait_within(self._hint, LOOK_AGAIN_S)
+                if not await wait_within(self._hint, LOOK_AGAIN_S):
+                    self._rest_s = RETRY_S
                 self._hint.clear()
                 await self._try_once()
+                if self._has_replaced:
+                    self._has_replaced = False
+                    await rest(self._rest_s)
+                    self._rest_s = min(2 * self._rest_s, LOOK_AGAIN_S)
         finally:
             watch.close()
 
@@ -118,21 +129,29 @@ class KeptEphemeral:
             return
         if stat.owner == self._store.session:
             if found != data:
+                self._placed = None
                 await self._store.set(self._path, data, stat.version)
-                self._on_placed()
+            self._note_placed(data)  # also where the answer to an earlier write was lost
         elif self._is_our_former(found):
+            self._placed, self._has_replaced = None, True
             await self._store.multi([Delete(self._path, stat.version), Create(self._path, data, ephemeral=True)])
             log.info("replaced the ephemeral of an earlier session path=%s", self._path)
-            self._on_placed()
+            self._note_placed(data)
         else:
             raise NodeExists(self._path)
 
+    def _note_placed(self, data: bytes) -> None:
+        if self._placed != data:
+            self._placed = data
+            self._on_placed()
+
     async def _create(self, data: bytes) -> None:
+        self._placed = None
         try:
             await self._store.create(self._path, data, ephemeral=True)
         except NodeExists:
             raise VersionConflict(self._path) from None  # the read was of a moment ago: look again
-        self._on_placed()
+        self._note_placed(data)
 
     async def _remove(self) -> None:
         try:

@@ -1,12 +1,17 @@
-"""New ledger ids that nobody else gets, by sequential nodes. Apache BookKeeper's layout and its way out of 31 bits."""
+"""New ledger ids that nobody else gets, by sequential nodes. Apache BookKeeper's layout and its way out of 31 bits.
+
+How far the ids have been given is told too: by the metadata store's counter, and by those of metadata that were moved
+here by a file, of which /counted keeps the end. What has an id beyond that was made by a later copy of the metadata.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
-from kvstore.meta import paths
+from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known
 from kvstore.types import LedgerId
@@ -15,6 +20,68 @@ _LOW_END = 2**31 - 1
 """Numbers from here on are not used: the store's counters are 32 bits wide."""
 _ID = "ID-"
 _HOB = "HOB-"
+_RANGE_BITS = 32
+"""A move goes on in the next range of 2^32 ids."""
+
+
+# docs/protocol.md B29
+@dataclass(frozen=True, slots=True)
+class FormerCount:
+    """How far a counter was when its metadata were written to a file."""
+
+    to: LedgerId
+    is_sure: bool
+    """The counter itself said so; else it is the first id behind the ledgers of the file, and later ones may have been
+    given to ledgers that were deleted."""
+
+    def lacks(self, ledger: int) -> bool:
+        """Whether the counter had yet to come to this id of its range."""
+        return self.to <= ledger and ledger >> _RANGE_BITS == self.to >> _RANGE_BITS
+
+
+# docs/protocol.md B29
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How far the metadata store has counted, here and where its metadata were before."""
+
+    to: LedgerId
+    """An id above all that it has given."""
+    former: tuple[FormerCount, ...] = ()
+
+    def never_gave(self, ledger: int) -> bool:
+        """Whether a ledger whose creator did not choose its id himself was made by a later copy of the metadata."""
+        return self.to <= ledger or any(each.is_sure and each.lacks(ledger) for each in self.former)
+
+    def may_lack(self, ledger: int) -> bool:
+        """Whether a ledger, of anybody, may have been made by a later copy. Ids that creators choose themselves, as
+        Apache's clients may, are far above the counter as a rule, in another range: these say nothing."""
+        return FormerCount(self.to, True).lacks(ledger) or any(each.lacks(ledger) for each in self.former)
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """The node."""
+
+    former: list[FormerCount]
+
+
+async def former_counts(store: MetadataStore) -> tuple[FormerCount, ...]:
+    """Of the metadata that were moved here. Raises MetadataUnavailable, MetadataUnknown, UndecodableNode."""
+    try:
+        data, _ = await store.get(paths.COUNTED)
+    except NoSuchNode:
+        return ()
+    return decode_former(data)
+
+
+def encode_former(former: Iterable[FormerCount]) -> bytes:
+    """Sorted by their ranges."""
+    return codec.encode(_Document(sorted(former, key=lambda each: each.to)))
+
+
+def decode_former(data: bytes) -> tuple[FormerCount, ...]:
+    """Raises UndecodableNode."""
+    return tuple(codec.decode(_Document, data, what=paths.COUNTED).former)
 
 
 class LedgerIdGenerator:
@@ -88,6 +155,33 @@ def counter_above(nodes: Iterable[str]) -> dict[str, bytes]:
     come is not in them."""
     names = (path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
     return {paths.IDGEN_LONG: b"", _counter(_highest(names) + 1): b""}
+
+
+# docs/protocol.md B29
+def counts_with(nodes: Mapping[str, bytes], counted_to: LedgerId) -> dict[str, bytes]:
+    """The node that says how far the counters had come in these nodes, of which the present one is at `counted_to`.
+    Raises UndecodableNode."""
+    return _with(nodes, FormerCount(counted_to, is_sure=True))
+
+
+# docs/protocol.md B29
+def counts_by_ledgers(nodes: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The same where nodes are from a file that may not say so of their present counter. Raises UndecodableNode."""
+    high = _highest(path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
+    if any(each.to >> _RANGE_BITS == high for each in _former(nodes)):
+        return {}
+    ledgers = (ledger for path in nodes if (ledger := paths.ledger_of(path)) is not None)
+    last = max((each for each in ledgers if each >> _RANGE_BITS == high), default=(high << _RANGE_BITS) - 1)
+    return _with(nodes, FormerCount(LedgerId(last + 1), is_sure=False))
+
+
+def _with(nodes: Mapping[str, bytes], count: FormerCount) -> dict[str, bytes]:
+    others = (each for each in _former(nodes) if each.to >> _RANGE_BITS != count.to >> _RANGE_BITS)
+    return {paths.COUNTED: encode_former([*others, count])}
+
+
+def _former(nodes: Mapping[str, bytes]) -> tuple[FormerCount, ...]:
+    return decode_former(nodes[paths.COUNTED]) if paths.COUNTED in nodes else ()
 
 
 def _highest(names: Iterable[str]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from kvstore.errors import (
     Corrupted,
+    MetadataDenied,
     MetadataError,
     NodeExists,
     NoSuchLedger,
@@ -71,10 +72,22 @@ class LedgerStore:
             data, stat = await self._store.get(paths.ledger(ledger))
         except NoSuchNode:
             raise NoSuchLedger(f"there is no ledger {ledger}") from None
+        except MetadataDenied as error:
+            raise await self._closed_or_all(ledger, error) from None
         try:
             return ledger_metadata.decode(ledger, data), stat.version
         except Corrupted as error:
             raise UndecodableNode(str(error)) from error
+
+    # docs/protocol.md P34
+    async def _closed_or_all(self, ledger: LedgerId, denied: MetadataDenied) -> MetadataDenied | UndecodableNode:
+        """The error of a read that was denied: of this node alone, as of a ledger that another user of the store has
+        made for itself, or of all, as while a login is refused: nobody may then pass over them one by one."""
+        try:
+            await self._store.get(paths.LAYOUT)
+        except (MetadataDenied, NoSuchNode):
+            return denied
+        return UndecodableNode(f"ledger {ledger}: its metadata are closed to our user of the metadata store: {denied}")
 
     async def read_latest(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
         """The same, at least as of this call: for whoever acts on an absence, or on a state, without writing it."""

@@ -43,6 +43,9 @@ VERSION = "/version"
 OLDER_COPY = "/older-copy"
 """There if a bookie has found that this is an older copy of the metadata than there has been; says why."""
 
+COUNTED = "/counted"
+"""How far ledger ids were counted in metadata that were moved here by a file."""
+
 SHORT_LEDGER_MAX = 2**31 - 2
 """Ledger ids up to this one have ten digits in their path, longer ones nineteen."""
 LEDGER_MAX = 2**63 - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
@@ -111,7 +111,10 @@ class RegistrationClient:
         """Raises MetadataUnavailable, or MetadataUnknown (harmless: nothing was written); never a part of the set."""
         zones: dict[BookieId, str] = {}
         writable = await self._registered(paths.AVAILABLE, zones)
-        return Bookies(writable, await self._registered(paths.READONLY, zones), zones)
+        readonly = await self._registered(paths.READONLY, zones)
+        # One that has become writable meanwhile was in neither.
+        writable |= await self._registered(paths.AVAILABLE, zones, besides=writable)
+        return Bookies(writable, readonly, zones)
 
     async def names(self) -> frozenset[BookieId]:
         """All who are registered at this moment, also one whose address we do not understand. Writable ones are
@@ -123,8 +126,10 @@ class RegistrationClient:
                 found.update(await self._store.children(directory))
         return frozenset(BookieId(name) for name in found if paths.join(paths.AVAILABLE, name) != paths.READONLY)
 
-    async def _registered(self, directory: str, zones: dict[BookieId, str]) -> dict[BookieId, str]:
-        """Their addresses; the zones of those that name one go into `zones`."""
+    async def _registered(
+        self, directory: str, zones: dict[BookieId, str], *, besides: Container[BookieId] = ()
+    ) -> dict[BookieId, str]:
+        """The addresses of those that are there `besides` these; the zones of those that name one go into `zones`."""
         try:
             names = await self._store.children(directory)
         except NoSuchNode:
@@ -132,7 +137,11 @@ class RegistrationClient:
         found: dict[BookieId, str] = {}
         for name in names:
             path = paths.join(directory, name)
-            if path != paths.READONLY and (info := await self._info(path)) is not None:
+            if (
+                path != paths.READONLY
+                and BookieId(name) not in besides
+                and (info := await self._info(path)) is not None
+            ):
                 found[BookieId(name)], zone = info
                 if zone:
                     zones[BookieId(name)] = zone

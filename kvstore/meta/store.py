@@ -54,6 +54,7 @@ class SetData:
     path: str
     data: bytes
     version: int
+    """-1: whatever version; only where nothing that another process writes can be lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from kvstore.errors import ConfigError, MetadataError, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.ledger_ids import counter_above
+from kvstore.meta.ledger_ids import LedgerIdGenerator, counter_above, counts_by_ledgers, counts_with
 from kvstore.meta.store import Create, MetadataStore
 
 BATCH_NODES = 30
@@ -17,16 +17,18 @@ ZOOKEEPERS_OWN = "/zookeeper"
 
 
 async def export(store: MetadataStore) -> tuple[dict[str, bytes], str]:
-    """The cluster's persistent nodes, and its instance id.
+    """The cluster's persistent nodes, with one that says how far its counter of ledger ids is, and its instance id.
+    Takes one id, since the counter cannot be read otherwise.
 
     Raises ConfigError if there is no cluster, or if it is in use: an ephemeral is a process's, and while there is one
     anything may change. MetadataError if it changed all the same.
     """
     instance = await LayoutStore(store).instance_id()
+    counted_to = await LedgerIdGenerator(store).next_id()  # before all is read: what is made later has a later id
     nodes = await _nodes_at_rest(store)
     if await _nodes_at_rest(store) != nodes:
         raise MetadataError("the metadata has changed while it was read: something still uses it")
-    return nodes, instance
+    return {**nodes, **counts_with(nodes, counted_to)}, instance
 
 
 async def restore(store: MetadataStore, nodes: Mapping[str, bytes], instance: str) -> None:
@@ -34,14 +36,15 @@ async def restore(store: MetadataStore, nodes: Mapping[str, bytes], instance: st
     afterwards as they should be.
 
     The node that makes a cluster of it comes last: on less than all of its metadata no node starts. Counters of ids do
-    not move with the nodes, so ledgers get ids from a range that was never counted in.
+    not move with the nodes, so ledgers get ids from a range that was never counted in, and it is kept how far the
+    former one was.
     """
     there = [path for path in await _children(store, "/") if path != ZOOKEEPERS_OWN]
     if there:
         whole = paths.INSTANCE_ID in await _children(store, paths.LEDGERS)
         what = "a cluster" if whole else "something (an import that did not end?)"
         raise ConfigError(f"want an empty place, got {what}: {', '.join(there)}; choose another, or remove it")
-    wanted = {**nodes, **counter_above(nodes)}
+    wanted = {**nodes, **counter_above(nodes), **counts_by_ledgers(nodes)}
     for batch in _batches(wanted):
         await store.multi(batch)
     await store.create(paths.INSTANCE_ID, instance.encode())

@@ -21,7 +21,7 @@ from kvstore.types import PartitionId
 
 
 class Amount(Struct, array_like=True):
-    """Of one namespace."""
+    """The amount that one namespace uses."""
 
     keys: int = 0
     bytes: int = 0
@@ -63,7 +63,7 @@ class Own(Protocol):
 
 
 class Book:
-    """Of one server. Leaders join and leave it, read it, and are read; a follower gives it the table, a keeper
+    """The book of one server. Leaders join and leave it, read it, and are read; a follower gives it the table, a keeper
     reports."""
 
     def __init__(self) -> None:

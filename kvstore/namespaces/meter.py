@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 
 class Meter:
-    """Of one entry in the making."""
+    """The meter of one entry in the making."""
 
     __slots__ = ("_book", "_is_together", "_used", "steps")
 

@@ -19,8 +19,8 @@ SPARED = 0.1
 
 
 class Bucket:
-    """Of one namespace at one server. A call of more operations than fit in it is let through when it is full, and
-    leaves a debt."""
+    """The token bucket of one namespace at one server. A call of more operations than fit in it is let through when it
+    is full, and leaves a debt."""
 
     __slots__ = ("_at", "_least", "_level", "depth", "namespace", "share")
 
@@ -56,7 +56,7 @@ class Bucket:
 
 
 class Rates:
-    """Of one server."""
+    """The rates of all namespaces at one server."""
 
     def __init__(self, now: Callable[[], float], refused: Counter[tuple[str, str]]) -> None:
         self._now, self._refused = now, refused

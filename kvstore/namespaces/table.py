@@ -62,7 +62,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceTable:
-    """All of them."""
+    """All namespaces of a cluster."""
 
     namespaces: tuple[Namespace, ...] = ()
     """By name."""

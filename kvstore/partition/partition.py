@@ -35,12 +35,13 @@ from kvstore.partition.election.upkeep import Upkeep, flush
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import Soon, TurnAway
 from kvstore.partition.leading.leader import Leader
+from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import Mover
 from kvstore.partition.moves.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
 from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
+from kvstore.partition.state.commands import Level, Op, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.scope import ELSEWHERE, bound, scope
@@ -235,10 +236,11 @@ class Partition:
         leader.submit_puts(ops, sink, tokens)
         return True
 
-    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        """Read a key's row at once, if this replica leads and that takes no more than a look; else NOT_NOW."""
+    @property
+    def reads(self) -> LeaderReads | None:
+        """Those of this replica's lead; None if it does not lead."""
         leader = self._replica.leader
-        return leader.reads.now(key, token, now) if leader is not None and leader.serving else NOT_NOW
+        return leader.reads if leader is not None and leader.serving else None
 
     def expel(self) -> None:
         """Turn away what waits here and is another partition's: what comes later goes there at once."""

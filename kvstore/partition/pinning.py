@@ -70,7 +70,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class Pinning:
-    """Of one replica. `leading` is its leader, None while it does not serve."""
+    """The pins of one replica. `leading` is its leader, None while it does not serve."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ before."""
 
 
 class Versioning:
-    """Of one replica. `leading` is its leader, None while it does not serve."""
+    """Keeps the version of one replica's log. `leading` is its leader, None while it does not serve."""
 
     def __init__(
         self,

@@ -99,6 +99,11 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/kvstore.v1.Admin/Undrain',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.Access = channel.unary_unary(
                 '/kvstore.v1.Admin/Access',
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.AccessRequest.SerializeToString,
@@ -227,6 +232,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Access(self, request, context):
         """Users, roles and their rights, and tokens. No hash of a password or a token is ever told.
         """
@@ -341,6 +353,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.UndrainRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.UndrainResponse.SerializeToString,
             ),
             'Access': grpc.unary_unary_rpc_method_handler(
                     servicer.Access,
@@ -729,6 +746,33 @@ class Admin:
             '/kvstore.v1.Admin/Drain',
             kvstore_dot_proto_dot_admin__pb2.DrainRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Undrain',
+            kvstore_dot_proto_dot_admin__pb2.UndrainRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

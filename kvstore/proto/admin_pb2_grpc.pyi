@@ -55,6 +55,8 @@ class AdminStub:
     Bookies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BookiesRequest, _admin_pb2.BookiesResponse]
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Hand over every leadership of this node. Returns when nothing is led here any more."""
+    Undrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]
+    """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them."""
     Access: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]
     """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
@@ -95,6 +97,8 @@ class AdminAsyncStub(AdminStub):
     Bookies: _aio.UnaryUnaryMultiCallable[_admin_pb2.BookiesRequest, _admin_pb2.BookiesResponse]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Hand over every leadership of this node. Returns when nothing is led here any more."""
+    Undrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]  # type: ignore[assignment]
+    """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them."""
     Access: _aio.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
     """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
     ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
@@ -210,6 +214,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Hand over every leadership of this node. Returns when nothing is led here any more."""
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _admin_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndrainResponse, _abc.Awaitable[_admin_pb2.UndrainResponse]]:
+        """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them."""
 
     @_abc_1.abstractmethod
     def Access(

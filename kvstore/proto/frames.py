@@ -13,7 +13,8 @@ def frame(payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Fed with what a connection delivers. Once `fault` says why, no frames follow and the connection must close."""
+    """Cuts what a connection delivers into frames. Once `fault` says why, no frames follow and the connection must
+    close."""
 
     __slots__ = ("_chunks", "_have", "_need", "_payload_max", "fault")
 

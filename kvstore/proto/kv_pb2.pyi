@@ -1170,8 +1170,9 @@ class WatchRequest(_message.Message):
     """The records come without their values."""
     @_builtins.property
     def after(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Where to go on: the positions that an earlier watch of these keys has told, all of them, or those of Feed.Positions. A partition that
-        is not named is taken for a new one, and read from its beginning. Empty: from now on.
+        """Where to go on: the positions that an earlier watch of these keys has told, all of them, or those of Feed.Positions but for partitions
+        that are `gone`. A partition that is not named is taken for a new one, and read from its beginning; one that has left, if the logs say
+        that it joined behind the positions. Empty: from now on.
         """
 
     @_builtins.property
@@ -1328,11 +1329,14 @@ class TopologyResponse(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     known: _builtins.int
     """Means something only to the server that gave it."""
     ring_version: _builtins.int
     server: _builtins.str
     """The id of the server that answers."""
+    cluster: _builtins.str
+    """The cluster's id, of its founding. Empty: the server is older than this field."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Range i is (tokens[i - 1], tokens[i]] and belongs to partitions[owners[i]]; the first range wraps round."""
@@ -1353,10 +1357,11 @@ class TopologyResponse(_message.Message):
         partitions: _abc.Iterable[Global___Partition] | None = ...,
         servers: _abc.Iterable[Global___Server] | None = ...,
         server: _builtins.str = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "owners", b"owners", "partitions", b"partitions", "ring_version", b"ring_version", "server", b"server", "servers", b"servers", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "known", b"known", "owners", b"owners", "partitions", b"partitions", "ring_version", b"ring_version", "server", b"server", "servers", b"servers", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
     client → KVSTORE.PEER SESSION 1 server [user password]
                                                a RESP array of bulk strings: the first command on a server's Redis port
+    server := id | id "@" cluster              who is meant; a server of 0.1 knows itself by its id alone
     server → +KVSTORE SESSION 1                or an error: this server is another one, or knows no such streams
     client → message*                          each a Frame of kv.proto
     server → message*                          each an Answers
@@ -38,15 +39,28 @@ def hello(server: str, *login: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def refusal_or_none(words: list[bytes], server: str) -> str | None:
+def full_name(server: str, cluster: str) -> str:
+    """By which a server of a known cluster is called."""
+    return f"{server}@{cluster}" if cluster else server
+
+
+def refusal_or_none(words: list[bytes], server: str, cluster: str = "") -> str | None:
     """Why `server` does not take up a stream that begins with these words, the command's own left out."""
     match words:
         case [_, version, called] | [_, version, called, _, _] if version == VERSION:
-            return None if called == server.encode() else f"session: this is server {server}"
+            if called in (server.encode(), full_name(server, cluster).encode()):
+                return None
+            is_of_another = bool(cluster) and called.startswith(f"{server}@".encode())
+            return f"session: this is server {server}" + f" of cluster {cluster}" * is_of_another
         case [_, version, _] | [_, version, _, _, _] if version != VERSION:
             return f"session version: want {VERSION.decode()}"
         case _:
             return f"session: want a version and a server, got {len(words)} words"
+
+
+def knows_no_clusters(refusal: str, server: str) -> bool:
+    """Whether the server that was called by its full name is the one that is meant, and too old to know that name."""
+    return refusal.endswith(f"session: this is server {server}")
 
 
 def message_of(content: brief.Frame | brief.Answers[Any]) -> bytes:

@@ -6,8 +6,9 @@ JSON, so that an operator can read it; the same ring always makes the same bytes
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import orjson
 from sortedcontainers import SortedDict
 
@@ -23,6 +24,46 @@ change writes this one."""
 
 _STATES = {MoveState.PLANNED: "p", MoveState.COPYING: "c", MoveState.CANCELLING: "x", MoveState.FLIPPED: "f"}
 _STATE_OF = {letter: state for state, letter in _STATES.items()}
+
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _MemberShape(msgspec.Struct):
+    """The types of a partition's fields."""
+
+    id: str
+    state: str
+    replicas: list[str]
+    replacing: list[tuple[str, str]] = []
+    owned: tuple[Natural, Natural] = (0, 0)
+
+
+class _FirstShape(msgspec.Struct):
+    """The types of the fields: what has others, a version that is a text or an owner below 0, is no ring, however far
+    it could be made one."""
+
+    version: Natural
+    partitions: list[_MemberShape]
+    tokens: list[tuple[int, Natural]]
+
+
+class _Shape(msgspec.Struct):
+    """The same of the present format."""
+
+    version: Natural
+    partitions: list[_MemberShape]
+    tokens: list[int]
+    owners: list[Natural]
+    moves: list[tuple[Natural, Natural, Natural, Natural, str, Natural]]
+    next_move: Natural
+    pace: Pace
+    journey: Journey
+    draining: list[str]
+    retired: list[str]
+    routed: Natural
+    operations: list[tuple[str, str, int, int, int, int, list[str]]] = []
+    forgotten: str = ""
 
 
 def encode(ring: Ring) -> bytes:
@@ -65,7 +106,9 @@ def decode(data: bytes) -> Ring:
         document = orjson.loads(data)
         if document["format"] not in (1, FORMAT):
             raise UndecodableNode(f"ring: want format 1 or {FORMAT}, got {document['format']}")
-        return _first_format(document) if document["format"] == 1 else _ring(document)
+        is_first = document["format"] == 1
+        msgspec.convert(document, _FirstShape if is_first else _Shape)
+        return _first_format(document) if is_first else _ring(document)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UndecodableNode(f"ring: not a ring document: {error!r}") from error
 

@@ -16,9 +16,10 @@ class Rings(Protocol):
         """The newest version that this server has read or written."""
         ...
 
-    async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False) -> Ring:
+    async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
         """Store `step(ring)` by compare-and-set, computed anew whenever another writer came first, and return it.
-        `soon`: try first with the ring as it is known here, without reading it.
+        `soon`: try first with the ring as it is known here, without reading it. `plans`: it can be made in parts or not
+        at all, and is refused (Overloaded) where the ring would leave no room for carrying out what is planned.
 
         `step` is one of `kvstore.ring.steps` or `.plan`, or raises to give up; what it raises passes through. Raises
         MetadataUnavailable if nothing was written, MetadataUnknown if that could not be learnt, VersionConflict if

@@ -141,8 +141,11 @@ class Ring:
 
     def partitions_of(self, keys: list[bytes]) -> list[PartitionId]:
         """The partitions that own these keys."""
-        places = map(bisect_left, repeat(self._bounds), tokens_of(keys))
-        return list(map(self._owners.__getitem__, places))
+        return self.owners_of(tokens_of(keys))
+
+    def owners_of(self, tokens: list[int]) -> list[PartitionId]:
+        """The partitions that own these tokens."""
+        return list(map(self._owners.__getitem__, map(bisect_left, repeat(self._bounds), tokens)))
 
     def has_left(self, partition: PartitionId) -> bool:
         """Whether it owns nothing any more, for good. One that this version does not name may have joined since."""

@@ -48,7 +48,7 @@ class _Wait:
 
 
 class Calls:
-    """All of a server's."""
+    """The calls of one gRPC server."""
 
     def __init__(self) -> None:
         self._of_address: dict[str, int] = {}

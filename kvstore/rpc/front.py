@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 
 
 class Front:
-    """Listens from `open` to `close`."""
+    """Listens on the port before the two, from `open` to `close`."""
 
     def __init__(self, connections_max: int, noted_plain: Callable[[], None]) -> None:
         """`noted_plain` is called for each connection without TLS."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Gate(Protocol):
-    """Asks callers who they are: kvstore.server.access.call_gate.CallGate."""
+    """Asks callers who they are, and says whether their calls may pass: kvstore.server.access.call_gate.CallGate."""
 
     @property
     def is_on(self) -> bool:
@@ -16,8 +16,8 @@ class Gate(Protocol):
         ...
 
     def passage(self, method: str, request: Any, context: Any, *, lasts: bool) -> AbstractAsyncContextManager[None]:
-        """Let a call pass, or abort it; and abort it later if it may not go on. `request` is None where the client
-        streams. The head of one that `lasts` is sent on the way."""
+        """Let a call pass, or abort it; and abort one that `lasts` later if it may not go on. `request` is None where
+        the client streams. The head of one that `lasts` is sent on the way."""
         ...
 
 

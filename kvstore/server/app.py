@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -12,7 +14,9 @@ from kvstore.bookie import Bookie
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
 from kvstore.env.log_output import Output
+from kvstore.env.ports import Task
 from kvstore.env.secret import ClusterSecret
+from kvstore.errors import Unavailable
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.state import State
 from kvstore.ring import PartitionState
@@ -47,6 +51,8 @@ from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.server.tracing.open import traced_backend
 from kvstore.types import PartitionId, ServerId
 
+log = logging.getLogger(__name__)
+
 VERSION = "0.2.0"
 
 
@@ -58,6 +64,8 @@ class Node:
         self.id = ServerId(config.id)
         self.version = VERSION
         self.zookeeper = config.metadata_address
+        self.cluster: str
+        """The cluster's id, of its founding."""
         self.is_draining = False
         self.versions: VersionFollower
         self.membership: Membership
@@ -88,8 +96,13 @@ class Node:
         self.auditor: Auditor | None = None
         """None on a node that does not stand for it."""
         self.is_open = False
-        self.on_draining: list[Callable[[], Awaitable[None]]] = []
-        """Awaited once, when the node begins to drain."""
+        self.on_serving: list[Callable[[bool], Awaitable[None]]] = []
+        """Awaited when the node begins to drain, with False, and when it takes operations again."""
+        self._is_stopping = False
+        self._handing_over: Task | None = None
+        """Since it began to drain."""
+        self._turn = asyncio.Lock()
+        """Held while it is decided whether the node takes operations."""
         self.door_histograms: Callable[[], Mapping[str, Any]] = dict
         """Of the doors that whoever called `serve` has opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
@@ -208,20 +221,55 @@ class Node:
         """Return the numbers of each replica here."""
         return self.hosting.statistics()
 
-    async def begin_draining(self) -> None:
-        """Say at every door that clients should go elsewhere."""
-        if not self.is_draining:
-            self.is_draining = True
-            for tell in self.on_draining:
-                await tell()
+    async def begin_stopping(self) -> None:
+        """Say at every door that clients should go elsewhere, for good."""
+        async with self._turn:
+            self._is_stopping = True
+            await self._set_draining(True)
 
     async def drain(self) -> list[PartitionId]:
-        """Hand over what is led here and lead nothing any more; returns what was led."""
-        await self.begin_draining()
-        led = self.hosting.leads
-        await self.hosting.stop()
-        await self.membership.announcement.drain()
+        """Hand over what is led here and lead nothing any more; returns what was led. It goes on if the caller does not
+        wait for its end."""
+        async with self._turn:
+            await self._set_draining(True)
+            led = self.hosting.leads
+            handing_over = self._handing_over or self.env.nursery.spawn(self._hand_over(), name="drain")
+            self._handing_over = handing_over
+        await asyncio.shield(handing_over)
         return led
+
+    async def undrain(self) -> bool:
+        """Take operations again, once all is handed over; whether the node was draining. It goes on if the caller does
+        not wait for its end. Raises Unavailable if the node stops."""
+        if self._is_stopping:
+            raise Unavailable(f"node {self.id} stops")
+        was_draining = self.is_draining
+        await asyncio.shield(self.env.nursery.spawn(self._serve_again(), name="undrain"))
+        if self._is_stopping:
+            raise Unavailable(f"node {self.id} stops")
+        return was_draining
+
+    async def _serve_again(self) -> None:
+        async with self._turn:
+            if self._is_stopping or not self.is_draining:
+                return
+            if self._handing_over is not None:
+                await self._handing_over
+                self._handing_over = None
+                await self.hosting.start()
+            await self.membership.announcement.say_draining(False)
+            await self._set_draining(False)
+        log.info("node=%s takes operations again", self.id)
+
+    async def _hand_over(self) -> None:
+        await self.hosting.stop()
+        await self.membership.announcement.say_draining(True)
+
+    async def _set_draining(self, is_draining: bool) -> None:
+        if self.is_draining is not is_draining:
+            self.is_draining = is_draining
+            for tell in self.on_serving:
+                await tell(not is_draining)
 
     def state_of(self, partition: PartitionId) -> State | None:
         """The state of the replica here."""

@@ -126,7 +126,7 @@ async def serve(
             await node.membership.announcement.tell_is_up()
         log.info("node=%s is up: %s", config.id, config.listeners())
         yield node
-        await node.begin_draining()
+        await node.begin_stopping()
         log.info("node=%s stops", config.id)
 
 
@@ -170,7 +170,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     viewing = env.nursery.child("bookie view")
     stack.push_async_callback(viewing.close)  # a start that fails is tried again in this process
     await view.start(viewing)
-    instance_id = await LayoutStore(store).instance_id()
+    node.cluster = instance_id = await LayoutStore(store).instance_id()
     bookies = Bookies(env, view.address, own=own, cluster=instance_id)
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
@@ -277,7 +277,8 @@ async def _open_server(
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
     doorman = StreamDoorman(node.access, node.logins, env.nursery)
-    node.streams = SessionStreams(Sessions(node.backend_of("session"), env.clock, env.slow), config.id, doorman)
+    sessions = Sessions(node.backend_of("session"), env.clock, env.slow)
+    node.streams = SessionStreams(sessions, config.id, doorman, node.cluster)
     node.resp = RespServer(
         *(env, node.backend_of("redis"), config.limits, node.streams.beside(node.peers.accept), node.facts),
         access=node.access,

@@ -90,9 +90,13 @@ class Hosting:
         self._turns = Turns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
+        self._is_stopped = False
 
     async def start(self) -> None:
-        """Start what the ring assigns now, and follow its changes."""
+        """Start what the ring assigns now, and follow its changes. Also again after a `stop`."""
+        if self._is_stopped:
+            self._is_stopped = False
+            self._nursery = self._env.nursery.child("hosting")
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
@@ -102,6 +106,7 @@ class Hosting:
 
     async def stop(self) -> None:
         """Hand over what is led here, and stop every replica; its state is synced."""
+        self._is_stopped = True
         if self._forget is not None:
             self._forget()
         await self._nursery.close()
@@ -282,7 +287,7 @@ class Hosting:
             self._membership.note_leader,
             self._turns,
             self._rings,
-            partial(self._dispatcher.turn_away, partition),
+            self._dispatcher.turn_away,
             self._versions,
             self._book,
         )

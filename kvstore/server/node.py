@@ -11,19 +11,19 @@ import signal
 import socket
 import traceback
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvstore import config as toml
 from kvstore.env.certificates import LOOK_S, Certificates
 from kvstore.env.disk import lock_dir
-from kvstore.env.events import wait_within
+from kvstore.env.events import end_task, wait_within
 from kvstore.env.log_output import Output, open_log
-from kvstore.env.ports import Env
+from kvstore.env.ports import Env, Nursery
 from kvstore.env.real import end_process, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
@@ -49,6 +49,8 @@ FILES_MIN = 1_024
 """Open files: some 800 for the connections of all doors, the others for journals and engines."""
 ROOM_S = 5.0
 """Between two attempts to start on a full disk."""
+T = TypeVar("T")
+
 STOP_TIMEOUT_S = 12.0
 """Handing over takes less; what takes longer is ended."""
 
@@ -217,19 +219,23 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         return
     loop = asyncio.get_running_loop()
     engines = Engines(env.disk, config.partition, end_process)
+    serving = serve(
+        config,
+        env=env,
+        store=store,
+        secret=secret,
+        open_engine=engines.open,
+        retire_engine=engines.retire,
+        find_engines=engines.find,
+        spoil_engine=engines.spoil,
+        age_retired=engines.age_retired,
+        doors=partial(_doors, process.certificates),
+    )
     try:
-        async with serve(
-            config,
-            env=env,
-            store=store,
-            secret=secret,
-            open_engine=engines.open,
-            retire_engine=engines.retire,
-            find_engines=engines.find,
-            spoil_engine=engines.spoil,
-            age_retired=engines.age_retired,
-            doors=partial(_doors, process.certificates),
-        ) as node:
+        async with AsyncExitStack() as stack:
+            node = await started_or_none(env.nursery, stack, serving, stop)
+            if node is None:
+                return
             node.resident_bytes, node.cpu_s = _resident_bytes, _cpu_s
             node.engine_statistics = engines.statistics
             node.log_output, node.tls = process.output, process.tls
@@ -254,6 +260,41 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             await snapshots.close()
     finally:
         await store.close()
+
+
+async def started_or_none(
+    nursery: Nursery, stack: AsyncExitStack, what: AbstractAsyncContextManager[T], stop: asyncio.Event
+) -> T | None:
+    """Enter the context; None, and it is left again, if `stop` is set before that is done. A start may wait for ever:
+    for a ring, or for the end of another process of the same id."""
+    settled = asyncio.Event()
+    started: list[T] = []
+    failed: list[Exception] = []
+
+    async def start() -> None:
+        try:
+            started.append(await stack.enter_async_context(what))
+        except Exception as error:  # noqa: BLE001 - raised where the start was asked for
+            failed.append(error)
+        settled.set()
+
+    async def wait_for_stop() -> None:
+        await stop.wait()
+        settled.set()
+
+    starting = nursery.spawn(start(), name="start")
+    stopping = nursery.spawn(wait_for_stop(), name="stop while starting")
+    try:
+        await settled.wait()
+    finally:
+        await end_task(stopping)
+        if not starting.done():
+            log.info("stopped while it starts")
+            asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
+            await end_task(starting)
+    if failed:
+        raise failed[0]
+    return started[0] if started else None
 
 
 def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
@@ -286,7 +327,7 @@ async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExit
     await door.open(node.config.grpc, certificates)
     stack.push_async_callback(door.close)
     node.door_histograms = door.histograms
-    node.on_draining.append(lambda: door.set_serving(False))
+    node.on_serving.append(door.set_serving)
 
 
 def _task_failed(name: str, error: BaseException) -> None:

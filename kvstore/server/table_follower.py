@@ -17,19 +17,24 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 """Between two attempts to read while the metadata store is away. Until then the last table holds."""
+REREAD_S = 10.0
+"""A watch is only a hint: this often the table is read without one. Somebody may have lost a right."""
 
 T = TypeVar("T")
 
 
 class TableFollower(ABC, Generic[T]):
-    """From `open` to `close`. A subclass says what becomes of a table, and of one that cannot be understood."""
+    """Follows one table, from `open` to `close`. A subclass says what becomes of a table, and of one that cannot be
+    understood."""
 
     def __init__(self, env: Env, table: TableStore[T, Any], *, what: str) -> None:
         self._table, self._what = table, what
-        self._nursery = env.nursery.child(f"follow {what}")
+        self._nursery, self._clock_now = env.nursery.child(f"follow {what}"), env.clock.now
         self._changed = asyncio.Event()
         self._watch: Watch | None = None
         self._is_failing = False
+        self._taken: T | None = None
+        """What was taken last; None if what is there was refused since."""
 
     @abstractmethod
     def take(self, table: T) -> None:
@@ -39,17 +44,21 @@ class TableFollower(ABC, Generic[T]):
     def refuse(self, error: UndecodableNode) -> None:
         """Called instead where this build does not understand what is there."""
 
+    def is_lost(self) -> bool:
+        """Whether a table that is not there has been there, and must not be taken for an empty one."""
+        return False
+
     def due_s(self) -> float | None:
         """Seconds until `do_due` is called, even if nothing changes meanwhile; None: only a change counts."""
         return None
 
     def do_due(self) -> None:
-        """Called when they are over."""
+        """Called when they are over, and perhaps before."""
 
     async def open(self) -> None:
         """Read the table for the first time. Raises MetadataUnavailable, MetadataUnknown."""
         self._watch = self._table.watch(self._changed.set)
-        await self._read()
+        await self._read(is_hinted=True)
         self._nursery.spawn(self._follow(), name="follow")
 
     async def close(self) -> None:
@@ -62,13 +71,20 @@ class TableFollower(ABC, Generic[T]):
         self._changed.set()
 
     async def _follow(self) -> None:
+        read_at = self._clock_now()
         while True:
-            if not await wait_within(self._changed, self.due_s()):
+            left_s = max(0.0, read_at + REREAD_S - self._clock_now())
+            due_s = self.due_s()
+            is_due_first = due_s is not None and due_s < left_s
+            is_hinted = await wait_within(self._changed, due_s if is_due_first else left_s)
+            if not is_hinted:
                 self.do_due()
-                continue
+                if is_due_first:
+                    continue
             self._changed.clear()
             try:
-                await self._read()
+                read_at = self._clock_now()
+                await self._read(is_hinted=is_hinted)
             except MetadataError as error:
                 if not self._is_failing:  # once, however long it lasts
                     log.warning("the table of %s cannot be read; the last one holds: %s", self._what, error)
@@ -78,10 +94,19 @@ class TableFollower(ABC, Generic[T]):
             else:
                 self._is_failing = False
 
-    async def _read(self) -> None:
+    async def _read(self, *, is_hinted: bool) -> None:
+        """Read it; what is as it was is news only to whoever was told to look."""
         try:
-            table = await self._table.read()
+            table = await self._table.read_or_none()
+            if table is None:
+                if self.is_lost():
+                    raise UndecodableNode(f"the table of {self._what} is not in the metadata store any more")
+                table = self._table.empty
         except UndecodableNode as error:
-            self.refuse(error)
+            if is_hinted or self._taken is not None:
+                self.refuse(error)
+            self._taken = None
             return
-        self.take(table)
+        if is_hinted or table != self._taken:
+            self._taken = table
+            self.take(table)

@@ -74,9 +74,13 @@ def _endpoints(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
-    from kvstore.env.real import run
-    from kvstore.meta.connect import connect
-    from kvstore.meta.login import metadata_login_of_environment
+    try:
+        from kvstore.env.real import run
+        from kvstore.meta.connect import connect
+        from kvstore.meta.login import metadata_login_of_environment
+    except ImportError as error:
+        want = f"no module {error.name}: this option wants what `pip install 'kvstore-log[node]'` brings, on the driver"
+        raise ConfigError(f"zookeeper: {want}; or name servers") from None
 
     async def read() -> tuple[str, ...]:
         store = await connect(cluster.zookeeper, login=metadata_login_of_environment())

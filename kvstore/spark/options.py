@@ -78,7 +78,7 @@ class ValueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Of the two columns that the store knows as bytes."""
+    """The types of the two columns that the store knows as bytes."""
 
     key: KeyType = KeyType.binary
     value: ValueType = ValueType.binary

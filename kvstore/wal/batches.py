@@ -30,7 +30,7 @@ _NOT_HERE = (Status.NO_ENTRY, Status.NO_LEDGER, Status.IO_ERROR, Status.TOO_MANY
 
 
 class Batches:
-    """Of one bookie."""
+    """The batched reads of one bookie."""
 
     def __init__(self, bookie: BookieId, connection: Connection, clock: Clock) -> None:
         self._bookie = bookie

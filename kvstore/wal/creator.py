@@ -119,6 +119,14 @@ class LedgerCreator:
         return metadata
 
 
+# docs/protocol.md P34
 def owner_of(metadata: LedgerMetadata) -> PartitionId | None:
-    """The partition whose log the ledger was made for; None if it is nobody's."""
-    return next((PartitionId(value.decode()) for key, value in metadata.custom if key == OWNER_KEY), None)
+    """The partition whose log the ledger was made for; None if it is nobody's. A tag that cannot be a partition's name
+    is a stranger's: whoever goes over all ledgers, as every leader does, would fail at it, or ask for nodes by it."""
+    value = next((value for key, value in metadata.custom if key == OWNER_KEY), b"")
+    try:
+        name = value.decode()
+    except UnicodeDecodeError:
+        return None
+    is_name = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    return PartitionId(name) if is_name else None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode, VersionConflict
+from kvstore.errors import MetadataError, MetadataUnknown, NodeExists, NoSuchNode, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.store import Change, Check, MetadataStore, SetData, ensure_path
 from kvstore.meta.update import until_known
@@ -83,8 +83,8 @@ class LedgerLists:
 
         Raises MetadataError if it has grown too long for one more ledger, VersionConflict if somebody else wrote,
         NoSuchNode if the ledger was swept; PerhapsListed instead of these two after a write of unknown outcome. After
-        such a write the list is read again until it is known: our own document in it is success. Raises MetadataUnknown
-        if that takes too long.
+        such a write the list is read again until it is known, whatever error comes meanwhile: our own document in it is
+        success. Raises MetadataUnknown if that takes too long.
         """
         path, data = paths.partition_log(partition), encode(listed)
         if created is not None and len(data) > LIST_BYTES_MAX:
@@ -112,9 +112,6 @@ class LedgerLists:
                 return version + 1
             except MetadataUnknown:
                 is_unknown = True
-            except MetadataUnavailable:
-                if not is_unknown:
-                    raise
             except (VersionConflict, NoSuchNode) as error:
                 if not is_unknown:
                     raise
@@ -122,6 +119,9 @@ class LedgerLists:
                     raise PerhapsListed(path) from error
                 has_conflict = True  # perhaps with our own earlier write
                 continue
+            except MetadataError:  # a store that refuses now says nothing of what went before
+                if not is_unknown:
+                    raise
             await asyncio.sleep(UNKNOWN_RETRY_S)
         raise MetadataUnknown(f"{path}: whether version {version + 1} is ours could not be learnt")
 

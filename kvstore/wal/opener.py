@@ -113,7 +113,7 @@ class LedgerTakeover:
 
 
 class _Run:
-    """From the fence to the last entry written back."""
+    """The takeover of one ledger, from the fence to the last entry written back."""
 
     def __init__(self, recorded: LedgerMetadata, ports: LedgerPorts, nursery: Nursery) -> None:
         self.end: EntryId | None = None

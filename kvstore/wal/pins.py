@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvstore.errors import Corrupted, NodeExists, NoSuchLedger, NoSuchNode, VersionConflict
 from kvstore.meta import codec, paths
-from kvstore.meta.store import MetadataStore, ensure_path
+from kvstore.meta.store import Check, Create, Delete, MetadataStore, SetData, ensure_path
 from kvstore.meta.update import until_known, update
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
@@ -48,8 +48,11 @@ class Pins:
         NoSuchLedger if the list does not name it any more, NodeExists if the pin is there."""
         path = paths.partition_pin(partition, name)
         await ensure_path(self._store, paths.parent(path))
-        data = codec.encode(Pin(ledger, deadline_ms))
-        await self._store.create(path, data, ephemeral=not deadline_ms)
+        pin = Pin(ledger, deadline_ms)
+        if deadline_ms:
+            await self._make(path, pin)
+        else:
+            await self._store.create(path, codec.encode(pin), ephemeral=True)
         listed, _ = await self._lists.read(partition, latest=True)
         if not listed.names(ledger):
             await self.release(partition, name)
@@ -70,7 +73,13 @@ class Pins:
         path = paths.partition_pin(partition, name)
         await ensure_path(self._store, paths.parent(path))
         with suppress(NodeExists):
-            await self._store.create(path, codec.encode(Pin(ledger, deadline_ms)))
+            await self._make(path, Pin(ledger, deadline_ms))
+
+    # docs/protocol.md K3
+    async def _make(self, path: str, pin: Pin) -> None:
+        """Make a pin that the trimmer may remove. It changes the directory's version: its own is that of a former one
+        of the same name. Raises NodeExists."""
+        await self._store.multi([Create(path, codec.encode(pin)), SetData(paths.parent(path), b"", -1)])
 
     async def hold_as_others(
         self, joined: Iterable[PartitionId], others: Iterable[PartitionId], prefix: str, now_ms: int
@@ -161,16 +170,30 @@ class Pins:
         for name in names:
             path = paths.join(directory, name)
             try:
-                data, stat = await self._store.get(path)
+                data, _ = await self._store.get(path)
             except NoSuchNode:
                 continue
             pin = _pin_of(data, path)
-            if pin.deadline_ms and pin.deadline_ms < now_ms:
-                with suppress(NoSuchNode, VersionConflict):  # it has been extended
-                    await self._store.delete(path, stat.version)
-            else:
+            is_old = 0 < pin.deadline_ms < now_ms
+            if not (is_old and await self._is_removed(path, now_ms)):
                 held.append(pin.ledger)
         return min(held, default=None)
+
+    # docs/protocol.md K3
+    async def _is_removed(self, path: str, now_ms: int) -> bool:
+        """Remove a pin that is still past its deadline, if none is made meanwhile. False: perhaps it holds on."""
+        directory = paths.parent(path)
+        try:
+            _, made = await self._store.get(directory)
+            data, stat = await self._store.get(path)
+            if not 0 < _pin_of(data, path).deadline_ms < now_ms:
+                return False
+            await self._store.multi([Check(directory, made.version), Delete(path, stat.version)])
+        except VersionConflict:
+            return False
+        except NoSuchNode:
+            return True
+        return True
 
 
 def _pin_of(data: bytes, path: str) -> Pin:

@@ -32,7 +32,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Those asked have taken long enough for another to be asked beside them."""
+    """The bookies that were asked have taken long enough for another to be asked beside them."""
 
 
 Event = Answered | Failed | Late

@@ -189,8 +189,9 @@ def test_attempts_that_fail_come_ever_more_rarely() -> None:
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, AGAIN_S_MAX]
 
 
-def test_another_newcomer_is_drawn_after_several_attempts_and_not_sooner() -> None:
-    past, drawn = Past(), []
+def assert_draws_another_after_patience(past: Past) -> None:
+    """Of two spare bookies that both take no copies."""
+    drawn = []
     for _ in range(PATIENCE + 1):
         work = mending(B3, past=past)
         (newcomer,) = filling(work, CLOSED, standing(B1, B2, B4, B5)).must
@@ -198,6 +199,41 @@ def test_another_newcomer_is_drawn_after_several_attempts_and_not_sooner() -> No
         work.handle(Failed("no answer", frozenset({newcomer})))
     assert len(set(drawn[:PATIENCE])) == 1
     assert drawn[-1] not in drawn[:PATIENCE]
+
+
+def test_another_newcomer_is_drawn_after_several_attempts_and_not_sooner() -> None:
+    assert_draws_another_after_patience(Past())
+
+
+# docs/protocol.md W11
+@pytest.mark.parametrize("failed", [2, 16])
+def test_attempts_that_failed_at_something_else_neither_keep_nor_hurry_another_newcomer(failed: int) -> None:
+    """There had been no spare bookie for an hour, then two were added of which one is of no use."""
+    past = Past()
+    for _ in range(failed):
+        work = mending(B3, past=past)
+        filling(work, CLOSED, standing(B1, B2))
+        work.handle(Filled())
+    assert_draws_another_after_patience(past)
+
+
+# docs/protocol.md W11
+@pytest.mark.parametrize("spares", [(B4,), (B4, B5)], ids=("one", "two"))
+def test_newcomers_that_took_no_copies_are_drawn_again_where_there_is_no_other(spares: tuple[BookieId, ...]) -> None:
+    """They may be well by now. In between what the others lack is copied, for which no newcomer must answer."""
+    past, drawn = Past(), []
+    for _ in range(2):
+        for _ in range(PATIENCE * len(spares)):
+            work = mending(B3, past=past)
+            fill = filling(work, CLOSED, standing(B1, B2, *spares))
+            drawn.extend(fill.newcomers)
+            work.handle(Failed("no answer", fill.newcomers))
+        work = mending(B3, past=past)
+        assert not filling(work, CLOSED, standing(B1, B2, *spares)).newcomers
+        end = work.handle(Filled())
+        assert isinstance(end, End)
+        assert end.reason == NO_SPARE
+    assert {bookie: drawn.count(bookie) for bookie in spares} == dict.fromkeys(spares, 2 * PATIENCE)
 
 
 # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────────

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from kvstore.autorecovery.office import Office
 from kvstore.autorecovery.walk import every_ledger
 from kvstore.env.clock import SystemClock
-from kvstore.errors import MetadataUnavailable
+from kvstore.errors import MetadataDenied, MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
@@ -26,8 +28,12 @@ class LosingStore(MemoryStore):
     """Ends its session, once told to, when a ledger is read."""
 
     is_to_end = False
+    closed = frozenset[str]()
+    """Nodes that another user has made for itself."""
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
+        if path in self.closed:
+            raise MetadataDenied(f"{path}: not authenticated")
         found = await super().get(path)
         if self.is_to_end and paths.ledger_of(path) is not None:
             self.expire()
@@ -105,3 +111,16 @@ async def test_a_walk_passes_over_what_cannot_be_read_and_what_is_gone(office: O
         if metadata.ledger == 7:
             await office.ledgers.remove(LedgerId(9), -1)
     assert seen == [7]
+
+
+# docs/protocol.md P34
+@pytest.mark.parametrize("all_are", [False, True])
+async def test_a_walk_passes_over_a_ledger_that_is_closed_to_our_user_unless_all_are(
+    office: Office, store: LosingStore, *, all_are: bool
+) -> None:
+    store.closed = frozenset({paths.ledger(LedgerId(8)), *([paths.LAYOUT] if all_are else [])})
+    seen = []
+    with pytest.raises(MetadataDenied) if all_are else nullcontext():
+        async for metadata in every_ledger(office.ledgers, office.go_on):
+            seen.append(metadata.ledger)
+    assert seen == ([7] if all_are else [7, 9])

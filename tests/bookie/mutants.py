@@ -313,7 +313,7 @@ def _any_start() -> None:
 
         return note
 
-    replace(identity._Identification, "_note_this_start", make)
+    replace(identity._Identification, "_doubt_of_start", make)
 
 
 @mutant("drops what a listing lacks")
@@ -330,7 +330,7 @@ def _trusting() -> None:
 
 @mutant("drops ledgers that the metadata store has yet to give")
 def _drops_unheard() -> None:
-    replace(reclaim, "is_never_given", lambda _original: lambda ledger, counted_to: False)
+    replace(reclaim.Reclaimer, "_may_be_of_later_metadata", lambda _original: lambda self, ledger, counted: False)
 
 
 @mutant("starts by an older copy of the metadata")

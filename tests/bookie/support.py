@@ -10,7 +10,7 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env import Env
 from kvstore.errors import MetadataUnavailable
-from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.ledger_ids import Counted, LedgerIdGenerator
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.proto.digest import EntryDigest, master_key
@@ -62,7 +62,7 @@ class Metadata:
         self.fails_listing = False
         self.asked: list[int] = []
         self.marked: list[str] = []
-        self.counted = 1 << 31
+        self.counts_to = 1 << 31
         """The next id that it would give."""
         self.listed: list[int] | None = None
         """What a listing shows; None: everything that is known."""
@@ -80,10 +80,10 @@ class Metadata:
     async def mark_older(self, why: str) -> None:
         self.marked.append(why)
 
-    async def counted_to(self) -> LedgerId:
+    async def counted(self) -> Counted:
         if self.is_away:
             raise MetadataUnavailable("not connected")
-        return LedgerId(self.counted)
+        return Counted(LedgerId(self.counts_to))
 
     async def ledgers(self) -> list[LedgerId]:
         if self.is_away or self.fails_listing:

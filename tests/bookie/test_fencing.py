@@ -23,6 +23,7 @@ from tests.bookie.support import KEY, ME, OTHERS, metadata
 L = LedgerId(7)
 
 
+# docs/protocol.md L6
 @pytest.mark.parametrize("case", list(product([False, True], repeat=5)))
 def test_an_add_is_admitted_only_with_the_key_and_past_a_fence_only_by_recovery(case: tuple[bool, ...]) -> None:
     is_tombstoned, is_fenced, is_admitted, has_key, recovery = case

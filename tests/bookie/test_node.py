@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from kvstore.bookie import Bookie
-from kvstore.errors import ConfigError
+from kvstore.bookie.authority import MetadataAuthority
+from kvstore.bookie.upkeep.reclaim import nobodys
+from kvstore.env.ports import Nursery
+from kvstore.errors import ConfigError, MetadataUnavailable
+from kvstore.meta import paths
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledger_ids import Counted
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.registration import Bookies, RegistrationClient
+from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
+from kvstore.meta.transfer import export, restore
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from tests.bookie.support import KEY, crash, given_ids, packet, run, tiny
@@ -21,6 +28,11 @@ from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
 L = LedgerId(7)
+
+
+def anyones(_ledger: LedgerId, _key: bytes) -> bool:
+    """Take every ledger for one that the cluster has made."""
+    return True
 
 
 @pytest.fixture
@@ -36,22 +48,29 @@ class Started:
         self.store = store
         self.client = RegistrationClient(store)
 
-    async def add(self, entry: int, payload: bytes = b"hello") -> Status:
+    async def add(self, entry: int, payload: bytes = b"hello", ledger: LedgerId = L) -> Status:
         answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-        body = packet(L, entry, payload)
-        self.bookie.storage.add(L, entry, body, KEY, recovery=False, done=answer.set_result)
+        body = packet(ledger, entry, payload)
+        self.bookie.storage.add(ledger, entry, body, KEY, recovery=False, done=answer.set_result)
         return await answer
 
-    async def create_ledger(self) -> None:
+    async def read(self, entry: int) -> Status:
+        answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        self.bookie.storage.read(L, entry, done=lambda status, *_: answer.set_result(status))
+        return await answer
+
+    async def create_ledger(self, ledger: LedgerId = L) -> None:
         fragment = Fragment(EntryId(0), (self.bookie.id,))
-        await LedgerStore(self.store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
+        await LedgerStore(self.store).create(LedgerMetadata(ledger, Quorum(1, 1, 1), (fragment,), token=1))
 
 
 @asynccontextmanager
-async def started(world: SimWorld, tree: MemoryTree, **config: object) -> AsyncIterator[Started]:
+async def started(
+    world: SimWorld, tree: MemoryTree, is_ours: Callable[[LedgerId, bytes], bool] = anyones, **config: object
+) -> AsyncIterator[Started]:
     store = MemoryStore(tree)
     await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
-    async with Bookie(world.env("b1"), tiny(**{"listen": "b1:3181", **config}), store) as bookie:
+    async with Bookie(world.env("b1"), tiny(**{"listen": "b1:3181", **config}), store, is_ours) as bookie:
         yield Started(bookie, store)
 
 
@@ -153,20 +172,105 @@ def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: M
     assert tree.children("/ledgers/available") == ["readonly"]
 
 
+async def refuse_a_start(world: SimWorld, tree: MemoryTree) -> None:
+    """The metadata store goes away when the journal is open already; what the node does then is to start again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetadataAuthority, "counted", _away)
+        with pytest.raises(MetadataUnavailable):
+            async with started(world, tree):
+                pass
+
+
+async def _away(_: MetadataAuthority) -> Counted:
+    raise MetadataUnavailable("not connected")
+
+
+# docs/protocol.md B35
+def test_a_start_that_fails_leaves_nobody_who_writes_where_the_next_one_does(world: SimWorld, tree: MemoryTree) -> None:
+    """On a full disk the first journal would go on trying to make the segment that the second one makes."""
+
+    async def first() -> None:
+        async with started(world, tree) as one:
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+
+    async def second() -> None:
+        disk = world.node("b1").disk
+        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 6000)
+        await refuse_a_start(world, tree)
+        disk.set_capacity(1 << 30)
+        async with started(world, tree) as one:
+            assert await one.add(1) is Status.OK
+            await pause(3)
+            assert await one.add(2) is Status.OK
+            world.node("b1").crash(power=True)
+
+    async def third() -> None:
+        async with started(world, tree) as one:
+            assert [await one.read(entry) for entry in range(3)] == [Status.OK] * 3
+
+    run(world, first())
+    crash(world)
+    with pytest.raises(NodeCrashed):
+        run(world, second())
+    run(world, third())
+
+
+# docs/protocol.md A10
+def test_a_bookie_that_is_given_up_while_it_starts_does_not_serve(world: SimWorld, tree: MemoryTree) -> None:
+    """Who gave it up looked before it registered, and looks no more."""
+
+    async def scenario() -> None:
+        register = BookieRegistration.start
+
+        async def late(self: BookieRegistration, nursery: Nursery, *, readonly: bool = False) -> None:
+            cookies = CookieStore(MemoryStore(tree))
+            for bookie in await cookies.bookies():
+                await cookies.delete(bookie, (await cookies.read(bookie))[1])
+            await register(self, nursery, readonly=readonly)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BookieRegistration, "start", late)
+            with pytest.raises(ConfigError, match="was given up while it started"):
+                async with started(world, tree):
+                    pass
+        assert tree.children("/ledgers/available") == ["readonly"]
+
+    run(world, scenario())
+
+
 # docs/protocol.md B10, B29
 def test_deleted_ledgers_are_dropped_by_themselves(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
-        async with started(world, tree, reclaim_interval_s=30.0) as one:
+        async with started(world, tree, nobodys, reclaim_interval_s=30.0) as one:
             await one.create_ledger()
             assert await one.add(0) is Status.OK
             await LedgerStore(one.store).remove(L, -1)
             await pause(31)
             assert one.bookie.statistics()["dropped_ledgers"] == 0, "its id was never given: B29"
+            assert paths.OLDER_COPY not in tree.paths(), "its creator may have chosen it"
             assert one.bookie.statistics()["unheard_ledgers"] == 1
             await given_ids(one.store, L)
             await pause(31)
             assert one.bookie.statistics()["dropped_ledgers"] == 1
             assert await one.add(1) is Status.FENCED
+
+    run(world, scenario())
+
+
+# docs/protocol.md B29
+def test_a_bookie_that_runs_marks_an_older_copy_before_its_looks_have_taken_the_ids_that_it_lacks(
+    world: SimWorld, tree: MemoryTree
+) -> None:
+    async def scenario() -> None:
+        async with started(world, tree, reclaim_interval_s=30.0) as one:
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+            await LedgerStore(one.store).remove(L, -1)
+            await pause(30 * (L + 3))
+            assert one.bookie.statistics()["dropped_ledgers"] == 0
+            assert paths.OLDER_COPY in tree.paths()
+            assert await one.read(0) is Status.OK
 
     run(world, scenario())
 
@@ -196,6 +300,59 @@ def test_a_bookie_with_ledgers_that_the_metadata_store_has_yet_to_give_does_not_
     with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({L}\)"):
         run(world, second())
     assert tree.children("/ledgers/available") == ["readonly"]
+
+
+# docs/protocol.md B29
+def test_a_bookie_shown_the_place_from_which_its_metadata_were_moved_does_not_start(
+    world: SimWorld, tree: MemoryTree
+) -> None:
+    """Ledgers that were made since are of a range of ids that was never counted in there."""
+    moved = LedgerId((1 << 32) + 5)
+
+    async def scenario() -> None:
+        async with started(world, tree) as one:
+            await one.create_ledger(moved)
+            assert await one.add(0, ledger=moved) is Status.OK
+            await LedgerStore(one.store).remove(moved, -1)
+        await given_ids(MemoryStore(tree), LedgerId(30))
+        with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({moved}\)"):
+            async with started(world, tree):
+                pass
+
+    run(world, scenario())
+
+
+# docs/protocol.md B29, B10
+@pytest.mark.parametrize("tells", [True, False])
+def test_metadata_of_an_export_that_lack_what_a_bookie_has_make_it_drop_nothing(
+    world: SimWorld, tree: MemoryTree, tells: bool
+) -> None:
+    """Put back from a file that was written before the ledger was made. Where the file tells how far ids were counted
+    the bookie does not start; a file of an older release does not."""
+    moved = MemoryTree()
+
+    async def scenario() -> None:
+        async with started(world, tree):
+            pass
+        await given_ids(MemoryStore(tree), LedgerId(L - 1))
+        nodes, instance = await export(MemoryStore(tree))
+        async with started(world, tree) as one:
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+        if not tells:
+            del nodes[paths.COUNTED]
+        await restore(MemoryStore(moved), nodes, instance)
+        if tells:
+            with pytest.raises(ConfigError, match=rf"an older copy of itself: .* does not know 1 ledgers .*\({L}\)"):
+                async with started(world, moved):
+                    pass
+            assert paths.OLDER_COPY in moved.paths()
+            return
+        async with started(world, moved, reclaim_interval_s=30.0) as one:
+            await pause(31)
+            assert (one.bookie.statistics()["unheard_ledgers"], await one.read(0)) == (1, Status.OK)
+
+    run(world, scenario())
 
 
 # docs/protocol.md B29

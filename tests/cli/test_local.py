@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -195,6 +196,33 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
         cluster.wait_ready(timeout_s=1)
 
 
+def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that had been drained was waited for, and nothing said so."""
+
+    class Drained(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(b"draining\n")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Drained) as server, ThreadPoolExecutor(1) as other:
+        other.submit(server.serve_forever)
+        cluster, planned = LocalCluster(tmp_path), layout.plan(Wish(data_dir=tmp_path), None)
+        nodes = tuple(replace(node, http=f"127.0.0.1:{server.server_port}") for node in planned.nodes)
+        monkeypatch.setattr(cluster, "load", lambda: replace(planned, nodes=nodes))
+        monkeypatch.setattr(cluster, "_runs", lambda _: True)
+        try:
+            with pytest.raises(
+                Unavailable, match=r"n1 is not ready after 0\.1 s, it says: draining; see `kvstore stat"
+            ):
+                cluster.wait_ready(timeout_s=0.1)
+        finally:
+            server.shutdown()
+
+
 def test_a_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its words are not there for a moment: on a machine that was full it was taken for one that had ended."""
     node = replace(layout.plan(Wish(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
@@ -289,3 +317,14 @@ def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path)
     assert secrets_of(cluster) == [path] * 3
     assert path.exists()
     assert toml.read(Path(cluster.load().nodes[0].config), NodeConfig).limits.waiting_max == 7
+
+
+def test_a_nodes_file_that_a_power_cut_left_empty_is_written_anew(tmp_path: Path) -> None:
+    """One that was not synced has no byte after the cut; a secret alone was written into it, and no node started."""
+    cluster = Started(tmp_path)
+    secrets_of(cluster)
+    whole = {config: config.read_text() for config in (Path(node.config) for node in cluster.load().nodes)}
+    for config in whole:
+        config.write_bytes(b"")
+    assert secrets_of(cluster) == [tmp_path / "cluster.secret"] * 3
+    assert {config: config.read_text() for config in whole} == whole

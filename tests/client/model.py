@@ -15,6 +15,7 @@ from sortedcontainers import SortedDict
 from kvstore import versions
 from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record, RequestId, Sink
+from kvstore.partition.state.rows import encode_record
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
@@ -188,7 +189,8 @@ class ModelPartition:
 class ModelCluster:
     """Partitions, who leads them, and the servers in front."""
 
-    def __init__(self, servers: int = 3, partitions: int = 3) -> None:
+    def __init__(self, servers: int = 3, partitions: int = 3, id: str = "c1") -> None:
+        self.id = id
         self.ids = [ServerId(f"n{i + 1}") for i in range(servers)]
         names = [PartitionId(f"p{i + 1}") for i in range(partitions)]
         self.ring = new_ring(names, dict.fromkeys(self.ids, ""), servers)
@@ -275,8 +277,15 @@ class ModelServer:
         if self.intercept is not _let_pass or self.cluster.leaders[self.cluster.ring.partition_of(key)] != self.id:
             return NOT_NOW
         op = (Code.GET, key, 0, 0)
+        found = self._result(op, None)
+        if found is not None and not isinstance(found, Record):
+            return NOT_NOW
         self.seen.append(op)
-        return self._result(op, None)
+        return None if found is None else encode_record(*found)
+
+    def read_all_now(self, keys: list[bytes]) -> Any:
+        found = list(map(self.read_now, keys))
+        return NOT_NOW if NOT_NOW in found else found
 
     def _result(self, op: Op, partition: PartitionId | None, ring_version: int = 0) -> Any:
         keyless = op[0] in (Code.SCAN, Code.RANGE, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)

@@ -81,10 +81,12 @@ class Servers:
         audit = AuditLog(env.clock.now, env.clock.wall_ms)
         logins = self.logins[id] = Logins(env, access, audit)
         gate = CallGate(access, logins)
-        service = KV(env, backend, id, sessions=sessions, guarded=gate.guarded)
+        service = KV(env, backend, id, sessions=sessions, guarded=gate.guarded, cluster=self.cluster.id)
         server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)], gate=gate)
         known = self.cluster.endpoints.get(id) or Endpoint("127.0.0.1:0", "127.0.0.1:0")
-        streams = self.streams[id] = SessionStreams(sessions, id, StreamDoorman(access, logins, self._nursery))
+        streams = self.streams[id] = SessionStreams(
+            sessions, id, StreamDoorman(access, logins, self._nursery), self.cluster.id
+        )
         redis = RespServer(env, backend, Limits(), streams.beside(refuse_peers), dict, access, logins)
         resp = await redis.open(known.resp) if self._has_streams else ""
         port = await server.start(known.grpc)

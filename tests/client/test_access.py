@@ -72,8 +72,8 @@ async def test_a_user_who_is_none_any_more_is_thrown_out(servers: Servers, chang
         await client.put(b"t/a", b"1")
         for each in servers.access.values():
             each.take(table(change))
-        with pytest.raises(StoreError):
-            await client.get(b"t/a", timeout_s=2.0)
+        with pytest.raises(NotAuthenticated):
+            await client.get(b"t/a")
 
         async def none_is_open() -> bool:
             return not any(streams._open for streams in servers.streams.values())
@@ -139,3 +139,35 @@ def test_the_blocking_client_says_who_it_is(threaded: Servers) -> None:
     for url in (threaded.patient_url, url_of(threaded, "tenant", "wrong")):
         with pytest.raises(NotAuthenticated), Client(url):
             pass
+
+
+def key_led_by(servers: Servers, id: str) -> bytes:
+    """A key of the tenant's that this server leads."""
+    cluster = servers.cluster
+    owned = (b"t/%d" % number for number in range(10_000))
+    return next(key for key in owned if cluster.leaders[cluster.ring.partition_of(key)] == id)
+
+
+def test_a_server_that_does_not_know_the_user_stops_no_call_that_others_do(threaded: Servers) -> None:
+    """Its table is old, or it cannot read it. It is asked first for the topology."""
+    key, lost = key_led_by(threaded, "n2"), list[object]()
+
+    def lose_the_first_answer(op: object, answer: object) -> bool:
+        lost.append(op)
+        return len(lost) == 1
+
+    threaded.access[threaded.cluster.ids[0]].take(table(RemoveUser("tenant")))
+    with Client(url_of(threaded, "tenant") + "&silence=100ms") as client:
+        assert client._engine is not None
+        client._engine._read_at = -1e9  # ten seconds later
+        client.put(key, b"1")
+        threaded.cluster.servers[1].intercept = lose_the_first_answer
+        client.put(key, b"2")
+        assert len(lost) == 2
+    assert threaded.cluster.doubly_applied() == []
+
+
+async def test_the_same_on_asyncio(servers: Servers) -> None:
+    servers.access[servers.cluster.ids[0]].take(table(RemoveUser("tenant")))
+    async with AsyncClient(url_of(servers, "tenant")) as client:
+        await client.put(key_led_by(servers, "n2"), b"1")

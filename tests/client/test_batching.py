@@ -194,3 +194,10 @@ def test_large_answers_are_spread_over_messages() -> None:
 def test_answers_come_with_their_numbers() -> None:
     answers = kv_pb2.Answers(numbers=[9], versions=[1], absent=[8])
     assert list(answered(answers)) == [(9, 1), (8, None)]
+
+
+def test_reads_whose_expiries_may_be_those_of_others_are_not_answered() -> None:
+    """Servers of before 0.2.0 joined messages so; what is not answered is asked again, alone."""
+    found = {"found": [1, 2], "values": [b"a", b"b"], "found_versions": [1, 2], "created": [1, 2], "written_ms": [1, 2]}
+    assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], expiries_ms=[60_000], **found))] == [3]
+    assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], **found))] == [1, 2, 3]

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from kvstore.client.blocking import link as blocking_link
+from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.blocking.link import BlockingLink, Waiter
 from kvstore.client.core import operations
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import Numbering, Operation
 from kvstore.env.clock import SystemClock
-from kvstore.errors import Unavailable
+from kvstore.env.library_env import library_env
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
 from tests.waiting import PATIENCE_S
@@ -96,6 +99,43 @@ def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
         found = [each.result()[0] for each in told if each.exception() is None]
     assert [type(each) for each in errors if each] == [KeyboardInterrupt]
     assert [str(each) for each in found if each is not None] == ["its sender was interrupted"]
+
+
+def test_a_frame_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("a fault of ours")
+
+    link = link_to(Stub())
+    with monkeypatch.context() as patch:
+        patch.setattr(blocking_link, "frame_of", fail)
+        other = read()
+        other.waiter = Waiter()
+        link._pending.append(other)
+        with pytest.raises(TypeError):
+            link.run(read(), 1)
+    assert str(other.waiter.answer) == "its sender was interrupted; nothing was sent"
+    assert link.run(read(), 1)[0] is None
+
+
+def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its numbering would count it as under way for ever, and be full after some time."""
+    engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,)))
+    engine._read_at = float("inf")
+    wanted = [operations.put(b"k", b"v") for _ in range(3)]
+    for each in wanted:
+        each.partition = "p1"
+    original = engine._begin
+
+    def fails_at_the_second(operation: Operation, timeout_s: float, *, may_wait: bool) -> bool:
+        if operation is wanted[1]:
+            raise InvalidRequest("the client is closed")
+        return original(operation, timeout_s, may_wait=may_wait)
+
+    monkeypatch.setattr(engine, "_begin", fails_at_the_second)
+    with pytest.raises(InvalidRequest):
+        engine.run_all(wanted, PATIENCE_S)
+    assert engine.seen.numberings["p1"].first_unacknowledged == 2
+    engine.close()
 
 
 def test_the_baton_is_not_passed_to_a_caller_who_was_interrupted_while_it_waited(

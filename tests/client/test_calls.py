@@ -1,13 +1,17 @@
 """Request ids, and what may be concluded from how attempts end."""
 
 import itertools
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
 from kvstore.client.core import operations, retries
 from kvstore.client.core.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, Numbering, Operation
 from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, lost, pauses, too_late
+from kvstore.client.core.scanning import Bounds
+from kvstore.client.core.values import Level
 from kvstore.errors import (
     ConditionFailed,
     Corrupted,
@@ -43,6 +47,64 @@ def a_get() -> Operation:
 def test_a_time_to_live_that_cannot_be_is_refused(ttl_s: float) -> None:
     with pytest.raises(InvalidRequest, match="want a time to live"):
         operations.put(b"k", b"v", ttl_s=ttl_s)
+
+
+WRONG: Any = ["text", ["k"], 5, None]
+BUILDERS: list[Callable[[Any, Any], Operation]] = [
+    lambda key, _: operations.get(key),
+    lambda key, _: operations.meta(key),
+    operations.put,
+    lambda key, value: operations.put(key, value, ttl_s=5),
+    lambda key, value: operations.put_until(key, value, 5, if_absent=True),
+    lambda key, _: operations.delete(key),
+    lambda key, _: operations.increment(key),
+    operations.append,
+    lambda key, _: operations.expire(key, 5),
+    lambda key, _: operations.condition(key, version=1),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("build", BUILDERS)
+def test_what_is_no_bytes_is_refused_by_its_type_before_it_is_sent(
+    build: Callable[[Any, Any], Operation], wrong: Any
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"as bytes, got {type(wrong).__name__}"):
+        build(wrong, b"v")
+    if build(b"k", b"v").value:
+        with pytest.raises(InvalidRequest, match=f"as bytes, got {type(wrong).__name__}"):
+            build(b"k", wrong)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_bytes_that_may_change_are_taken_as_they_are_now(build: Callable[[Any, Any], Operation]) -> None:
+    key, value = bytearray(b"k"), bytearray(b"v")
+    built = build(key, memoryview(value))
+    key[0] = value[0] = 0
+    assert built.key.__class__ is bytes
+    assert (built.key, built.value) in ((b"k", b"v"), (b"k", b""))
+
+
+@pytest.mark.parametrize("level", ["stale", 9, -1])
+def test_a_level_that_there_is_not_is_refused(level: Any) -> None:
+    for build in (operations.get, operations.meta, operations.count):
+        with pytest.raises(InvalidRequest, match="want a Level"):
+            build(b"k", level)
+    with pytest.raises(InvalidRequest, match="want a Level"):
+        operations.scan("p1", b"", b"", 0, level)
+    assert operations.get(b"k", Level.STALE).level == operations.get(b"k", 3).level == Level.STALE
+
+
+@pytest.mark.parametrize("bounds", [("a", b"", b""), (b"", "a", b""), (b"", b"", "a")])
+def test_bounds_that_are_no_bytes_are_refused(bounds: Any) -> None:
+    with pytest.raises(InvalidRequest, match="as bytes, got str"):
+        Bounds.of(*bounds)
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), "5"])
+def test_a_timeout_that_no_clock_could_be_set_to_is_refused(timeout_s: Any) -> None:
+    with pytest.raises(InvalidRequest, match="want a timeout_s of at most"):
+        operations.as_seconds(timeout_s)
 
 
 @pytest.mark.parametrize("version", [-1, 1 << 63])
@@ -164,7 +226,10 @@ def test_a_first_attempt_that_came_too_late_gets_another_id_and_time() -> None:
 
 def test_another_id_is_given_only_a_few_times() -> None:
     operation = a_put()
-    operation.attempts = retries.RENUMBER_MAX
+    for _ in range(2 * retries.RENUMBER_MAX):
+        assert failed_for_good(operation, Unavailable("no leader")) is None, "that takes no id"
+    for _ in range(retries.RENUMBER_MAX):
+        assert failed_for_good(operation, RequestExpired("old")) is None
     assert isinstance(failed_for_good(operation, RequestExpired("old")), RequestExpired)
 
 

@@ -72,3 +72,9 @@ def test_a_url_names_a_user_whose_password_is_not_shown() -> None:
 def test_all_wrong_times_are_named_at_once() -> None:
     with pytest.raises(ValueError, match=r"timeout_s.*silence_s"):
         ClientConfig(endpoints=("a:1",), timeout_s=0, silence_s=-1)
+
+
+@pytest.mark.parametrize("time_s", [float("inf"), float("nan"), 1e300])
+def test_a_time_that_no_clock_could_be_set_to_is_refused(time_s: float) -> None:
+    with pytest.raises(ValueError, match="timeout_s: want more than 0 and at most 1e"):
+        ClientConfig(endpoints=("a:1",), timeout_s=time_s)

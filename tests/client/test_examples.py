@@ -40,7 +40,7 @@ def run(name: str, code: str, url: str) -> dict[str, Any]:
 
 def test_the_examples_are_found() -> None:
     names = [name.partition(":")[0] for name, _ in BLOCKS]
-    assert (names.count("README.md"), names.count("docs/clients.md")) == (1, 8)
+    assert (names.count("README.md"), names.count("docs/clients.md")) == (1, 9)
     assert sum(any(word in code for word in ELSEWHERE) for _, code in BLOCKS) == 3
 
 
@@ -54,4 +54,4 @@ def test_an_example_runs(name: str, code: str, capsys: pytest.CaptureFixture[str
         with Client(servers.patient_url) as client:
             assert client.count() > 0, "it wrote something"
     if "print(" in code and "except" not in code:
-        assert capsys.readouterr().out in ("b'hello'\n", "home\n")
+        assert capsys.readouterr().out in ("b'hello'\n", "home\n", "home 1 False\n")

@@ -24,6 +24,7 @@ from kvstore.errors import (
 )
 from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
+from kvstore.rpc.login import Login
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position
 
@@ -41,6 +42,7 @@ class Replica(data_pb2_grpc.DataServicer):
         self.heal = False
         """Fail once only."""
         self.requests: list[data_pb2.ReadPinnedRequest] = []
+        self.logins: list[str] = []
         self.asked: list[str] = []
         """Names of pins."""
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
@@ -54,6 +56,7 @@ class Replica(data_pb2_grpc.DataServicer):
 
     def ReadPinned(self, request: data_pb2.ReadPinnedRequest, context: Any) -> Iterator[data_pb2.PinnedPage]:
         self.requests.append(request)
+        self.logins += [value for name, value in context.invocation_metadata() if name == "authorization"]
         left = [key for key in ROW_KEYS if key > request.after]
         good = self.good
         for place in range(0, len(left), PAGE):
@@ -112,6 +115,12 @@ def split_of(replicas: list[Replica]) -> Split:
 
 def keys_of(split: Split, **options: Any) -> list[bytes]:
     return [row.key for page in read_pinned(split, **options) for row in page.rows()]
+
+
+def test_a_read_says_who_reads(replicas: list[Replica]) -> None:
+    login = Login("ann", b"secret")
+    assert keys_of(split_of(replicas), login=login) == KEYS
+    assert replicas[0].logins == [login.header]
 
 
 def test_a_read_asks_the_first_replica_and_no_other(replicas: list[Replica]) -> None:

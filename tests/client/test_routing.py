@@ -1,5 +1,7 @@
 """What a client concludes from topologies and errors about where to go."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from kvstore.client.core.operations import get
@@ -47,6 +49,24 @@ def test_tokens_after_the_last_one_wrap_round() -> None:
     message.tokens[:] = [10, 20]
     routing.learn(message)
     assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p1"}
+
+
+def test_another_thread_sees_one_ring_while_the_next_is_taken_over(routing: Routing) -> None:
+    looked = list[str]()
+
+    class Message:
+        ring_version, tokens = 2, list(range(0, TOKENS, TOKENS >> 6))
+        partitions = topology().partitions
+
+        @property
+        def owners(self) -> Iterator[int]:
+            looked.extend(routing.partition_of(b"key-%d" % number) for number in range(50))
+            return iter([1] * len(self.tokens))
+
+    before = [routing.partition_of(b"key-%d" % number) for number in range(50)]
+    routing._learn_ring(Message())  # type: ignore[arg-type]
+    assert looked == before
+    assert {routing.partition_of(b"key-%d" % number) for number in range(50)} == {"p2"}
 
 
 def test_the_leader_is_asked_first_then_the_replicas_then_everybody(routing: Routing) -> None:

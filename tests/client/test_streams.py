@@ -8,8 +8,11 @@ from typing import Any, cast
 import pytest
 
 from kvstore.client import AsyncClient, ClientConfig
+from kvstore.client.aio import engine as engine_module
+from kvstore.client.aio import link as link_module
+from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.aio.link import KEEPALIVE_S, Link, State
-from kvstore.client.aio.wires import StreamWire
+from kvstore.client.aio.wires import GrpcWire, StreamWire
 from kvstore.client.core import operations
 from kvstore.client.core.batching import answered, brief_frame_of, single_frame_of
 from kvstore.client.core.operation import Numbering, Operation
@@ -25,7 +28,7 @@ from kvstore.proto.session_stream import WELCOME, message_of, protobuf_message_o
 from kvstore.types import PartitionId, ServerId
 from tests.client.model import Endpoint, ModelCluster
 from tests.client.serving import Servers, serving
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 NOBODY = "127.0.0.1:1"
 
@@ -69,6 +72,74 @@ async def test_a_redis_port_of_another_server_is_not_used(servers: Servers) -> N
     async with AsyncClient(servers.patient_url) as client:
         await client.put(b"k", b"v")
         assert client.statistics()["streams_up"] == 0
+
+
+async def test_calls_end_in_their_time_though_a_look_at_a_link_has_failed(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, failed = Link.tick, 0
+
+    def fails_at_first(self: Link, now: float) -> None:
+        nonlocal failed
+        failed += 1
+        if failed < 3:
+            raise RuntimeError("a fault of ours")
+        original(self, now)
+
+    async def has_failed() -> bool:
+        return failed > 2
+
+    async with AsyncClient(servers.patient_url) as client:
+        monkeypatch.setattr(Link, "tick", fails_at_first)
+        await wait_until(has_failed)
+        monkeypatch.setattr(StreamWire, "send", lambda _wire, _message: None)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(OutcomeUnknown):
+                await client.put(b"k", b"v", timeout_s=0.01)
+
+
+async def test_a_topology_that_nobody_understands_is_not_the_last_one(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, learnt, failed = AsyncEngine._learn, 0, 0
+
+    def fails_at_first(self: AsyncEngine, message: kv_pb2.TopologyResponse) -> None:
+        nonlocal learnt, failed
+        if not failed:
+            failed = 1
+            raise IndexError("a fault of a server")
+        original(self, message)
+        learnt += 1
+
+    async def has_learnt() -> bool:
+        servers.cluster.changed()
+        return learnt > 0
+
+    monkeypatch.setattr(engine_module, "FOLLOW_PAUSE_S", 0.01)
+    async with AsyncClient(servers.patient_url):
+        monkeypatch.setattr(AsyncEngine, "_learn", fails_at_first)
+        await wait_until(has_learnt)
+        assert failed
+
+
+async def test_answers_that_nobody_understands_end_a_session_of_grpc(servers: Servers) -> None:
+    class Call:
+        def cancel(self) -> None:
+            """It has ended."""
+
+        async def read(self) -> kv_pb2.Answers:
+            return kv_pb2.Answers(numbers=[1])
+
+    class Puzzled(Owner):
+        def take(self, answers: Any) -> None:
+            list(answered(answers))
+
+    owner = Puzzled()
+    wire = GrpcWire(owner, cast("Any", None), cast("Any", None), 1.0)
+    wire._call = Call()
+    async with asyncio.timeout(PATIENCE_S):
+        await wire._read()
+    assert len(owner.fell) == 1
 
 
 async def test_a_write_whose_stream_breaks_is_applied_once(servers: Servers) -> None:
@@ -255,6 +326,32 @@ async def test_what_nobody_waits_for_any_more_is_not_sent(link: Link) -> None:
     wire.is_ready = True
     link.go_on()
     assert wire.sent == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("what", ["make", "send"])
+async def test_operations_of_which_no_frame_can_be_made_are_answered(
+    link: Link, monkeypatch: pytest.MonkeyPatch, count: int, what: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("a fault of ours")
+
+    wire = cast("Wire", link._wire)
+    wire.is_ready = False
+    wanted = [put_under_way(link) for _ in range(count)]
+    wire.is_ready = True
+    with monkeypatch.context() as patch:
+        if what == "make":
+            patch.setattr(link_module, "brief_frame_of", fail)
+            patch.setattr(link_module, "single_frame_of", fail)
+        else:
+            patch.setattr(wire, "send", fail)
+        link.go_on()
+    why = f"{NOBODY}: a frame of {count} operations cannot be sent: TypeError"
+    assert {str(each.waiter.result()).removesuffix("; nothing was sent") for each in wanted} == {why}
+    assert link.owed == 0
+    put_under_way(link)
+    assert len(wire.sent) == 1, "what comes later is sent"
 
 
 # ── the wire itself ──

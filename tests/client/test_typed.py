@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf, nan
+from random import Random
 from typing import Any
 
 import msgspec
@@ -18,11 +20,14 @@ from kvstore.client import (
     Batch,
     Client,
     Layout,
+    StoredMapping,
     TypedClient,
     TypedItem,
+    bytes_codec,
     json_codec,
     typed_codec,
 )  # fmt: skip
+from kvstore.client.blocking import stored
 from kvstore.client.core import codecs
 from kvstore.client.core.codecs import Coding
 from kvstore.client.core.typed_steps import ATTEMPTS_MAX
@@ -49,9 +54,12 @@ async def near_servers() -> AsyncIterator[Servers]:
         yield running
 
 
-def test_the_examples_are_true() -> None:
+def test_the_examples_are_true(servers: Servers) -> None:
     tried = doctest.testmod(codecs)
-    assert (tried.failed, tried.attempted) == (0, 7)
+    assert (tried.failed, tried.attempted) == (0, 8)
+    with Client(servers.patient_url) as client:
+        tried = doctest.testmod(stored, extraglobs={"client": client, "json_codec": json_codec})
+    assert (tried.failed, tried.attempted) == (0, 11)
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -246,3 +254,109 @@ def test_both_are_one_interface() -> None:
         if inspect.isfunction(call) and not name.startswith("_"):
             assert inspect.getdoc(call) == inspect.getdoc(twin), name
             assert inspect.signature(call).parameters == inspect.signature(twin).parameters, name
+
+
+def step_of(random: Random) -> Callable[[MutableMapping[bytes, int]], object]:
+    """Something that code does with a dict."""
+    key, value, other = b"%d" % random.randrange(5), random.randrange(100), b"%d" % random.randrange(5)
+    steps: list[Callable[[MutableMapping[bytes, int]], object]] = [
+        lambda mapping: mapping[key],
+        lambda mapping: mapping.__setitem__(key, value),
+        lambda mapping: mapping.__delitem__(key),
+        lambda mapping: (key in mapping, len(mapping), bool(mapping)),
+        lambda mapping: (mapping.get(key), mapping.get(other, -1)),
+        lambda mapping: mapping.pop(key),
+        lambda mapping: mapping.pop(key, None),
+        lambda mapping: mapping.setdefault(key, value),
+        lambda mapping: mapping.update({key: value, other: value + 1}),
+        lambda mapping: mapping.update([(key, value), (key, value + 1)]),
+        lambda mapping: (sorted(mapping), sorted(mapping.keys() & {key, other}), sorted(mapping.values())),
+        lambda mapping: ((key, value) in mapping.items(), value in mapping.values(), dict(mapping.items())),
+        lambda mapping: mapping == {key: value},
+        lambda mapping: mapping.clear() if value < 20 else None,
+    ]
+    return random.choice(steps)
+
+
+def test_a_stored_mapping_is_a_dict_that_is_stored(servers: Servers) -> None:
+    random, twin = Random(20), dict[bytes, int]()
+
+    def done(mapping: MutableMapping[bytes, int], step: Callable[[MutableMapping[bytes, int]], object]) -> object:
+        try:
+            return step(mapping)
+        except KeyError as error:
+            return repr(error)
+
+    with Client(servers.patient_url) as client:
+        client.put_many({b"m": b"before", b"m0": b"behind", b"m/": b"7"})
+        twin[b""] = 7
+        mapping: MutableMapping[bytes, int] = StoredMapping(client, b"m/", json_codec())
+        for _ in range(400):
+            step = step_of(random)
+            assert done(mapping, step) == done(twin, step)
+            assert dict(mapping.items()) == twin
+        mapping.update({b"b": 2, b"a": 1})
+        assert [mapping.popitem() for _ in range(len(mapping))][-2:] == [(b"a", 1), (b"b", 2)], "the first key first"
+        with pytest.raises(KeyError, match="no key begins with b'm/'"):
+            mapping.popitem()
+        assert sorted(client.keys()) == [b"m", b"m0"], "what does not begin so is not touched"
+
+
+def test_pages_of_a_mapping_are_read_and_not_each_key(servers: Servers) -> None:
+    """Also when keys go meanwhile: a dict would end there, and Python's own views too."""
+    with Client(servers.patient_url) as client:
+        mapping = StoredMapping(client, b"m/", bytes_codec())
+        mapping.update({b"%03d" % number: b"x" for number in range(500)})
+        before = client.statistics()["frames"]
+        found = dict(mapping.items())
+        assert (len(found), found.keys(), list(mapping.values())) == (500, mapping.keys(), [b"x"] * 500)
+        assert client.statistics()["frames"] - before < 60
+        seen = 0
+        for key, _ in mapping.items():
+            seen += 1
+            del mapping[key]
+        assert (seen, bool(mapping)) == (500, False)
+
+
+def test_one_client_gets_what_several_take_out_of_a_mapping(servers: Servers) -> None:
+    with Client(servers.patient_url) as client, Client(servers.patient_url) as other:
+        mappings = [StoredMapping(each, b"m/", json_codec()) for each in (client, other)]
+        mappings[0].update({b"%d" % number: number for number in range(40)})
+
+        def drained(mapping: MutableMapping[bytes, int]) -> list[int]:
+            taken = []
+            while mapping:
+                try:
+                    taken.append(mapping.popitem()[1])
+                except KeyError:
+                    break
+            return taken
+
+        with ThreadPoolExecutor(4) as threads:
+            taken = list(threads.map(drained, mappings * 2))
+            assert sorted(number for each in taken for number in each) == list(range(40))
+            agreed = set(threads.map(lambda number: mappings[number % 2].setdefault(b"k", number), range(8)))
+        assert agreed == {mappings[0][b"k"]}
+
+
+def test_what_a_mapping_cannot_have_is_refused(servers: Servers) -> None:
+    with Client(servers.patient_url) as client:
+        mapping: Any = StoredMapping(client, b"", bytes_codec())
+        mapping[b"k"] = b"v"
+        for call, reason in [
+            (lambda: mapping["k"], "want a key of bytes, got 'k'"),
+            (lambda: 5 in mapping, "want a key of bytes, got 5"),
+            (lambda: mapping.update(k=b"v"), "want keys of bytes, got the name 'k'"),
+            (lambda: mapping.setdefault(b"l"), "the value for b'l': .* want bytes, got None"),
+            (lambda: mapping[b""], "want a key of 1 to 4096 bytes"),
+            (lambda: mapping[b"k" * 5000], "want a key of 1 to 4096 bytes"),
+            (mapping.clear, "prefix"),
+        ]:
+            with pytest.raises(InvalidRequest, match=reason):
+                call()
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(mapping)
+        assert (dict(mapping.items()), repr(mapping)) == ({b"k": b"v"}, "StoredMapping(b'')")
+        client.put(b"j/k", b"no json")
+        with pytest.raises(Corrupted, match="b'j/k', version"):
+            StoredMapping(client, b"j/", json_codec()).pop(b"k")

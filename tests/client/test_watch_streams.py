@@ -15,6 +15,7 @@ import pytest
 
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.blocking.watch import Watch, end_in
+from kvstore.client.core import first_state
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import Operation
@@ -25,6 +26,7 @@ from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import library_env
+from kvstore.errors import Overloaded
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from tests.waiting import PATIENCE_S
 
@@ -35,8 +37,14 @@ NOBODY = "127.0.0.1:1"
 class Server(kv_pb2_grpc.KVServicer):
     """One partition, whose changes are numbered from 1."""
 
-    def __init__(self) -> None:
-        self.address = ""
+    def __init__(self, cluster: str) -> None:
+        self.address, self.cluster = "", cluster
+        self.watches = 0
+        self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
+        """Who it is."""
+        self.may_watch = asyncio.Event()
+        for each in (self.may_tell, self.may_watch):
+            each.set()
         self._last = self._ended = 0
         self._news = asyncio.Condition()
 
@@ -51,7 +59,14 @@ class Server(kv_pb2_grpc.KVServicer):
             self._ended += 1
             self._news.notify_all()
 
+    async def Topology(self, request: kv_pb2.TopologyRequest, context: Any) -> kv_pb2.TopologyResponse:
+        self.was_asked.set()
+        await self.may_tell.wait()
+        return kv_pb2.TopologyResponse(cluster=self.cluster)
+
     async def Watch(self, request: kv_pb2.WatchRequest, context: Any) -> AsyncIterator[kv_pb2.WatchResponse]:
+        self.watches += 1
+        await self.may_watch.wait()
         shown, ended = request.after.get("p1", self._last), self._ended
         yield kv_pb2.WatchResponse(positions={"p1": shown})
         while True:
@@ -78,9 +93,19 @@ class Leaping(Unjudged):
         return int(self.now() * 1000)
 
 
+class Standing(Unjudged):
+    """A clock by which no time passes."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def wall_ms(self) -> int:
+        return 0
+
+
 @asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
-    service, server = Server(), grpc.aio.server()
+async def serving(cluster: str = "c1") -> AsyncIterator[Server]:
+    service, server = Server(cluster), grpc.aio.server()
     kv_pb2_grpc.add_KVServicer_to_server(service, server)
     service.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -213,3 +238,71 @@ async def test_a_blocking_watch_ends_itself_while_its_thread_waits_for_a_change(
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.to_thread(next, watch, None) is None
             assert await asyncio.to_thread(next, watch, None) is None
+
+
+async def test_a_server_that_takes_a_watch_and_says_nothing_is_left_for_another() -> None:
+    async with serving() as silent, serving() as server:
+        silent.may_watch.clear()
+        config = ClientConfig(endpoints=(server.address,), timeout_s=2.0, connect_timeout_s=0.2, silence_s=PATIENCE_S)
+        addresses = [silent.address, *[server.address] * 9]
+        ports = replace(library_env("watch"), clock=Standing())  # the test may take longer than the two seconds
+        async with asyncio.timeout(PATIENCE_S):
+            async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: addresses) as watch:
+                await server.put()
+                assert (await anext(watch)).version == 1
+
+
+# docs/protocol.md F8
+@pytest.mark.parametrize("is_done", [False, True], ids=["more follows", "the last page"])
+async def test_a_state_that_was_too_much_has_no_rest(monkeypatch: pytest.MonkeyPatch, *, is_done: bool) -> None:
+    """It lacks keys of the page at which that was seen."""
+    seen = Seen(Random(1))
+    seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
+    page = [(b"k%d" % number, Item(b"", number, number, 0, 0)) for number in range(1, 6)]
+
+    def read(wanted: Sequence[Operation]) -> list[Part]:
+        return [Part(page, None if is_done else b"l", 0)]
+
+    monkeypatch.setattr(first_state, "REMEMBERED_MAX", 2)
+    async with serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(*given, FirstState(EVERYTHING, seen, seen.absorb), read)
+        for _ in range(3):
+            with pytest.raises(Overloaded, match="more than 2 keys were written while the state was read"):
+                await asyncio.to_thread(next, watch)
+        assert not watch.has_state
+        watch.close()
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_one_did(*, is_blocking: bool) -> None:
+    """From its first message on one that only follows another cluster looks like one without changes."""
+    async with serving("theirs") as theirs, serving("ours") as ours:
+        config, routing = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S), Routing(cluster="ours")
+        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [theirs.address, ours.address])
+        if is_blocking:
+            blocking = Watch(*given, check=routing.check)
+            await asyncio.to_thread(blocking.ready)
+            await ours.put()
+            assert (await asyncio.to_thread(next, blocking)).version == 1
+            blocking.close()
+        else:
+            async with AsyncWatch(*given, check=routing.check) as watch:
+                await ours.put()
+                assert (await anext(watch)).version == 1
+        assert (theirs.watches, ours.watches) == (0, 1)
+        assert routing.foreign == {theirs.address}
+
+
+async def test_a_watch_that_is_closed_while_its_server_says_who_it_is_ends() -> None:
+    async with serving("ours") as ours:
+        config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+        ours.may_tell.clear()
+        reading = Reading(EVERYTHING, None, {})
+        watch = AsyncWatch(library_env("watch"), config, reading, lambda: [ours.address], check=Routing().check)
+        waits = asyncio.ensure_future(watch.ready())
+        await ours.was_asked.wait()
+        await watch.close()
+        assert await asyncio.wait_for(waits, PATIENCE_S) is watch
+        assert watch._channel is None

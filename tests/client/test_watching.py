@@ -70,6 +70,18 @@ def test_a_watch_is_of_one_key_or_of_a_range() -> None:
             Watched.of(key, prefix, start, b"", keys_only=False, heartbeat_s=1.0)
 
 
+@pytest.mark.parametrize("heartbeat_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_heartbeat_that_cannot_be_is_refused(heartbeat_s: float) -> None:
+    with pytest.raises(InvalidRequest, match="want a heartbeat_s"):
+        Watched.of(b"k", b"", b"", b"", keys_only=False, heartbeat_s=heartbeat_s)
+
+
+@pytest.mark.parametrize("of", [("k", b""), (None, "k")])
+def test_a_watch_of_what_is_no_bytes_is_refused(of: Any) -> None:
+    with pytest.raises(InvalidRequest, match="as bytes, got str"):
+        Watched.of(*of, b"", b"", keys_only=False, heartbeat_s=1.0)
+
+
 def test_only_what_no_server_can_mend_ends_a_watch() -> None:
     assert is_final(PositionTrimmed("p1", 1, 2))
     assert is_final(InvalidRequest("x"))

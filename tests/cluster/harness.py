@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -25,22 +25,37 @@ from kvstore import config as toml
 from kvstore.devcluster import zookeeper
 from kvstore.devcluster.layout import ClusterFile, Wish, node_config
 from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.processes import is_alive
 from kvstore.devcluster.settings import parse
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.address import Kind
+from kvstore.rpc.login import without_login
 from kvstore.types import PartitionId
 from kvstore.wal.config import Keepers
+from tests import forked
 from tests.waiting import wait_until_blocking
 
 OFFSETS = range(20_000, 24_000, 100)
 TIMEOUT_S = 90.0
-
+KEEP = "KVSTORE_TESTS_KEEP"
+"""In the environment: what nodes stored stays behind them, for whoever looks for what went wrong."""
 
 Written = Callable[[str, str], str]
 """The text of a node's file, from its id and what `up` would write."""
 
 
-class _Written(LocalCluster):
+class _Forked(LocalCluster):
+    """Whose nodes need not load their code."""
+
+    def _spawn(self, name: str, command: list[str]) -> int:
+        if not forked.fits(command):
+            return super()._spawn(name, command)
+        logs = self.data_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        return forked.start(name, command, without_login(os.environ), logs / f"{name}.out")
+
+
+class _Written(_Forked):
     """Whose nodes begin with other files than `up` writes."""
 
     def __init__(self, data_dir: Path, written: Written) -> None:
@@ -87,7 +102,7 @@ class Cluster:
         """`external_at`: the address of a metadata store whose bookies are to be used. `settings`: as `up --set` takes
         them. `written`: what its nodes' files say; nobody waits for such nodes, whose doors may be others."""
         self.directory = directory
-        self.local = LocalCluster(directory / "data") if written is None else _Written(directory / "data", written)
+        self.local = _Forked(directory / "data") if written is None else _Written(directory / "data", written)
         self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
         self._wish["settings"] = tuple(map(parse, settings))
         self._wish["secure"] = secure or None
@@ -147,6 +162,13 @@ class Cluster:
             if self._claim is not None:
                 os.close(self._claim)
                 self._claim = None
+
+    def free(self) -> None:
+        """Remove what its nodes stored, 400 MB of a cluster that is new: a run of all tests needs 25 GB of them
+        otherwise. What they said stays."""
+        for stored in ("bookie", "partitions"):
+            for folder in self.local.data_dir.glob(f"n*/{stored}"):
+                shutil.rmtree(folder)
 
     def _kill_all(self) -> None:
         try:
@@ -318,6 +340,8 @@ def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.end()
+        if not os.environ.get(KEEP):
+            cluster.free()
 
 
 def claim_ports(offset: int) -> int | None:
@@ -339,14 +363,3 @@ def _command_line(pid: int) -> str:
         return " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:
         return ""
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and that nobody has asked about yet does not."""
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
-    except psutil.Error:
-        return False

@@ -63,6 +63,16 @@ def wait_whole(cluster: Cluster) -> None:
     wait_for(cluster, lambda code, found: code < 2 and codes(found) <= {"repair_backlog"}, "a whole cluster")
 
 
+def wait_open_ledgers_whole(cluster: Cluster) -> None:
+    """Until each open ledger has three bookies: one that was made while a node was down is followed by another, G10."""
+
+    def are_whole() -> bool:
+        found = json.loads(kvstore("ledger", "list", "--json", *at(cluster)).stdout)
+        return all(len(each["bookies"]) == 3 for each in found if each["state"] == "OPEN")
+
+    wait_until_blocking(are_whole, timeout_s=90, what="open ledgers with three bookies")
+
+
 def test_a_healthy_cluster_says_so_and_exits_with_zero(cluster: Cluster) -> None:
     _, found = wait_for(cluster, lambda code, _: code == 0, "health")
     assert found["health"] == {"grade": "healthy", "text": "healthy: 3 nodes, 3 partitions, all is served"}
@@ -118,6 +128,7 @@ def test_a_node_that_hangs_does_not_hold_the_status_up(cluster: Cluster) -> None
 
 def test_while_the_metadata_store_is_away_servers_tell_what_they_know_and_its_age(cluster: Cluster) -> None:
     cluster.redis("n1").set("k", "v")
+    wait_open_ledgers_whole(cluster)
     cluster.pause_zookeeper()
     try:
         code, found = wait_for(cluster, lambda _, found: "metadata_away" in codes(found), "ZooKeeper to be missed")

@@ -20,10 +20,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.client import Client, FeedReader
 from kvstore.devcluster.probe import keys_to_ask, probe
+from kvstore.devcluster.processes import is_alive
 from kvstore.errors import Unavailable
 from kvstore.ring import new_ring
 from kvstore.types import PartitionId, ServerId
-from tests.cluster.harness import Cluster, is_alive, running_cluster
+from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
@@ -140,9 +141,18 @@ def test_a_drained_node_leads_nothing_and_says_so_and_still_serves(cluster: Clus
     with pytest.raises(HTTPError, match="503"):
         cluster.http(leader, "/readyz")
     assert cluster.redis(leader).set("through", "the drained node") is True
-    cluster.terminate(leader)
-    cluster.start_node(leader)
+    undrained = on(cluster, "node", "undrain", leader)
+    assert undrained.returncode == 0, undrained.stderr
+    assert f"{leader} takes operations again" in undrained.stdout
     cluster.wait_ready()
+    cluster.wait_until(
+        lambda: (
+            all(each["role"] != "stopped" for each in cluster.status(leader)["partitions"].values())
+            and len(cluster.status(leader)["partitions"]) == 3
+        ),
+        "its replicas are there again",
+    )
+    assert "was not draining" in on(cluster, "node", "undrain", leader).stdout
 
 
 def test_cluster_json_names_every_process_and_endpoint(cluster: Cluster) -> None:

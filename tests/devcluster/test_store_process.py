@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.devcluster import store_process
 from kvstore.devcluster.store_process import StoreProcess
+from tests.waiting import wait_until_blocking
 
 
 class _Sleeper(StoreProcess):
@@ -42,3 +43,19 @@ def test_a_server_that_ends_just_before_its_signal_is_no_error(
     assert callable(done)
     done(sleeper)
     assert not sleeper.is_running()
+
+
+def test_a_server_that_ends_runs_until_its_last_thread_is_gone(tmp_path: Path) -> None:
+    """What comes after it would find its ports taken."""
+    code = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2): of this thread alone
+"""
+    ending = _Sleeper(tmp_path, "127.0.0.1:1", subprocess.Popen([sys.executable, "-c", code, "sleeper"]).pid)
+    process = psutil.Process(ending.pid)
+    wait_until_blocking(lambda: process.status() == psutil.STATUS_ZOMBIE, what="the end of its first thread")
+    assert ending.is_running()
+    ending.stop()
+    assert not ending.is_running()
+    assert not psutil.pid_exists(ending.pid)

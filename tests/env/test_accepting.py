@@ -144,6 +144,68 @@ def _heard(caller: socket.socket) -> bool:
 
 
 @on_both
+def test_a_handshake_that_has_begun_gives_way_to_no_idle_connection(run: Run, tls: Any, monkeypatch: Any) -> None:
+    """On a busy machine all of a crowd take longer than what is sure, and the oldest are the next to be done."""
+    monkeypatch.setattr(accepting, "OPENING_MAX", 20)
+    monkeypatch.setattr(accepting, "OPENING_SURE_S", 0.01)
+    monkeypatch.setattr(accepting, "OPENING_HEARD_S", 1e9)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+    accepted = {"connections_gave_way_total": 0}
+
+    async def scenario() -> None:
+        async with port(tls) as found:
+            host, _, number = found.address.rpartition(":")
+            begun = [Begun(tls[1], host, int(number)) for _ in range(10)]
+            for each in begun:
+                each.say()
+            await found.wait_opening(10)
+            await found.connect_idle(80)
+            while found.transport.statistics()["connections_gave_way_total"] < 60:
+                await one_moment(0.01)
+            accepted.update(found.transport.statistics())
+            assert await asyncio.to_thread(lambda: [each.finish() for each in begun]) == [b"x"] * 10
+
+    run(scenario)
+    assert accepted["connections_gave_way_total"] >= 60
+
+
+class Begun:
+    """A caller who has said the first word of a handshake, and takes its time."""
+
+    def __init__(self, tls: ssl.SSLContext, host: str, number: int) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._socket = socket.create_connection((host, number))
+        self._socket.settimeout(DEADLINE_S)
+        self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+
+    def say(self) -> None:
+        with suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        self._socket.sendall(self._outgoing.read())
+
+    def finish(self) -> bytes:
+        """Ends the handshake, and returns what is echoed."""
+        with self._socket, suppress(OSError):
+            self._until(self._tls.do_handshake)
+            self._tls.write(b"x")
+            return bytes(self._until(lambda: self._tls.read(1)))
+        return b""
+
+    def _until(self, step: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                done = step()
+                self._socket.sendall(self._outgoing.read())
+                return done
+            except ssl.SSLWantReadError:
+                self._socket.sendall(self._outgoing.read())
+                came = self._socket.recv(1 << 16)
+                if not came:
+                    raise ConnectionError from None
+                self._incoming.write(came)
+
+
+@on_both
 def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "OPENING_S", 0.2)
 

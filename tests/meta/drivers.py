@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from kvstore.errors import MetadataError, MetadataUnknown, NoSuchNode
+from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change, MetadataStore, SessionState, Stat
 from tests.sim.world.metadata import MetadataConfig, SimMetadata
@@ -205,3 +206,30 @@ class FaultyStore(MemoryStore):
                 await call
         call.close()
         raise MetadataUnknown(method)
+
+
+class LaggingStore(MemoryStore):
+    """A session with a metadata server that lags: after `lag` it shows the tree as it was then, until it is synced."""
+
+    def __init__(self, tree: MemoryTree | None = None) -> None:
+        super().__init__(tree)
+        self._old: dict[str, tuple[bytes, Stat]] | None = None
+
+    def lag(self) -> None:
+        self._old = {path: self.tree.get(path) for path in self.tree.paths()}
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        if self._old is None:
+            return await super().get(path)
+        if path not in self._old:
+            raise NoSuchNode(path)
+        return self._old[path]
+
+    async def children(self, path: str) -> list[str]:
+        if self._old is None:
+            return await super().children(path)
+        return sorted(each.rpartition("/")[2] for each in self._old if each != "/" and paths.parent(each) == path)
+
+    async def sync(self, path: str) -> None:
+        self._old = None
+        await super().sync(path)

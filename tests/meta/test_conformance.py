@@ -167,6 +167,17 @@ async def test_a_transaction_with_a_failing_change_does_nothing_and_says_which_e
     assert (await store.get("/a/b"))[0] == b""
 
 
+async def test_a_directory_that_each_new_child_writes_tells_one_that_was_made_anew(store: MetadataStore) -> None:
+    """Whose own version is that of the former one."""
+    await store.create("/d")
+    for _ in range(2):
+        read = (await store.get("/d"))[1].version
+        await store.multi([Create("/d/child"), SetData("/d", b"", -1)])
+        with pytest.raises(VersionConflict):
+            await store.multi([Check("/d", read), Delete("/d/child", 0)])
+        await store.multi([Check("/d", read + 1), Delete("/d/child", 0)])
+
+
 async def test_a_check_of_version_minus_one_asks_for_presence_only(store: MetadataStore) -> None:
     await store.create("/a")
     await store.set("/a", b"1", 0)

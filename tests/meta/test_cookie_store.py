@@ -1,11 +1,13 @@
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 
-from kvstore.errors import NodeExists, NoSuchNode, VersionConflict
+from kvstore.errors import MetadataUnknown, NodeExists, NoSuchNode, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie
+from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
 from kvstore.types import BookieId
 from tests.meta.drivers import FaultyStore
@@ -44,6 +46,50 @@ async def test_a_cookie_of_unknown_outcome_is_recognised(store: FaultyStore, kin
     store.faults = [("create", "lost"), ("create", "lost"), ("create", kind)]
     assert await cookies.write(COOKIE, None) == 0
     assert (await cookies.read(BOOKIE))[0] == COOKIE
+
+
+@pytest.mark.parametrize("kind", ["lost", "done"])
+async def test_a_cookie_goes_together_with_its_age_or_not_at_all(store: FaultyStore, kind: str) -> None:
+    cookies = CookieStore(store)
+    await cookies.write(COOKIE, None)
+    await cookies.set_age(BOOKIE, 7, None)
+    store.faults = [("multi", kind)]
+    with pytest.raises(MetadataUnknown):
+        await cookies.delete(BOOKIE, 0)
+    assert (await cookies.bookies(), await cookies.age(BOOKIE)) == (
+        ([BOOKIE], (7, 0)) if kind == "lost" else ([], (0, None))
+    )
+
+
+async def test_a_bookie_that_was_given_up_and_goes_on_leaves_no_age(store: FaultyStore) -> None:
+    cookies = CookieStore(store)
+    await cookies.write(COOKIE, None)
+    await cookies.delete(BOOKIE, 0)
+    with pytest.raises(NoSuchNode):
+        await cookies.set_age(BOOKIE, 1, None)
+    assert await cookies.age(BOOKIE) == (0, None)
+
+
+class Lagging(MemoryStore):
+    """At a server that shows what was there before, until somebody syncs."""
+
+    def __init__(self, before: MemoryTree, now: MemoryTree) -> None:
+        super().__init__(before)
+        self._now = now
+
+    async def sync(self, path: str) -> None:
+        self.tree = self._now
+
+
+async def test_a_start_never_goes_by_an_older_cookie_or_age(store: FaultyStore) -> None:
+    cookies = CookieStore(store)
+    await cookies.write(COOKIE, None)
+    await cookies.set_age(BOOKIE, 1, None)
+    before = deepcopy(store.tree)
+    await cookies.write(COOKIE, 0)
+    await cookies.set_age(BOOKIE, 2, 0)
+    assert await CookieStore(Lagging(before, store.tree)).read(BOOKIE) == (COOKIE, 1)
+    assert await CookieStore(Lagging(before, store.tree)).age(BOOKIE) == (2, 1)
 
 
 async def test_without_a_cookie_nobody_is_known(store: FaultyStore) -> None:

@@ -5,6 +5,7 @@ from kvstore.meta import ephemeral
 from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.memory import MemoryStore
 from tests.meta.drivers import FaultyStore, TestNursery, let_run
+from tests.waiting import wait_until
 
 PATH = "/servers/n1"
 
@@ -150,3 +151,75 @@ async def test_without_any_hint_it_looks_again(
     await let_run()
     await let_run()
     assert await held(deaf) == (b"a", True)
+
+
+async def test_who_is_told_when_the_node_is_placed_is_told_of_a_create_whose_answer_was_lost(
+    store: FaultyStore, nursery: TestNursery
+) -> None:
+    placed: list[int] = []
+    kept = KeptEphemeral(store, PATH, on_placed=lambda: placed.append(1))
+    kept.start(nursery)
+    await let_run()
+    store.faults = [("create", "done")]
+    with pytest.raises(MetadataUnknown):
+        await kept.publish(b"a")
+    await let_run()
+    assert (await held(store), placed) == ((b"a", True), [1])
+    store.faults = [("set", "done")]
+    with pytest.raises(MetadataUnknown):
+        await kept.publish(b"b")
+    await let_run()
+    assert (await held(store), placed) == ((b"b", True), [1, 1])
+
+
+async def test_two_processes_that_take_each_other_for_former_ones_do_not_replace_each_other_all_the_time(
+    store: FaultyStore, nursery: TestNursery
+) -> None:
+    """Two machines that were given one server's id: each of them sees at once that its node is gone."""
+    twin = FaultyStore(store.tree)
+    for each in (store, twin):
+        kept = KeptEphemeral(each, PATH, is_our_former=lambda _: True)
+        kept.start(nursery)
+        await kept.publish(b"%d" % each.session)
+    for _ in range(200):
+        await let_run()
+    replaced = [*store.calls, *twin.calls].count("multi")
+    assert 1 <= replaced <= 3, f"replaced {replaced} times within a moment"
+
+
+async def test_a_node_that_is_replaced_again_and_again_is_put_back_ever_more_rarely_and_then_at_once_again(
+    store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(ephemeral, "rest", rest)
+    kept = KeptEphemeral(store, PATH, is_our_former=lambda _: True)
+    kept.start(nursery)
+    await kept.publish(b"mine")
+    for _ in range(4):
+        await be_replaced(store)
+        await let_run()
+        assert await held(store) == (b"mine", True)
+    assert rests == [0.2, 0.4, 0.8, 1.6]
+    monkeypatch.setattr(ephemeral, "LOOK_AGAIN_S", 0.01)
+    await kept.publish(b"still mine")  # a hint; and from then on nobody touches it for as long as that
+    await wait_until(lambda: has_calmed(kept))
+    await be_replaced(store)
+    await wait_until(lambda: is_mine(store))
+    assert rests[4] == 0.2
+
+
+async def be_replaced(store: FaultyStore) -> None:
+    await store.delete(PATH, -1)
+    await MemoryStore(store.tree).create(PATH, b"other", ephemeral=True)
+
+
+async def is_mine(store: FaultyStore) -> bool:
+    return await held(store) == (b"still mine", True)
+
+
+async def has_calmed(kept: KeptEphemeral) -> bool:
+    return kept._rest_s == ephemeral.RETRY_S

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kvstore.errors import MetadataUnavailable, NodeExists
+from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists
 from kvstore.meta import paths, registration
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.memory import MemoryStore
@@ -173,6 +173,53 @@ async def test_a_view_stays_as_it_was_while_the_store_is_away(
     with pytest.raises(MetadataUnavailable):
         await view.refresh()
     assert view.current.writable == {B1: A1}
+
+
+@pytest.mark.parametrize("error", [MetadataDenied, MetadataUnknown, MetadataError])
+async def test_whatever_the_store_answers_a_view_stays_as_it_was_and_goes_on(
+    store: FaultyStore,
+    other: MemoryStore,
+    nursery: TestNursery,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[MetadataError],
+) -> None:
+    """A node whose task has ended ends: were it for an answer of the metadata store, all nodes would together."""
+
+    async def refuse(path: str) -> list[str]:
+        raise error(f"{path}: not now")
+
+    await BookieRegistration(other, B1, A1).start(nursery)
+    view = BookieView(store)
+    await view.start(nursery)
+    await let_run()
+    monkeypatch.setattr(store, "children", refuse)
+    store.suspend()
+    store.resume()  # its watches are called
+    await let_run()
+    assert view.current.writable == {B1: A1}
+    monkeypatch.undo()
+    await other.create(paths.available(B2), encode_service_info(A2), ephemeral=True)
+    await let_run()
+    assert view.current.writable == {B1: A1, B2: A2}
+
+
+async def test_a_bookie_that_becomes_writable_between_two_reads_is_in_one_of_them(
+    store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In neither it would be taken for gone."""
+    moving = BookieRegistration(other, B1, A1)
+    await moving.start(nursery, readonly=True)
+    children = store.children
+
+    async def then_it_moves(path: str) -> list[str]:
+        found = await children(path)
+        if path == paths.AVAILABLE:
+            await moving.set_readonly(False)
+        return found
+
+    monkeypatch.setattr(store, "children", then_it_moves)
+    found = await RegistrationClient(store).bookies()
+    assert (found.writable, found.readonly) == ({B1: A1}, {})
 
 
 async def test_an_address_outlives_its_registration(

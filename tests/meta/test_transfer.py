@@ -9,7 +9,7 @@ import pytest
 from kvstore.errors import ConfigError, MetadataError
 from kvstore.meta import dump, paths
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.ledger_ids import Counted, FormerCount, LedgerIdGenerator, decode_former, encode_former, former_counts
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import MetadataStore, ensure_path
@@ -37,7 +37,10 @@ async def test_a_store_that_has_taken_a_file_holds_what_the_other_held(store: Me
     await restore(store, *dump.decode(dump.encode(nodes, instance)))
     moved, name = await export(store)
     new = {"/ledgers/idgen-long": b"", "/ledgers/idgen-long/HOB-0000000001": b""}
-    assert (moved, name) == ({**nodes, **new}, INSTANCE)
+    counts = decode_former(nodes[paths.COUNTED]), decode_former(moved.pop(paths.COUNTED))
+    assert counts[0] == (FormerCount(LedgerId(2 * BATCH_NODES), is_sure=True),)
+    assert counts[1] == (*counts[0], FormerCount(LedgerId(1 << 32), is_sure=True))
+    assert (moved, name) == ({**{path: data for path, data in nodes.items() if path != paths.COUNTED}, **new}, INSTANCE)
     assert await LedgerStore(store).list_ids() == list(range(2 * BATCH_NODES))
     await LayoutStore(store).check()
 
@@ -53,6 +56,38 @@ async def test_after_a_move_no_ledger_gets_an_id_that_one_had(store: MetadataSto
     back = MemoryStore()
     await restore(back, *await export(store))
     assert await LedgerIdGenerator(back).next_id() == 2 << 32
+
+
+# docs/protocol.md B29
+async def test_after_a_move_it_is_known_how_far_ids_were_counted_in_all_former_places(store: MetadataStore) -> None:
+    await restore(store, *await export(await founded(ledgers=3)))
+    assert await former_counts(store) == (FormerCount(LedgerId(3), is_sure=True),)
+    second = MemoryStore()
+    await restore(second, *await export(store))
+    former = await former_counts(second)
+    assert former == (FormerCount(LedgerId(3), is_sure=True), FormerCount(LedgerId(1 << 32), is_sure=True))
+    counted = Counted(await LedgerIdGenerator(second).next_id(), former)
+    given = {0, 2, 3, (1 << 32) - 1, 1 << 32, (1 << 32) + 1, 2 << 32, (2 << 32) + 1, 3 << 32}
+    assert {each for each in given if not counted.never_gave(each)} == {0, 2}
+    assert {each for each in given if not counted.may_lack(each)} == {0, 2, 3 << 32}, "of others, of another range"
+
+
+# docs/protocol.md B29
+async def test_of_a_file_that_tells_no_count_the_id_behind_its_last_ledger_may_have_been_given() -> None:
+    nodes, instance = await export(await founded(ledgers=3))
+    del nodes[paths.COUNTED]
+    store = MemoryStore()
+    await restore(store, nodes, instance)
+    counted = Counted(LedgerId(1 << 32), await former_counts(store))
+    assert counted.former == (FormerCount(LedgerId(3), is_sure=False),)
+    assert (counted.may_lack(2), counted.may_lack(3), counted.never_gave(3)) == (False, True, False)
+
+
+def test_counts_are_the_bytes_that_the_formats_say() -> None:
+    golden = b'{"format":1,"former":[{"to":3,"is_sure":false},{"to":4294967296,"is_sure":true}]}'
+    former = (FormerCount(LedgerId(3), is_sure=False), FormerCount(LedgerId(1 << 32), is_sure=True))
+    assert encode_former(reversed(former)) == golden
+    assert decode_former(golden) == former
 
 
 # docs/protocol.md A12
@@ -71,9 +106,10 @@ async def test_after_a_move_no_bookie_is_taken_for_older_than_a_ledger(store: Me
 async def test_a_second_import_is_refused(store: MetadataStore) -> None:
     nodes, instance = await export(await founded())
     await restore(store, nodes, instance)
-    with pytest.raises(ConfigError, match="want an empty place, got a cluster: /ledgers, /partitions"):
+    with pytest.raises(ConfigError, match="want an empty place, got a cluster: /counted, /ledgers, /partitions"):
         await restore(store, nodes, instance)
-    assert {**nodes, **(await export(store))[0]} == (await export(store))[0]
+    there, _ = await export(store)
+    assert {**nodes, **there, paths.COUNTED: b""} == {**there, paths.COUNTED: b""}
 
 
 async def test_while_a_process_holds_anything_nothing_is_exported() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
+import msgspec
 import pytest
 
 from kvstore.errors import QuotaExceeded
@@ -120,7 +121,7 @@ def test_who_deletes_more_than_is_known_of_makes_no_room_for_others() -> None:
 
 
 def test_a_report_of_unknown_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="array"):
+    with pytest.raises(msgspec.MsgspecError, match="array"):
         decode(b"\x00")
 
 

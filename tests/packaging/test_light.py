@@ -100,6 +100,29 @@ def test_load_tests_want_no_more_than_their_extra_and_nothing_of_the_tests() -> 
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
 
 
+SPARK = """
+import importlib
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+from kvstore.errors import ConfigError
+from kvstore.spark.cluster import find
+try:
+    find({"zookeeper": "127.0.0.1:2181"})
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_spark_wants_no_more_than_its_extra_and_a_zookeeper_that_of_nodes() -> None:
+    """All that its files import of ours, also in the middle of a task; but for the drivers of metadata stores."""
+    theirs = {each.module for file in sources("kvstore/spark") for each in file.imports if each.top == "kvstore"}
+    wanted = sorted(each for each in theirs if not each.startswith("kvstore.meta."))
+    assert {"kvstore.env.real", "kvstore.client.bulk"} <= set(wanted)
+    done = alone(SPARK, "kvstore.spark.session", *wanted, extras=("spark",))
+    said = r"zookeeper: no module \w+: this option wants .*kvstore-log\[node\].*; or name servers\n"
+    assert re.fullmatch(said, done.stdout), done.stderr[-2000:]
+
+
 def test_nothing_in_the_wheel_imports_what_is_not_in_it() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert "kvstore_loadtest" in wheel["packages"]

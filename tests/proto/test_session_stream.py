@@ -71,4 +71,8 @@ def test_a_server_takes_up_only_streams_of_this_version_that_are_meant_for_it() 
     assert refusal_or_none([WORD, b"1", b"n1"], "n1") is None
     assert refusal_or_none([WORD, b"1", b"n2"], "n1") == "session: this is server n1"
     assert refusal_or_none([WORD, b"2", b"n1"], "n1") == "session version: want 1"
+    assert refusal_or_none([WORD, b"1", b"n1"], "n1", "c1") is None, "a client of 0.1"
+    assert refusal_or_none([WORD, b"1", b"n1@c1"], "n1", "c1") is None
+    assert refusal_or_none([WORD, b"1", b"n1@c2"], "n1", "c1") == "session: this is server n1 of cluster c1"
+    assert refusal_or_none([WORD, b"1", b"n2@c1"], "n1", "c1") == "session: this is server n1"
     assert refusal_or_none([WORD, b"1", b"n1", b"more"], "n1") == "session: want a version and a server, got 4 words"

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sortedcontainers import SortedDict
 
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, UndecodableNode
 from kvstore.ring import TOKENS, Member, Ring, decode, encode, new_ring, place_replicas, with_partitions
 from kvstore.ring.balance import Balance
 from kvstore.ring.operations import Operation
@@ -107,6 +108,34 @@ def test_a_ring_of_an_unknown_format_is_refused_by_number() -> None:
 def test_what_is_not_a_ring_is_refused(data: bytes) -> None:
     with pytest.raises(Corrupted):
         decode(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("version", "7"),
+        ("version", None),
+        ("version", -1),
+        ("routed", 1.5),
+        ("next_move", []),
+        ("owners", [-1]),
+        ("tokens", ["4294967295"]),
+        ("draining", "n1"),
+        ("retired", [1]),
+        ("pace", {"paused": "no"}),
+        ("journey", {"moves": {}}),
+        ("partitions", [{"id": 1, "state": "serving", "replicas": ["n1"]}]),
+        ("partitions", [{"id": "p1", "state": "serving", "replicas": "n1"}]),
+        ("partitions", [{"id": "p1", "state": "serving", "replicas": ["n1"], "owned": [1, "2"]}]),
+    ],
+)
+def test_a_ring_whose_fields_are_of_other_types_is_refused(field: str, value: object) -> None:
+    """It would end whoever compares its version, or sorts its servers (docs/protocol.md, P34)."""
+    ring = ring_of({TOKENS - 1: "p1"})
+    document = orjson.loads(encode(ring))
+    assert encode(decode(orjson.dumps(document))) == encode(ring)
+    with pytest.raises(UndecodableNode):
+        decode(orjson.dumps({**document, field: value}))
 
 
 def test_preferred_leaders_and_replicas_are_spread_over_servers() -> None:

@@ -14,11 +14,12 @@ from kvstore.env.real import real_env
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
+from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink, get
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
 from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import token_of, tokens_of
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
@@ -95,8 +96,9 @@ class LedPartition:
         self.leader.submit_puts(ops, sink, tokens)
         return True
 
-    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        return self.leader.reads.now(key, token, now) if self.serving else NOT_NOW
+    @property
+    def reads(self) -> LeaderReads | None:
+        return self.leader.reads if self.serving else None
 
     def expel(self) -> None:
         self.leader.expel()
@@ -158,10 +160,20 @@ class OneServer:
     def read_now(self, key: bytes) -> bytes | NotNow | None:
         if self.failure is not None or self.held_reads is not None:
             return NOT_NOW
-        owner = self.partitions[self.topology.ring.partition_of(key)]
-        found = owner.read_now(key, token_of(key), self._now())
+        reads = self.partitions[self.topology.ring.partition_of(key)].reads
+        found = NOT_NOW if reads is None else reads.now(key, token_of(key), self._now())
         if found is not NOT_NOW:
             self.submitted.append(get(key))
+        return found
+
+    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        owners = self.topology.ring.partitions_of(keys)
+        if self.failure is not None or self.held_reads is not None or owners.count(owners[0]) < len(keys):
+            return NOT_NOW
+        reads = self.partitions[owners[0]].reads
+        found = NOT_NOW if reads is None else reads.all_now(keys, tokens_of(keys), self._now())
+        if found is not NOT_NOW:
+            self.submitted += map(get, keys)
         return found
 
     def _fail(self, sink: Sink, token: int, error: StoreError) -> None:

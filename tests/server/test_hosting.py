@@ -5,16 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from kvstore.meta import paths
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
+from kvstore.ring import codec, new_ring
 from kvstore.server.control.node_report import replica_report
 from kvstore.server.hosting import Hosting
-from kvstore.types import PartitionId
+from kvstore.types import PartitionId, ServerId
+from tests.meta.drivers import LaggingStore
 from tests.partition.effects import Writer
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
+N1, N2 = ServerId("n1"), ServerId("n2")
 
 
 # docs/protocol.md P35
@@ -63,3 +67,17 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
     assert (report.role, report.leader) == ("stopped", "")
     assert "its log is written by cluster version 9, this server can do 2" in report.failure
     assert not engines[P1]._open, "its files are let go"
+
+
+# docs/protocol.md H10
+async def test_a_state_is_not_set_aside_by_what_a_metadata_server_says_that_lags() -> None:
+    """The partition has come back here since."""
+    hosting: Any = object.__new__(Hosting)
+    hosting._store, hosting._server = store, _ = LaggingStore(), N1
+    elsewhere, here = (new_ring([P1], dict.fromkeys(servers, ""), 1) for servers in ([N2], [N1]))
+    await store.create(paths.RING, codec.encode(elsewhere))
+    assert await hosting._has_left(P1)
+    store.lag()
+    await store.set(paths.RING, codec.encode(here), -1)
+    assert not await hosting._has_left(P1)
+    assert not await hosting._has_left(P2), "a ring that has never heard of it says nothing"

@@ -213,7 +213,8 @@ class _Call(Sink):
         backend, is_odd = self._backend, int(self._sent_at * 1e6) & 1
         if is_odd and ring_version <= backend.topology.ring.routed:
             if op[0] == Code.GET and tuple(op[2:]) == (0, 0):
-                found = backend.read_now(op[1])
+                together = backend.read_all_now([op[1]]) if op[1][-1] & 1 else backend.read_now(op[1])
+                found = together[0] if isinstance(together, list) else together
                 if found is not NOT_NOW:
                     probe("client.read_at_once")
                     return self.complete(0, None if found is None else record_of(found))

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvstore import versions
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.env import Env
 from kvstore.env.secret import ClusterSecret
-from kvstore.errors import ConfigError, MetadataError
+from kvstore.errors import ConfigError, MetadataError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.partition import Partition
 from kvstore.server import app, composition
@@ -32,7 +33,7 @@ from tests.sim.world.engines import Engines
 from tests.sim.world.env import SimWorld
 from tests.sim.world.loop import Process
 
-declare("node.start_failed")
+declare("node.start_failed", "node.started_again_in_its_process")
 
 Connect = Callable[[], Awaitable[MetadataStore]]
 """A new session for the process that asks."""
@@ -181,24 +182,19 @@ class Node:
         self.config = replace(self.config, storage=replace(self.config.storage, lost_dirs=paths))
 
     async def _main(self, env: Env) -> None:
+        """As kvstore.server.node: what passes is waited for in this process, for anything else it ends."""
         self._stopping = asyncio.Event()
         process = self.sim.process
         try:
-            self.store = store = await self._connect()
-            engines = self.engines
-            context = composition.serve(
-                self.config, env=env, store=store, secret=SECRET, open_engine=engines.open,
-                retire_engine=engines.retire, find_engines=engines.find, age_retired=engines.age_retired,
-                spoil_engine=engines.spoil, can=self.can,
-            )  # fmt: skip
-            # Not by `async with`: a process that is killed leaves no context.
-            self.served = await context.__aenter__()
-            if self.is_server:
-                check_after_each_event(self.served.dispatcher._router)
-            await self._stopping.wait()
-            self.served = None
-            await context.__aexit__(None, None, None)
-            await store.close()
+            while not self._stopping.is_set():
+                try:
+                    await self._serve(env, self._stopping)
+                except (MetadataUnavailable, MetadataUnknown, OSError) as error:
+                    if isinstance(error, OSError) and error.errno not in (ENOSPC, EDQUOT):
+                        raise
+                    probe("node.started_again_in_its_process")
+                    self._world.trace.event(self.name, "start again", repr(error))
+                    await asyncio.sleep(RESTART_S)
         except (MetadataError, OSError) as error:
             probe("node.start_failed")
             self._world.trace.event(self.name, "start failed", repr(error))
@@ -207,6 +203,27 @@ class Node:
             if not self.disk.has_dead:
                 raise
             self._world.trace.event(self.name, "waits for its operator")  # who has not heard of the disk yet
+
+    async def _serve(self, env: Env, stopping: asyncio.Event) -> None:
+        self.store = store = await self._connect()
+        engines = self.engines
+        context = composition.serve(
+            self.config, env=env, store=store, secret=SECRET, open_engine=engines.open,
+            retire_engine=engines.retire, find_engines=engines.find, age_retired=engines.age_retired,
+            spoil_engine=engines.spoil, can=self.can,
+        )  # fmt: skip
+        try:
+            # Not by `async with`: a process that is killed leaves no context.
+            self.served = await context.__aenter__()
+        except Exception:
+            await store.close()
+            raise
+        if self.is_server:
+            check_after_each_event(self.served.dispatcher._router)
+        await stopping.wait()
+        self.served = None
+        await context.__aexit__(None, None, None)
+        await store.close()
 
     def _start_again(self, process: Process | None) -> None:
         if self.sim.process is process:

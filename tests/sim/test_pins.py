@@ -312,5 +312,5 @@ def test_every_replica_gives_what_the_log_says_while_ranges_move(seed: int) -> N
 
 def test_every_replica_gives_what_the_log_says_whatever_strikes() -> None:
     before = hits["pins.pinned"]
-    play(0, pins_in_trouble, drawn(0), users=4, pause_s=LONG_PAUSE_S)
+    play(11, pins_in_trouble, drawn(11), users=4, pause_s=LONG_PAUSE_S)
     assert hits["pins.pinned"] > before

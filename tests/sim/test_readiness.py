@@ -16,6 +16,7 @@ from tests.sim.judges.operations import Status
 from tests.sim.moving.moves import Users, World, play
 from tests.sim.moving.test_moves import TWO
 from tests.sim.nodes import Node
+from tests.sim.recovering.cases import until
 from tests.sim.run import Only
 
 pytestmark = pytest.mark.sim
@@ -61,11 +62,51 @@ async def all_keys_of_p1_answer(world: World) -> None:
 def test_a_server_is_unready_while_it_starts_and_once_it_drains() -> None:
     async def drain(world: World, users: Users) -> None:
         node = world.cluster.nodes[0]
-        await served(node).begin_draining()
+        await served(node).begin_stopping()
         assert served(node).not_ready() == ["draining"]
         assert served(world.cluster.nodes[1]).not_ready() == []
 
     play(4, drain, TWO, users=0)
+
+
+@pytest.mark.parametrize("seed", [5, 6, 7])
+def test_a_drain_is_undone_and_the_node_leads_again(seed: int) -> None:
+    """Also where the drain is still under way, and nothing that users did is lost or told wrongly meanwhile."""
+
+    async def story(world: World, users: Users) -> None:
+        drained = world.leader_of(P1)
+        assert drained is not None
+        node, others = served(drained), [each for each in world.cluster.nodes if each is not drained]
+        draining = asyncio.create_task(node.drain())
+        await asyncio.sleep(0.0 if seed == 5 else 5.0)
+        if seed != 5:
+            assert (node.not_ready(), node.hosting.statistics()) == (["draining"], {})
+        assert await node.undrain()
+        assert P1 in await draining
+        assert not await node.undrain()
+        assert node.not_ready() == []
+        assert sorted(node.hosting.statistics()) == [P1, P2]
+        for other in others:
+            await served(other).drain()
+        await until(lambda: set(node.hosting.leads) == {P1, P2})
+        for other in others:
+            assert await served(other).undrain()
+
+    play(seed, story, TWO, users=4)
+
+
+def test_a_node_that_stops_is_not_drained_back() -> None:
+    async def story(world: World, users: Users) -> None:
+        node = served(world.cluster.nodes[0])
+        await node.drain()
+        await node.begin_stopping()
+        with pytest.raises(Unavailable, match="stops"):
+            await node.undrain()
+        assert node.not_ready() == ["draining"]
+        world.cluster.nodes[0].crash()
+        world.cluster.nodes[0].start()
+
+    play(8, story, TWO, users=0)
 
 
 def served(node: Node) -> Any:

@@ -27,12 +27,15 @@ KEYS_OF_3 = keys_in(SPAN_OF_3, 6, b"k")
 TWO = Knobs(partitions=2, partition=PartitionConfig(check_every=3))
 
 
-async def watch(world: World, *keys: bytes | None) -> None:
+async def watch(world: World, *keys: bytes | None) -> list[Watcher]:
     """Have users who watch these, from now to the end."""
+    watchers = []
     for number, key in enumerate(keys):
         watcher = Watcher(world.cluster, world.cluster.world.fork(f"watcher {number}"), key)
         await watcher.ready()
         world.at_end.append(watcher.check)
+        watchers.append(watcher)
+    return watchers
 
 
 @pytest.mark.parametrize("seed", [0])
@@ -46,6 +49,26 @@ def test_a_partition_joins_and_leaves_while_others_watch(seed: int) -> None:
         await world.moved()
 
     play(seed, join_and_leave, pause_s=LONG_PAUSE_S)
+
+
+# docs/protocol.md F3
+@pytest.mark.parametrize("seed", [0])
+def test_a_partition_joins_and_leaves_while_those_who_watch_are_away(seed: int) -> None:
+    async def join_and_leave(world: World, users: Users) -> None:
+        away = await watch(world, None, None)
+        await asyncio.sleep(0.5)
+        for watcher in away:
+            watcher.stay_away()
+        await world.join("a")  # its name comes first, and that of those who get its ranges behind it
+        await world.moved()
+        await asyncio.sleep(0.5)
+        await world.leave("a")
+        await world.moved()
+        await asyncio.sleep(0.5)
+        for watcher in away:
+            watcher.come_back()
+
+    play(seed, join_and_leave, Knobs(partitions=2), pause_s=LONG_PAUSE_S)
 
 
 def test_a_key_is_followed_to_where_it_goes_and_back() -> None:

@@ -75,13 +75,23 @@ class Watcher:
         self._latest: dict[bytes, int] = {}
         """By key, the last version among the changes that are checked."""
         self._is_ready = asyncio.Event()
+        self._is_here = asyncio.Event()
+        self._is_here.set()
         self._task = cluster.spawn(self._live(), name="watcher")
 
     async def ready(self) -> None:
         await self._is_ready.wait()
 
+    def stay_away(self) -> None:
+        """Watch through no node until `come_back`."""
+        self._is_here.clear()
+
+    def come_back(self) -> None:
+        self._is_here.set()
+
     async def _live(self) -> None:
         while self._failure is None:
+            await self._is_here.wait()
             node = self._random.choice(self._cluster.servers)
             if node.door is None or not hasattr(node.served, "feeds"):
                 await asyncio.sleep(0.05)
@@ -97,7 +107,7 @@ class Watcher:
         process.on_death.append(stream.news.set)
         until = asyncio.get_running_loop().time() + self._random.expovariate(1 / STAY_S)
         try:
-            while asyncio.get_running_loop().time() < until:
+            while asyncio.get_running_loop().time() < until and self._is_here.is_set():
                 if not process.alive:
                     probe("watch.node_died")
                     return

@@ -23,6 +23,9 @@ SETTINGS = QUICK_START | {
     "spark.driver.memory": "512m",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # Of Spark Connect, which test_connect.py starts in the same JVM.
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
 }
 
 

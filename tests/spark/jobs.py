@@ -1,20 +1,27 @@
-"""Data frames of the tests, and what may happen in the middle of a job: it happens in a task, between two batches."""
+"""Data frames of the tests, and what may happen in the middle of a job: it happens in a task, between two batches.
+
+Spark's Python processes load this module: it needs little.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.client import Client
-from tests.cluster.harness import Cluster
+import psutil
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from kvstore.client import Client
+    from tests.cluster.harness import Cluster
+
+LINGER_S = 200
 Happening = Callable[[], object]
 
 
@@ -58,6 +65,16 @@ def _is_first(marker: Path) -> bool:
 def die() -> None:
     """The task's process ends; Spark tries the task again."""
     os._exit(1)
+
+
+def kill_the_executor() -> None:
+    """It is the parent of the process that makes workers."""
+    psutil.Process().parents()[1].kill()
+
+
+def linger() -> None:
+    """Until Spark ends this attempt, since a copy of it was first."""
+    threading.Event().wait(LINGER_S)
 
 
 def killer(pid: int) -> Happening:

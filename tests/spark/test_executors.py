@@ -4,7 +4,6 @@ same, and a snapshot is what it was."""
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from kvstore.spark.session import open_session
 from kvstore.spark.snapshots.directory import DirectoryStore
 from tests.cluster.harness import Cluster
 from tests.spark.conftest import SETTINGS, stop_spark
-from tests.spark.jobs import Happening, fill, interrupted, pairs, read
+from tests.spark.jobs import Happening, fill, interrupted, kill_the_executor, linger, pairs, read
 from tests.spark.snapshots.taken import assert_right, meanwhile, take
 from tests.spark.standalone import spark_cluster, tasks, won_by_copies
 from tests.waiting import wait_until_blocking
@@ -39,7 +38,6 @@ SPECULATIVE = {
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
 }
-LINGER_S = 200
 SLOW_BYTES_PER_S = 64 << 10
 """Of one task: it is met in its middle."""
 ROWS = 2000
@@ -67,16 +65,6 @@ def copied(spark: SparkSession) -> Iterator[None]:
     before = won_by_copies(spark)
     yield
     wait_until_blocking(lambda: won_by_copies(spark) - before, timeout_s=30, what="a copy that was first")
-
-
-def kill_the_executor() -> None:
-    """It is the parent of the process that makes workers."""
-    psutil.Process().parents()[1].kill()
-
-
-def linger() -> None:
-    """Until Spark ends this attempt, since a copy of it was first."""
-    threading.Event().wait(LINGER_S)
 
 
 # ── reads ──

@@ -14,6 +14,7 @@ from kvstore.client.pinned.pins import list_pins, unpin
 from kvstore.spark.pins import hold
 from tests.cluster.harness import Cluster
 from tests.spark.jobs import command, die, fill, interrupted, killer, pairs, read
+from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -196,7 +197,7 @@ def test_a_job_outlives_a_node_that_leads(
     kills = killer(cluster.pid(victim))
     try:
         assert pairs(interrupted(frame, tmp_path / "killed", kills)) == sorted(stored.items())
-        assert not cluster.is_running(victim)
+        wait_until_blocking(lambda: not cluster.is_running(victim), what=f"the end of {victim}")
         assert pairs(frame) == sorted(stored.items())
     finally:
         cluster.start_node(victim)

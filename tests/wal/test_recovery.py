@@ -107,6 +107,7 @@ def test_a_bookie_may_be_silent_if_the_rest_cover() -> None:
     assert recovery.handle(LastAnswer(B3, None)) != []
 
 
+# docs/protocol.md L8
 def test_reading_starts_after_the_highest_confirmed_entry() -> None:
     recovery = recovery_of()
     recovery.handle(LastAnswer(B1, entry(3, lac=1)))

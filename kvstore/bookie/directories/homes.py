@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Homes:
-    """Of one bookie."""
+    """The directories in which one bookie's ledgers are."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts

@@ -117,7 +117,6 @@ class Part:
             log.exception("%s whoever waited for it failed", self.directory.path)
 
     def stop(self) -> None:
-        """Write nothing more, if it has come to that."""
-        if hasattr(self.storage, "journal"):  # else it could not even be read back
-            with suppress(OSError):
-                self.storage.stop()
+        """Write nothing more."""
+        with suppress(OSError):
+            self.storage.stop()

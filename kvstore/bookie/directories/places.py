@@ -18,7 +18,7 @@ _MAGIC = "kvstore journal directories"
 
 
 class State(Enum):
-    """Of one directory, as the others know it."""
+    """The state of one directory, as the others know it."""
 
     JOINING = "joining"
     """It is being made. Nothing was ever stored in it."""

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from errno import ENOSPC
 from typing import Any
 
 from kvstore.bookie.adds import Done
@@ -28,6 +29,7 @@ from kvstore.bookie.directories.losses import doubt_what_was_lost
 from kvstore.bookie.directories.part import Part
 from kvstore.bookie.directories.refusing import CANNOT_STORE, CANNOT_TELL
 from kvstore.bookie.directories.state import DirectoryState
+from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.ledger import Listener
 from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.statistics import Statistics, added_up
@@ -87,8 +89,10 @@ class SpreadStorage:
                 lost = ", ".join(each.path for each in self._plan.lost)
                 log.warning("bookie=%s goes on without %s", self.bookie, lost)
                 self._plan = say_gone(self._env, self._config, self._plan)
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, JournalFull):
+                raise OSError(ENOSPC, "no room for what a start writes") from error
             raise
         self._is_started = True
         self._is_readonly = self.is_readonly

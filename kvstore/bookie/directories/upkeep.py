@@ -20,18 +20,22 @@ from kvstore.types import LedgerId
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """Of one directory."""
+    """The upkeep of one directory."""
 
     reclaimer: Reclaimer
     scrubber: Scrubber
 
 
+IsOurs = Callable[[LedgerId, bytes], bool]
+"""Whether the key is that of a ledger that the cluster has made."""
+
+
 def start_upkeep(
-    env: Env, config: BookieConfig, storage: AnyStorage, authority: Authority, nursery: Nursery
+    env: Env, config: BookieConfig, storage: AnyStorage, authority: Authority, is_ours: IsOurs, nursery: Nursery
 ) -> list[Upkeep]:
     """Begin it in each directory of a storage that has been started."""
     if isinstance(storage, BookieStorage):
-        return [_start(env, config, storage, authority, nursery, nowhere)]
+        return [_start(env, config, storage, authority, is_ours, nursery, nowhere)]
     nurseries = {part.directory.number: nursery.child(part.directory.path) for part in storage.parts}
 
     def end(part: Part) -> None:
@@ -44,6 +48,7 @@ def start_upkeep(
             part.config,
             part.storage,
             authority,
+            is_ours,
             nurseries[part.directory.number],
             partial(storage.homes.is_elsewhere, part),
         )
@@ -51,7 +56,7 @@ def start_upkeep(
     ]
 
 
-def admitted(storage: AnyStorage, is_ours: Callable[[LedgerId, bytes], bool]) -> set[int]:
+def admitted(storage: AnyStorage, is_ours: IsOurs) -> set[int]:
     """Ledgers of a storage that the metadata store knew when they came here, and that are the cluster's own."""
     parts = [storage] if isinstance(storage, BookieStorage) else [part.storage for part in storage.parts]
     known = ((number, each) for part in parts for number, each in part.inventory.ledgers.items() if each.is_admitted)
@@ -63,10 +68,11 @@ def _start(
     config: BookieConfig,
     storage: BookieStorage,
     authority: Authority,
+    is_ours: IsOurs,
     nursery: Nursery,
     is_elsewhere: Elsewhere,
 ) -> Upkeep:
-    found = Upkeep(Reclaimer(env, config, storage, authority), Scrubber(config, storage))
+    found = Upkeep(Reclaimer(env, config, storage, authority, is_ours), Scrubber(config, storage))
     nursery.spawn(watch(storage, authority, is_elsewhere), name="limbo")
     nursery.spawn(found.reclaimer.run(), name="reclaim")
     nursery.spawn(found.scrubber.run(), name="scrub")

@@ -7,6 +7,8 @@ have one, all together would grow with the square of the disk (docs/protocol.md,
 
 from __future__ import annotations
 
+import logging
+
 from kvstore.bookie.index.checkpoint import (
     HEADER_SIZE,
     Checkpoint,
@@ -15,7 +17,10 @@ from kvstore.bookie.index.checkpoint import (
     decode_whole,
     table_span,
 )
+from kvstore.bookie.small_files import read_file
 from kvstore.env.ports import Disk
+
+log = logging.getLogger(__name__)
 
 INDEX, LIST, ASIDE = ".index", ".files", ".new"
 """Of a checkpoint, of a list, and behind those of one that is being written."""
@@ -37,9 +42,10 @@ def indexed(disk: Disk, directory: str, suffix: str = INDEX) -> list[int]:
 
 def read_checkpoint(disk: Disk, directory: str, file: int) -> Checkpoint | None:
     """A segment's checkpoint, if it is there and whole; with the segments that there were, if a list is there too. Of
-    the present format without its entries, which are not looked at.
+    the present format without its entries, which are not looked at. What the disk does not give is not there: it is
+    made again from the segment.
 
-    Raises ValueError that names the file for a format that this build does not know, OSError.
+    Raises ValueError that names the file for a format that this build does not know.
     """
     path = checkpoint_path(directory, file)
     try:
@@ -55,25 +61,38 @@ def read_checkpoint(disk: Disk, directory: str, file: int) -> Checkpoint | None:
 def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     if not disk.exists(path):
         return None
-    file = disk.open(path)
+    try:
+        file = disk.open(path)
+    except OSError as error:
+        _say_not_given(path, error)
+        return None
     try:
         head, size = file.read(0, HEADER_SIZE), file.size()
         span = table_span(head)
         if span is None:
             return decode_whole(file.read(0, size))
         return decode_checkpoint(head, file.read(*span)) if sum(span) == size else None
+    except OSError as error:
+        _say_not_given(path, error)
+        return None
     finally:
         file.close()
+
+
+# docs/protocol.md B31
+def _say_not_given(path: str, error: OSError) -> None:
+    """A bad sector here keeps no bookie from starting."""
+    log.error("%s cannot be read, it is made again from the segment: %s", path, error)
 
 
 def _read(disk: Disk, path: str) -> bytes:
     if not disk.exists(path):
         return b""
-    file = disk.open(path)
     try:
-        return file.read(0, file.size())
-    finally:
-        file.close()
+        return read_file(disk, path)
+    except OSError as error:
+        _say_not_given(path, error)
+        return b""
 
 
 def remove_checkpoint(disk: Disk, directory: str, file: int) -> None:

@@ -201,7 +201,7 @@ class IndexFiles:
     def _write(self, checkpoint: Checkpoint) -> None:
         def written() -> None:
             if checkpoint.file > self._listed:
-                self._write_list(checkpoint)
+                self.write_list(checkpoint.file, checkpoint.files)
             self._write_another()
 
         def failed(error: OSError) -> None:
@@ -233,20 +233,21 @@ class IndexFiles:
 
         self._submit(path + ASIDE, data, on_synced, failed)
 
-    def _write_list(self, checkpoint: Checkpoint) -> None:
-        self._listed = checkpoint.file
+    # docs/protocol.md B22
+    def write_list(self, file: int, files: list[int]) -> None:
+        """Put the list of the segments that there are beside the newest checkpoint, if the disk takes it."""
+        self._listed = file
 
         def on_synced() -> None:
             self._disk.sync_dir(self.directory)
             for older in indexed(self._disk, self.directory, LIST):
-                if older < checkpoint.file:
+                if older < file:
                     self._disk.remove(list_path(self.directory, older))
 
         def failed(error: OSError) -> None:
-            log.warning("segment=%d no list of segments beside its checkpoint: %s", checkpoint.file, error)
+            log.warning("segment=%d no list of segments beside its checkpoint: %s", file, error)
 
-        data = encode_list(checkpoint.file, checkpoint.files)
-        self._submit(list_path(self.directory, checkpoint.file), data, on_synced, failed)
+        self._submit(list_path(self.directory, file), encode_list(file, files), on_synced, failed)
 
     def _submit(self, path: str, data: bytes, done: Callable[[], None], failed: Callable[[OSError], None]) -> None:
         """Write a file and sync it, then call `done`, of which an OSError is a failure too."""

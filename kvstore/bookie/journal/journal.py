@@ -283,10 +283,10 @@ class Journal:
 
     def certify(self) -> None:
         """Say in the journal that its last group is synced. That needs no sync itself: it only repeats what is true."""
+        if self._is_certified or self._syncing is not None or self._is_stopped or self._queue:
+            return  # a journal that was never opened has nothing that is not certified
         group = self.open_group
-        if self._is_certified or self._syncing is not None or group.buffers or self._is_stopped or self._queue:
-            return
-        if group.end + GROUP_HEADER_SIZE > self._limit:
+        if group.buffers or group.end + GROUP_HEADER_SIZE > self._limit:
             return
         header = GroupHeader(group.segment.file, 0, group.number, self._synced_file, self._synced_to)
         try:

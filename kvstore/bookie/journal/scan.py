@@ -7,7 +7,7 @@ after it, was never reported to anybody: that is the torn tail, and dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.bookie.journal.record import (
@@ -66,18 +66,28 @@ def certified(headers: Mapping[int, GroupHeader], file: int) -> int:
     return max((header.synced_to for header in headers.values() if header.synced_file == file), default=0)
 
 
-def scan(data: bytes, file: int, salt: int, *, known_end: int | None = None, synced_to: int = 0) -> Scan:
+# docs/protocol.md B6
+def scan(
+    data: bytes,
+    file: int,
+    salt: int,
+    *,
+    known_end: int | None = None,
+    synced_to: int = 0,
+    missing: Sequence[range] = (),
+) -> Scan:
     """Read segment `file`.
 
     `known_end`: where it ends as the segment after it says; what follows was given up. `synced_to`: up to where it was
-    synced, if other segments know more than this one.
+    synced, if other segments know more than this one. `missing`: what the disk did not give. Where the log would go on
+    there, that is no torn tail: a crash leaves what can be read.
     """
     headers = group_headers(data, salt)
     if known_end is not None:
         headers = {at: header for at, header in headers.items() if at < known_end}
     result = Scan(synced_to=known_end or max(FILE_HEADER_SIZE, certified(headers, file), synced_to))
     result.last_group = max((header.number for header in headers.values()), default=0)
-    at = FILE_HEADER_SIZE
+    at, goes_on_to = FILE_HEADER_SIZE, 0
     while at < result.synced_to or at in headers:
         header = headers.get(at)
         if header is None:
@@ -86,10 +96,13 @@ def scan(data: bytes, file: int, salt: int, *, known_end: int | None = None, syn
         end = at + GROUP_HEADER_SIZE + header.size
         stopped = _records(result, data, at + GROUP_HEADER_SIZE, end, seed_of(salt))
         if stopped < end and stopped >= result.synced_to:
-            at = stopped
+            at, goes_on_to = stopped, end
             break
         at = end if stopped == end else _skip(result, stopped, end)
     result.end = at
+    following = max(goes_on_to, at + GROUP_HEADER_SIZE)
+    if known_end is None and any(each.start < following and each.stop > at for each in missing):
+        result.damage.append((at, following))
     return result
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from errno import EIO, ENOSPC
+from errno import EEXIST, EIO, ENOSPC
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE, GROUP_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
@@ -67,7 +67,7 @@ class SegmentSupply:
                 raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
             self.spare = self.create(0, self._config.segment_bytes)
         except OSError as error:
-            if error.errno == EIO:
+            if error.errno in (EIO, EEXIST):
                 self._on_damage(f"journal segment={self.next_file} cannot be made: {error}")
                 return
             if not self._lacks_room:
@@ -129,12 +129,16 @@ class SegmentSupply:
         self.spare = None
         return spare
 
+    # docs/protocol.md B35
     def create(self, room: int, size: int) -> Segment:
-        """Make a segment of `size` bytes, and with `room` at least. Raises OSError."""
+        """Make a segment of `size` bytes, and with `room` at least. Raises OSError; FileExistsError if another has made
+        it, which stays as it is."""
         salt = self._env.random.getrandbits(64) | 1
         capacity = max(size, overhead(len(self._segments) + 2) + room)
         header, disk = FileHeader(self.next_file, salt), self._env.disk
         segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
+        if disk.exists(segment.path):
+            raise FileExistsError(EEXIST, "somebody else has made this segment", segment.path)
         try:
             segment.create(self._on_ready)
         except OSError:

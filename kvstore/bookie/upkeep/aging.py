@@ -15,13 +15,14 @@ from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
 
-AGE_S = 60.0
-"""A copy that is younger than this may pass for the directories themselves."""
+AGE_S = 5.0
+"""A copy that is younger than this may pass for the directories themselves. Each time costs the metadata store a write,
+and the disk a sync."""
 
 
 # docs/protocol.md B34
 class Aging:
-    """Of one bookie, from its start on."""
+    """The aging of one bookie's directories, from its start on."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Aging:
         self._env, self._cookies, self._bookie = env, cookies, bookie
         self._directories, self._stored_bytes = directories, stored_bytes
         self._stored = 0
+        self._is_failing = False
         self._age: int | None = None
         """That this process has noted last; None: none yet."""
 
@@ -44,8 +46,11 @@ class Aging:
             await asyncio.sleep(AGE_S)
             try:
                 await self.look()
+                self._is_failing = False
             except (MetadataError, Corrupted, OSError) as error:
-                log.warning("bookie=%s its directories do not age: %r", self._bookie, error)
+                if not self._is_failing:
+                    log.warning("bookie=%s its directories do not age: %r", self._bookie, error)
+                self._is_failing = True
 
     async def look(self) -> None:
         """Raise the age if anything was stored since the last time. Raises MetadataError, Corrupted, OSError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.config import BookieConfig
@@ -19,9 +20,9 @@ from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.storage import BookieStorage
-from kvstore.bookie.upkeep.counted import is_never_given
 from kvstore.env.ports import Env
 from kvstore.errors import MetadataError, UndecodableNode
+from kvstore.meta.ledger_ids import Counted
 from kvstore.types import LedgerId
 
 log = logging.getLogger(__name__)
@@ -34,11 +35,25 @@ FULL_RETRY_S = 5.0
 """Between two looks while the disk is full."""
 
 
+def nobodys(_ledger: LedgerId, _key: bytes) -> bool:
+    """Take no ledger for one that the cluster has made."""
+    return False
+
+
 # docs/protocol.md B10
 class Reclaimer:
     """Runs in the background of one bookie."""
 
-    def __init__(self, env: Env, config: BookieConfig, storage: BookieStorage, authority: Authority) -> None:
+    def __init__(
+        self,
+        env: Env,
+        config: BookieConfig,
+        storage: BookieStorage,
+        authority: Authority,
+        is_ours: Callable[[LedgerId, bytes], bool] = nobodys,
+    ) -> None:
+        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given."""
+        self._is_ours = is_ours
         self._env = env
         self._config = config
         self._storage = storage
@@ -77,19 +92,49 @@ class Reclaimer:
         listed = set(await self._authority.ledgers())
         dropped = []
         unlisted = [ledger for ledger in here if ledger not in listed]
-        counted_to = await self._authority.counted_to() if unlisted else 0
+        if not unlisted:
+            return []
+        counted = await self._authority.counted()
+        if await self._is_older_copy(unlisted, counted):
+            return []
         for ledger in unlisted:
-            if is_never_given(ledger, counted_to):
+            if self._may_be_of_later_metadata(ledger, counted):
                 log.error(
-                    "ledger=%d stays: the metadata store does not know it, and has given no id beyond %d: it is an "
-                    "older copy of itself (docs/operations.md, An older copy of the metadata)",
-                    ledger, counted_to,
+                    "ledger=%d stays: the metadata store does not know it, and has given no id beyond %d here and %s "
+                    "before it was moved: it is an older copy of itself (docs/operations.md, An older copy of the "
+                    "metadata)",
+                    ledger, counted.to, [each.to for each in counted.former],
                 )  # fmt: skip
                 self._storage.statistics.unheard_ledgers += 1
             elif await self._is_gone(LedgerId(ledger)):
                 self.drop(ledger)
                 dropped.append(ledger)
         return dropped
+
+    # docs/protocol.md B29
+    async def _is_older_copy(self, unlisted: list[int], counted: Counted) -> bool:
+        """Whether the metadata store has yet to give ids of ledgers that it knew; then it is marked, since each look
+        takes an id, and some later one would find nothing wrong."""
+        suspects = [each for each in unlisted if self._is_own(each) and counted.never_gave(each)]
+        unknown = [each for each in suspects if await self._is_gone(LedgerId(each))]
+        if unknown:
+            log.error(
+                "the metadata store is an older copy of itself: it has given ids up to %d, and does not know %d "
+                "ledgers from %d on: all stay (docs/operations.md, An older copy of the metadata)",
+                counted.to, len(unknown), unknown[0],
+            )  # fmt: skip
+            self._storage.statistics.unheard_ledgers += len(unknown)
+            await self._authority.mark_older(f"a bookie has {len(unknown)} ledgers from {unknown[0]} on that it lacks")
+        return bool(unknown)
+
+    # docs/protocol.md B29
+    def _may_be_of_later_metadata(self, ledger: int, counted: Counted) -> bool:
+        return counted.may_lack(ledger) or (self._is_own(ledger) and counted.never_gave(ledger))
+
+    def _is_own(self, ledger: int) -> bool:
+        """Whether the cluster made it, and the metadata store knew it when it came here."""
+        found = self._inventory.ledgers.get(ledger)
+        return found is not None and found.is_admitted and self._is_ours(LedgerId(ledger), found.key)
 
     async def _is_gone(self, ledger: LedgerId) -> bool:
         """One whose metadata cannot be read is there."""

@@ -202,6 +202,7 @@ class AsyncClient(ClosedAtExit):
             lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
             state,
             lambda wanted: engine.run_whole(wanted, None),
+            engine.routing.check,
         )
 
     # ── writes ──

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvstore.client.aio.link import LATE, Link, State
 from kvstore.client.aio.links import Links
 from kvstore.client.aio.wires import AnyAnswers
+from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
-from kvstore.client.core.operation import Operation
-from kvstore.client.core.operations import decode
+from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operations import as_seconds, decode
 from kvstore.client.core.retries import Nobody, failed_for_good, pause_s, pauses, too_late
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Item
@@ -23,12 +24,12 @@ from kvstore.env.events import wait_within
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
-from kvstore.errors import Moved, NotAuthenticated, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, Moved, NotAuthenticated, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
 logger = logging.getLogger(__name__)
 TICK_S = 0.02
-FOLLOW_WAIT_MS = 10_000
+FOLLOW_WAIT_MS, FOLLOW_PAUSE_S = 10_000, 1.0
 MANY_MAX = 512
 """How many operations of one get_many or put_many are under way at a time."""
 
@@ -52,20 +53,24 @@ class AsyncEngine:
             heard=self._on_answers,
             tokens=self.seen.tokens,
         )
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._room: dict[Numbering, OrderedDict[asyncio.Future[None], Operation]] = {}
+        """Who waits for room, in the order of coming."""
         self._changed = asyncio.Event()
         """Set, and replaced, when there may be another way to go."""
         self._refreshing: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._closed = False
+        self._closed = self._is_forked = False
+        forks.watch(self)
 
     async def open(self) -> None:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable, NotAuthenticated."""
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
-        failure: Unavailable = Nobody()
+        failure: StoreError = Nobody()
         while not self.routing.is_known:
             found = await self._ask_anybody()
+            if isinstance(found, NotAuthenticated):
+                raise found
             if found is not None:
                 failure = failure if isinstance(found, Nobody) else found
                 left = deadline - self.env.clock.now()
@@ -76,9 +81,16 @@ class AsyncEngine:
         self.env.nursery.spawn(self._follow(), name="topology")
 
     async def close(self) -> None:
+        if self._is_forked:
+            return  # connections and tasks are the parent's
         self._closed = True
         self.links.close()
         await self.env.nursery.close()
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        self._closed = self._is_forked = True
+        self.links.leave_to_parent()
 
     def time_ms(self) -> int:
         return self.seen.time_ms
@@ -99,13 +111,13 @@ class AsyncEngine:
 
     async def run(self, operation: Operation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
-        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
         operation.deadline = self._now() + timeout_s
         if not operation.partition:
             operation.partition = self.routing.partition_of(operation.key)
         numbering = self._numberings[operation.partition]
-        while not numbering.begin(operation):
-            await self._wait_room(operation, timeout_s)
+        if not numbering.begin(operation):
+            await self._wait_room(numbering, operation, timeout_s)
         try:
             link = None if operation.level else self.links.direct.get(operation.partition)
             if link is None:
@@ -123,7 +135,7 @@ class AsyncEngine:
         finally:
             numbering.end(operation)
             if self._room:
-                self._give_room()
+                self._give_room(numbering)
 
     async def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
         """The results in order, MANY_MAX operations under way at a time. The first error is raised after all ended."""
@@ -170,10 +182,13 @@ class AsyncEngine:
         if link is None:
             link = self.links.choose(operation)
         if link is None or self._closed:
-            waiter.set_result(Unavailable("the client is closed") if self._closed else Nobody())
+            waiter.set_result(self._why_closed() if self._closed else Nobody())
         else:
             link.send(operation)
         return waiter
+
+    def _why_closed(self) -> StoreError:
+        return InvalidRequest(forks.FORKED) if self._is_forked else Unavailable("the client is closed")
 
     async def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
         """Try again until there is an answer that is no error, or an error that is final. Raises it."""
@@ -182,6 +197,8 @@ class AsyncEngine:
         while True:
             self._counts[f"failed_{type(error).__name__}"] += 1
             left = operation.deadline - self.env.clock.now()
+            if error is not LATE and isinstance(error, Unavailable):
+                error = self.links.stranger_or_none(is_late=left <= 0) or error
             final = None if error is LATE else failed_for_good(operation, error)
             if final is not None or self._closed:
                 raise final or too_late(operation, error, timeout_s)
@@ -190,7 +207,6 @@ class AsyncEngine:
             last = error
             self._learn_from(error)
             await self._wait_change(min(pause_s(error, waits), left))
-            operation.attempts += 1
             self._counts["retries"] += 1
             self.routing.redirect(operation)
             answer = await self._attempt(operation)
@@ -211,20 +227,37 @@ class AsyncEngine:
 
     # ── room ──
 
-    async def _wait_room(self, operation: Operation, timeout_s: float) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._room.append(waiter)
+    async def _wait_room(self, numbering: Numbering, operation: Operation, timeout_s: float) -> None:
+        """Return once the operation has begun, by the end of another. Raises Unavailable."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiting = self._room.setdefault(numbering, OrderedDict())
+        waiting[waiter] = operation
         try:
             async with asyncio.timeout(operation.deadline - self.env.clock.now()):
                 await waiter
-        except TimeoutError:
-            raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s") from None
+        except BaseException as error:
+            waiting.pop(waiter, None)
+            if waiter.done() and not waiter.cancelled():  # it has begun just now
+                numbering.end(operation)
+            self._give_room(numbering)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s") from None
+            raise
 
-    def _give_room(self) -> None:
-        waiting, self._room = self._room, deque()
-        for waiter in waiting:
-            if not waiter.done():
+    def _give_room(self, numbering: Numbering) -> None:
+        """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
+        would wake for nothing, each time."""
+        waiting = self._room.get(numbering)
+        if waiting is None:
+            return
+        while waiting:
+            waiter, operation = next(iter(waiting.items()))
+            if not waiter.done():  # else it was cancelled just now
+                if not numbering.begin(operation):
+                    return
                 waiter.set_result(None)
+            del waiting[waiter]
+        del self._room[numbering]
 
     # ── what is heard ──
 
@@ -259,10 +292,14 @@ class AsyncEngine:
                 )
             except (Unavailable, NotAuthenticated):
                 await asyncio.sleep(TICK_S)
+            except Exception:  # nobody understands it: what is known goes on, and the next one may be better
+                logger.exception("a topology cannot be taken in")
+                await asyncio.sleep(FOLLOW_PAUSE_S)
 
-    async def _ask_anybody(self) -> Unavailable | None:
-        """Learn from the first that answers; or why nobody did."""
-        failure: Unavailable = Nobody()
+    async def _ask_anybody(self) -> StoreError | None:
+        """Learn from the first that answers; or why nobody did: NotAuthenticated if one of them does not know who
+        asks."""
+        failure: StoreError = Nobody()
         for address in self.links.addresses():
             link = self.links.open(address)
             if link is None:
@@ -270,8 +307,11 @@ class AsyncEngine:
             try:
                 await link.wait_up()
                 message = await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s)
-            except Unavailable as error:
+            except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
                 failure = error
+                continue
+            except Unavailable as error:
+                failure = failure if isinstance(failure, NotAuthenticated) else error
                 continue
             self._learn(message)
             return None
@@ -297,4 +337,7 @@ class AsyncEngine:
             await asyncio.sleep(TICK_S)
             now = self.env.clock.now()
             for link in self.links.all():
-                link.tick(now)
+                try:
+                    link.tick(now)
+                except Exception:  # without this task no call would end in its time
+                    logger.exception("address=%s cannot be looked after", link.address)

@@ -36,8 +36,9 @@ from kvstore.client.core.stream_doors import StreamDoors, door_in
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.ports import Transport
-from kvstore.errors import NotAuthenticated, Unavailable
+from kvstore.errors import ConfigError, NotAuthenticated, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.proto.session_stream import full_name, knows_no_clusters
 from kvstore.rpc.channels import TIMEOUT_MAX_MS, open_aio_channel
 from kvstore.rpc.login import login_of_environment
 
@@ -106,7 +107,8 @@ class Link:
         self._heard_at = self._now()
         self._probed_at: float | None = None
         """When a silent server was asked whether it is there."""
-        self._stranger: NotAuthenticated | None = None
+        self._why_down = ""
+        self.stranger: NotAuthenticated | None = None
         """Why the server has refused the connection."""
         self._is_overdue = False
         self._timer: asyncio.TimerHandle | None = None
@@ -132,7 +134,7 @@ class Link:
         """Raises Unavailable if the connection fails, NotAuthenticated if the server does not know who asks."""
         await self._settled.wait()
         if self.state is State.DOWN:
-            raise self._stranger or Unavailable(f"{self.address} cannot be reached")
+            raise self.stranger or Unavailable(f"{self.address} cannot be reached: {self._why_down}")
 
     async def topology(self, *, known: int, wait_ms: int, timeout_s: float) -> kv_pb2.TopologyResponse:
         """The server's topology, another than `known` or the same after `wait_ms`. Raises Unavailable, and
@@ -149,6 +151,11 @@ class Link:
                 raise
             # Nobody cancelled us: a channel that closes does it to whoever waits for a call on it.
             raise Unavailable(f"{self.address} is gone") from None
+        try:
+            self._routing.check(message, self.address)
+        except Unavailable as error:
+            self.fall(str(error))
+            raise
         self.known = message.known
         return message
 
@@ -173,7 +180,7 @@ class Link:
         """The connection is gone, or given up. Everything that is owed ends with an error."""
         if self.state is State.DOWN:
             return
-        self.state = State.DOWN
+        self.state, self._why_down = State.DOWN, why
         logger.info("link down address=%s open=%d why=%s", self.address, len(self._open), why)
         owed = [*self._open.values(), *self._pending]
         self._open.clear()
@@ -210,8 +217,8 @@ class Link:
                 self._changed(self)
                 self.go_on()
                 await self._down.wait()
-        except FAILURES as error:
-            self._stranger = stranger_or_none(error)
+        except (*FAILURES, Unavailable) as error:
+            self.stranger = stranger_or_none(error)
             self.fall(text_of(error))
         finally:
             self.fall("closed")
@@ -221,20 +228,19 @@ class Link:
 
     async def _connected(self) -> Wire:
         """A stream on the server's Redis port; if it is there and has none, a session of gRPC."""
-        door = self._doors.door_or_none(self.address)
+        door, is_checked = self._doors.door_or_none(self.address), False
         if door is None:
-            door = door_in(await self._stub.Topology(kv_pb2.TopologyRequest()))
+            door, is_checked = door_in(await self._checked_topology()), True
         has_failed = False
         if door is not None and self._doors.may_try(self.address, self._now()):
-            server, address = door
-            stream = StreamWire(self, server, self._config.login or login_of_environment())
             try:
                 async with asyncio.timeout(self._config.connect_timeout_s / 2):
-                    await stream.open(self._transport, address)
-                return stream
-            except (OSError, EOFError) as error:
+                    return await self._open_stream(*door)
+            except (OSError, EOFError, ConfigError) as error:
                 has_failed = True
-                logger.info("no stream address=%s why=%s", address, text_of(error))
+                logger.info("no stream address=%s why=%s", door[1], text_of(error))
+        if not is_checked:
+            await self._checked_topology()
         session = GrpcWire(self, self._stub, self._env.nursery, self._config.silence_s)
         try:
             await session.open()
@@ -245,6 +251,25 @@ class Link:
             self._doors.bar(self.address, self._now())
         return session
 
+    async def _checked_topology(self) -> kv_pb2.TopologyResponse:
+        """Raises errors of gRPC, and Unavailable if it is another cluster's."""
+        message: kv_pb2.TopologyResponse = await self._stub.Topology(kv_pb2.TopologyRequest())
+        self._routing.check(message, self.address)
+        return message
+
+    async def _open_stream(self, server: str, address: str) -> StreamWire:
+        """Raises OSError, EOFError, ConfigError."""
+        login, name = self._config.login or login_of_environment(), full_name(server, self._routing.cluster)
+        try:
+            stream = StreamWire(self, name, login)
+            await stream.open(self._transport, address)
+        except EOFError as error:
+            if name == server or not knows_no_clusters(str(error), server):
+                raise
+            stream = StreamWire(self, server, login)
+            await stream.open(self._transport, address)
+        return stream
+
     # ── sending ──
 
     def go_on(self) -> None:
@@ -254,7 +279,11 @@ class Link:
         if wire is None:
             return
         if len(pending) == 1 and wire.is_brief and wire.is_ready and pending[0].options is None:
-            self._send_single(pending.popleft(), wire)
+            operation = pending.popleft()
+            try:
+                self._send_single(operation, wire)
+            except Exception as error:  # noqa: BLE001  # see _unsendable
+                self._unsendable([operation], error)
             return
         make, most = (brief_frame_of, BRIEF_OPERATIONS_MAX) if wire.is_brief else (frame_of, FRAME_OPERATIONS_MAX)
         while pending and wire.is_ready and (wire.is_brief or not self._should_gather()):
@@ -262,7 +291,19 @@ class Link:
             if any(map(_is_over, map(_waiter_of, operations))):  # late, or given up by their callers
                 operations = [each for each in operations if not each.waiter.done()]
             if operations:
-                wire.send(self._frame(operations, make))
+                try:
+                    wire.send(self._frame(operations, make))
+                except Exception as error:  # noqa: BLE001  # see _unsendable
+                    self._unsendable(operations, error)
+
+    def _unsendable(self, operations: list[Operation], error: Exception) -> None:
+        """Answer operations of which no frame could be made. The server owes them nothing: nobody else ever would."""
+        why = f"a frame of {len(operations)} operations cannot be sent: {type(error).__name__}"
+        logger.error("address=%s %s", self.address, why, exc_info=error)
+        gone = set(map(id, operations))
+        self._open = {number: each for number, each in self._open.items() if id(each) not in gone}
+        for operation in operations:
+            _answer(operation, lost(operation, f"{self.address}: {why}"))
 
     def _send_single(self, operation: Operation, wire: Wire) -> None:
         """Send one operation, as lone callers have it, with the least that it takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from kvstore.client.aio.link import Link, State
@@ -14,6 +15,9 @@ from kvstore.client.core.stream_doors import StreamDoors
 from kvstore.client.core.values import Level
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.ports import Transport
+from kvstore.errors import ConfigError, NotAuthenticated
+
+logger = logging.getLogger(__name__)
 
 
 class Links:
@@ -34,7 +38,10 @@ class Links:
         self._changed, self._heard, self._tokens = changed, heard, tokens
         self._transport, self._doors = transport, StreamDoors(routing)
         self._links: dict[str, Link] = {}
+        self._links_of_parent: dict[str, Link] = {}
         self._rests = AddressBackoff()
+        self._strangers: dict[str, NotAuthenticated] = {}
+        """Addresses whose server did not know who asks when it was asked last."""
         self.direct: dict[str, Link] = {}
         """Partition → the link to its leader, while that is up: the fast way."""
         self._favourite = env.random.randrange(1 << 16)
@@ -69,19 +76,35 @@ class Links:
             return link
         if self._closed or self._rests.is_left_alone(address, self._env.clock.now()):
             return None
-        link = Link(
-            address,
-            self._env,
-            self._config,
-            self._routing,
-            self._tokens,
-            self._transport,
-            self._doors,
-            changed=self._on_change,
-            heard=self._heard,
-        )
+        try:
+            link = Link(
+                address,
+                self._env,
+                self._config,
+                self._routing,
+                self._tokens,
+                self._transport,
+                self._doors,
+                changed=self._on_change,
+                heard=self._heard,
+            )
+        except (OSError, ConfigError) as error:
+            if not self._routing.is_known:
+                raise  # whoever opens the client is told
+            logger.warning("no connection can be made address=%s why=%s", address, error)  # files that are replaced now
+            self._rests.broke(address, self._env.clock.now())
+            return None
         self._links[address] = link
         return link
+
+    def stranger_or_none(self, *, is_late: bool) -> NotAuthenticated | None:
+        """Why nobody answers, if no server is connected and all do not know who asks; once it is late, if one of them
+        does not."""
+        addresses = self.addresses()
+        said = [self._strangers[each] for each in addresses if each in self._strangers]
+        if not said or any(link.state is State.UP for link in self._links.values()):
+            return None
+        return said[0] if is_late or len(said) == len(addresses) else None
 
     def all(self) -> list[Link]:
         return [link for _, link in sorted(self._links.items())]
@@ -99,6 +122,12 @@ class Links:
         self._closed = True
         for link in self.all():
             link.fall("the client is closed")
+
+    def leave_to_parent(self) -> None:
+        """In the child of a fork: no link is used or ended here. They are kept: to end one would end the parent's."""
+        self._closed = True
+        self._links_of_parent, self._links = self._links, {}
+        self.direct.clear()
 
     def _candidates(self, operation: Operation) -> Iterator[str]:
         may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
@@ -120,4 +149,7 @@ class Links:
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)
+        self._strangers.pop(link.address, None)
+        if link.stranger is not None:
+            self._strangers[link.address] = link.stranger
         self._changed()

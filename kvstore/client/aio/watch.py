@@ -14,10 +14,10 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import Operation
-from kvstore.client.core.watching import Change, Reading, is_final
+from kvstore.client.core.watching import Change, Check, Reading, is_final
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
-from kvstore.errors import StoreError, Unavailable
+from kvstore.errors import ConfigError, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
 from kvstore.rpc.status import from_rpc_error
@@ -37,9 +37,11 @@ class AsyncWatch(ClosedAtExit):
         addresses: Callable[[], list[str]],
         state: FirstState | None = None,
         read: Callable[[Sequence[Operation]], Awaitable[Answers]] | None = None,
+        check: Check | None = None,
     ) -> None:
-        """With `state` that comes first, by means of `read`."""
-        self._state, self._read = state, read
+        """With `state` that comes first, by means of `read`. With `check` a server is asked for its topology before it
+        is asked to watch: another one may listen at an address than did, and a watch that begins cannot tell."""
+        self._state, self._read, self._check = state, read, check
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse] | None = None
@@ -125,10 +127,15 @@ class AsyncWatch(ClosedAtExit):
 
     async def _next_message(self) -> kv_pb2.WatchResponse:
         first = self._call is None
-        call = self._call or await self._dial()
-        patience_s = 2 * self._config.silence_s + self._config.timeout_s if first else self._reading.watched.patience_s
+        # Half of the time in which one is looked for, so that there is some for another server behind a silent one.
+        patience_s = (
+            max(self._config.timeout_s / 2, self._config.connect_timeout_s)
+            if first
+            else self._reading.watched.patience_s
+        )
         try:
             async with asyncio.timeout(patience_s):
+                call = self._call or await self._dial()
                 message = await call.read()
         except TimeoutError:
             raise Unavailable("the server has fallen silent") from None
@@ -144,9 +151,18 @@ class AsyncWatch(ClosedAtExit):
         return message
 
     async def _dial(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
-        self._channel = open_aio_channel(next(self._turns), self._config.tls, self._config.login)
-        self._call = kv_pb2_grpc.KVStub(self._channel).Watch(self._reading.request())
+        address = next(self._turns)
+        try:
+            self._channel = open_aio_channel(address, self._config.tls, self._config.login)
+        except (OSError, ConfigError) as error:  # files that are replaced just now
+            raise Unavailable(f"no connection to {address} can be made: {error}") from error
         self.connections += 1
+        stub = kv_pb2_grpc.KVStub(self._channel)
+        if self._check is not None:
+            self._check(await stub.Topology(kv_pb2.TopologyRequest(), timeout=self._config.connect_timeout_s), address)
+            if self._closed:
+                raise Unavailable("the watch is closed")
+        self._call = stub.Watch(self._reading.request())
         assert self._call is not None
         return self._call
 

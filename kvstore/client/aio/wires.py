@@ -213,7 +213,7 @@ class GrpcWire:
                     self._owner.go_on()
                 else:
                     await self._wake.wait()
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001  # the root of a task: a wire that nobody serves is none
             self._owner.fall(text_of(error))
 
     async def _read(self) -> None:
@@ -223,7 +223,7 @@ class GrpcWire:
                 if not isinstance(answers, kv_pb2.Answers):
                     raise EOFError("the server ended the session")
                 self._owner.take(answers)
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001  # the root of a task: a wire that nobody serves is none
             self._owner.fall(text_of(error))
 
 

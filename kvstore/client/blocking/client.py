@@ -190,9 +190,10 @@ class Client(ClosedAtExit):
             engine.env,
             self._config,
             reading,
-            lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
+            lambda: engine.watchers_of(watched.key),
             state,
             lambda wanted: engine.run_whole(wanted, None),
+            engine.check,
         )
 
     # ── writes ──

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from math import inf
 from typing import Any
 
 from kvstore.client.blocking.link import BlockingLink
+from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.operation import Operation
-from kvstore.client.core.operations import decode
+from kvstore.client.core.operations import as_seconds, decode
 from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pause_s, pauses, too_late
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
-from kvstore.errors import InvalidRequest, Moved, StoreError, Unavailable
+from kvstore.errors import ConfigError, InvalidRequest, Moved, NotAuthenticated, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
+logger = logging.getLogger(__name__)
 REREAD_S = 10.0
 """How often the topology is read again without need."""
+TOPOLOGY_S_MIN = 0.25
+"""A server is given so long at least to tell it."""
 CHUNK = 500
 """Operations of one caller in one go."""
 
@@ -35,15 +41,22 @@ class BlockingEngine:
         self._config = config
         self.seen = Seen(env.random)
         self.routing = self.seen.routing
-        self._lock = threading.Lock()
-        """Of everything here; never held while anything waits."""
-        self._room = threading.Condition(self._lock)
+        self._make_locks()
         self._links: dict[str, BlockingLink] = {}
+        self._links_of_parent: dict[str, BlockingLink] = {}
+        """After a fork. Kept, because to end a channel would end what the parent has of it."""
         self._rests = AddressBackoff()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
         self._is_reading = False
         self._favourite = env.random.randrange(1 << 16)
+        self._why_closed = "the client is closed"
+        forks.watch(self)
+
+    def _make_locks(self) -> None:
+        self._lock = threading.Lock()
+        """Of everything here; never held while anything waits."""
+        self._room = threading.Condition(self._lock)
         self._closing = threading.Event()
 
     @property
@@ -51,11 +64,13 @@ class BlockingEngine:
         return self._closing.is_set()
 
     def open(self) -> None:
-        """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
+        """Learn the topology from the first endpoint that gives one. Raises Unavailable, NotAuthenticated."""
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
-        failure: Unavailable = Nobody()
+        failure: StoreError = Nobody()
         while (found := self._read_topology()) is not None:
+            if isinstance(found, NotAuthenticated):
+                raise found
             failure = failure if isinstance(found, Nobody) else found
             left = deadline - self.env.clock.now()
             if left <= 0:
@@ -70,6 +85,13 @@ class BlockingEngine:
         for link in links:
             link.close()
 
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        self._make_locks()  # a thread that is not here may hold them
+        self._links_of_parent, self._links = self._links, {}
+        self._why_closed = forks.FORKED
+        self._closing.set()
+
     def time_ms(self) -> int:
         with self._lock:
             return self.seen.time_ms
@@ -77,6 +99,16 @@ class BlockingEngine:
     def absorb(self, token: Token) -> None:
         with self._lock:
             self.seen.absorb(token)
+
+    def watchers_of(self, key: bytes | None) -> list[str]:
+        """Whom to ask for a watch, best first."""
+        with self._lock:
+            return self.routing.watchers_of(key, self.env.random, self._config.endpoints)
+
+    def check(self, message: kv_pb2.TopologyResponse, address: str) -> None:
+        """Raise Unavailable for a topology of another cluster."""
+        with self._lock:
+            self.routing.check(message, address)
 
     def statistics(self) -> dict[str, float]:
         with self._lock:
@@ -92,7 +124,7 @@ class BlockingEngine:
 
     def run(self, operation: Operation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
-        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
         self._begin(operation, timeout_s, may_wait=True)
         try:
             answer = self._attempt(operation)
@@ -104,7 +136,7 @@ class BlockingEngine:
 
     def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
         """The results in order. The first error is raised after all have ended."""
-        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
         results: list[Any] = []
         left = iter(wanted)
         while chunk := list(islice(left, CHUNK)):
@@ -112,9 +144,9 @@ class BlockingEngine:
                 # Only the first may wait for room: one that waits while it keeps room of others could wait for ever.
                 begun = [chunk.pop(0)]
                 self._begin(begun[0], timeout_s, may_wait=True)
-                while chunk and self._begin(chunk[0], timeout_s, may_wait=False):
-                    begun.append(chunk.pop(0))
                 try:
+                    while chunk and self._begin(chunk[0], timeout_s, may_wait=False):
+                        begun.append(chunk.pop(0))
                     results.extend(self._run_begun(begun, timeout_s))
                 finally:
                     self._end(begun)
@@ -174,8 +206,7 @@ class BlockingEngine:
                 raise too_late(operation, error, timeout_s)
             if not is_hint(error):
                 self._pause(min(pause_s(error, waits), left))
-                self._read_topology()
-            operation.attempts += 1
+                self._read_topology((operation.deadline + self.env.clock.now()) / 2)
             with self._lock:
                 self._counts["retries"] += 1
                 self.routing.redirect(operation)
@@ -191,10 +222,10 @@ class BlockingEngine:
         now = self.env.clock.now()
         operation.deadline = now + timeout_s
         if now - self._read_at > REREAD_S:
-            self._read_topology()
+            self._read_topology(now + timeout_s / 2)
         with self._room:
             if self.is_closed:
-                raise InvalidRequest("the client is closed")
+                raise InvalidRequest(self._why_closed)
             if not operation.partition:
                 operation.partition = self.routing.partition_of(operation.key)
             numbering = self.seen.numberings[operation.partition]
@@ -223,17 +254,26 @@ class BlockingEngine:
                 operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
             )
             found = (self._open(address) for address in candidates)
-            return next((link for link in found if link is not None), None)
+            return next((link for link in found if link is not None and link.is_ours), None)
 
     def _open(self, address: str) -> BlockingLink | None:
         link = self._links.get(address)
         if link is not None:
+            link.is_ours = link.is_ours or self.routing.is_ours(address)
             return link
         if self.is_closed or self._rests.is_left_alone(address, self.env.clock.now()):
             return None
         attempt_s = 2 * self._config.silence_s
         config, clock = self._config, self.env.clock
-        link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls, config.login)
+        try:
+            link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls, config.login)
+        except (OSError, ConfigError) as error:
+            if not self.routing.is_known:
+                raise  # whoever opens the client is told
+            logger.warning("no connection can be made address=%s why=%s", address, error)  # files that are replaced now
+            self._rests.broke(address, clock.now())
+            return None
+        link.is_ours = self.routing.is_ours(address)
         self._links[address] = link
         return link
 
@@ -252,29 +292,40 @@ class BlockingEngine:
             self._counts["link_breaks"] += 1
         link.close_when_idle()
 
-    def _read_topology(self) -> Unavailable | None:
-        """Learn from the first server that answers, unless another caller does so just now; or why nobody did."""
+    def _read_topology(self, until: float = inf) -> StoreError | None:
+        """Learn from the first server that answers, unless another caller does so just now; or why nobody did:
+        NotAuthenticated if one of them does not know who asks. Servers that are connected are asked first: another one
+        may be away, and take all the time of a caller who wants something else."""
         with self._lock:
             if self._is_reading and self.routing.is_known:
                 return None
             self._is_reading = True
-            addresses = self.routing.everybody(self._config.endpoints)
+            known = self.routing.everybody(self._config.endpoints)
+            addresses = sorted(known, key=lambda each: each not in self._links)
         try:
-            failure: Unavailable = Nobody()
+            failure: StoreError = Nobody()
             for address in addresses:
+                left = until - self.env.clock.now()
+                if left <= 0:
+                    break
                 with self._lock:
                     link = self._open(address)
                 if link is None:
                     continue
                 try:
-                    message = link.topology(self._config.connect_timeout_s)
-                except Unavailable as error:
+                    message = link.topology(min(self._config.connect_timeout_s, max(left, TOPOLOGY_S_MIN)))
+                    self.check(message, address)
+                except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
                     failure = error
+                    continue
+                except Unavailable as error:
+                    failure = failure if isinstance(failure, NotAuthenticated) else error
                     link.is_broken = True
                     self._hear(link, ())
                     continue
                 with self._lock:
                     self.seen.learn(message)
+                    link.is_ours = True
                     self._read_at = self.env.clock.now()
                 return None
             return failure

@@ -78,6 +78,8 @@ class BlockingLink:
         self.address = address
         self.is_broken = False
         """An answer did not come: use another link."""
+        self.is_ours = False
+        """Its server is of the client's cluster: one of these has named its address, or it gave a topology."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
         self._channel = open_channel(address, tls, login=login)
@@ -152,14 +154,16 @@ class BlockingLink:
             operations = cut(self._pending)
         if not operations:
             return []
-        frame, numbered, time_s = self._frame(operations, ring_version)
         try:
-            return self._settle(lambda: self._stub.Execute(frame, timeout=time_s), numbered)
-        except ValueError:  # gRPC's word for a channel that was closed
-            return self._closed(numbered)
+            frame, numbered, time_s = self._frame(operations, ring_version)
+            try:
+                return self._settle(lambda: self._stub.Execute(frame, timeout=time_s), numbered)
+            except ValueError:  # gRPC's word for a channel that was closed
+                return self._closed(numbered)
         except BaseException:  # those who wait for this caller must not
-            for operation in numbered.values():
-                operation.waiter.set(lost(operation, "its sender was interrupted"))
+            for operation in operations:
+                if not operation.waiter.is_answered:
+                    operation.waiter.set(lost(operation, "its sender was interrupted"))
             raise
 
     def _start(self, operations: Sequence[Operation], ring_version: int) -> Sent:

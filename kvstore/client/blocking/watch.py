@@ -15,17 +15,17 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import Operation
-from kvstore.client.core.watching import Change, Reading, is_final
+from kvstore.client.core.watching import Change, Check, Reading, is_final
 from kvstore.env.library_env import LibraryEnv
-from kvstore.errors import StoreError, Unavailable
-from kvstore.proto import kv_pb2_grpc
+from kvstore.errors import ConfigError, StoreError, Unavailable
+from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
 
 class Watch(ClosedAtExit):
-    """As AsyncWatch, for one thread. Another one may `close` it, which ends the iteration. A server that hangs is
-    noticed by gRPC's keepalive, in 15 s."""
+    """A watch like AsyncWatch, for one thread. Another one may `close` it, which ends the iteration. A server that
+    hangs is noticed by gRPC's keepalive, in 15 s; one that answers that and sends nothing is not, once it watches."""
 
     def __init__(
         self,
@@ -35,9 +35,11 @@ class Watch(ClosedAtExit):
         addresses: Callable[[], list[str]],
         state: FirstState | None = None,
         read: Callable[[Sequence[Operation]], Answers] | None = None,
+        check: Check | None = None,
     ) -> None:
-        """With `state` that comes first, by means of `read`."""
-        self._state, self._read = state, read
+        """With `state` that comes first, by means of `read`. With `check` a server is asked for its topology before it
+        is asked to watch: another one may listen at an address than did, and a watch that begins cannot tell."""
+        self._state, self._read, self._check = state, read, check
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._channel: grpc.Channel | None = None
         self._call: Any = None
@@ -111,6 +113,8 @@ class Watch(ClosedAtExit):
                 message = next(self._call or self._dial())
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
+            except StoreError as error:
+                failure = error
             except (StopIteration, ValueError):  # the stream has ended; ValueError: the channel was closed meanwhile
                 failure = Unavailable("the server has ended the watch")
             else:
@@ -130,14 +134,31 @@ class Watch(ClosedAtExit):
 
     def _dial(self) -> Any:
         # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
-        channel = open_channel(next(self._turns), self._config.tls, login=self._config.login)
-        left_s = None if self._until == inf else max(0.0, self._until - self._env.clock.now())
-        call = kv_pb2_grpc.KVStub(channel).Watch(self._reading.request(), timeout=left_s)
+        address = next(self._turns)
+        try:
+            channel = open_channel(address, self._config.tls, login=self._config.login)
+        except (OSError, ConfigError) as error:  # files that are replaced just now
+            raise Unavailable(f"no connection to {address} can be made: {error}") from error
+        try:
+            stub = kv_pb2_grpc.KVStub(channel)
+            if self._check is not None:
+                self._check(stub.Topology(kv_pb2.TopologyRequest(), timeout=self._connect_s()), address)
+            left_s = None if self._until == inf else self._left_s()
+            call = stub.Watch(self._reading.request(), timeout=left_s)
+        except BaseException:
+            channel.close()
+            raise
         self._channel, self._call = channel, call
         self.connections += 1
         if self._closing.is_set():
             channel.close()  # who closed the watch may have come before this one was there
         return call
+
+    def _left_s(self) -> float:
+        return max(0.0, self._until - self._env.clock.now())
+
+    def _connect_s(self) -> float:
+        return min(self._config.connect_timeout_s, self._left_s())
 
     def _hang_up(self) -> None:
         channel, self._channel, self._call = self._channel, None, None

@@ -31,6 +31,7 @@ from kvstore.client.coordination.steps import (
     is_late,
     is_news,
 )
+from kvstore.client.core import forks
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
@@ -67,7 +68,15 @@ class AsyncSession:
         self._mutex, self._wake = asyncio.Lock(), asyncio.Event()
         self._waits = set[asyncio.Timeout]()
         """Of those who wait for a change, and shall not any more once the session is over."""
-        self._is_closing = False
+        self._is_closing = self._is_forked = False
+        forks.watch(self)
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        self._is_closing = self._is_forked = True
+        self.lost = asyncio.Event()
+        self.lost.set()
+        self.lease.end()
 
     async def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
@@ -86,14 +95,20 @@ class AsyncSession:
 
     async def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
+        if self._is_forked:
+            return  # the task that renews is the parent's
         was_alive = self.is_alive
         self._is_closing = True
-        await self._env.nursery.close()
         try:
-            async with asyncio.timeout(CLOSE_S), self._mutex:  # what is being written is to end, too
+            await self._env.nursery.close()
+            try:
+                async with asyncio.timeout(CLOSE_S), self._mutex:  # what is being written is to end, too
+                    closing = self._end()
+            except TimeoutError:
                 closing = self._end()
-        except TimeoutError:
-            closing = self._end()
+        finally:
+            if not self.lost.is_set():  # it was cancelled: nobody renews the session any more
+                self._over()
         if was_alive:
             try:
                 await self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))

@@ -32,6 +32,7 @@ from kvstore.client.coordination.steps import (
     is_late,
     is_news,
 )
+from kvstore.client.core import forks
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
@@ -64,11 +65,22 @@ class Session:
         self._client, self._name = client, name
         self.lease = Lease(tag, self._env.random.randbytes(12).hex().encode(), ttl_s, grace_s)
         self.lost = threading.Event()
-        self._mutex, self._wake = threading.Lock(), threading.Event()
+        self._make_locks()
+        self._wake = threading.Event()
         self._waits: dict[Watch, None] = {}
         """Of those who wait for a change, and shall not any more once the session is over. Under `_guard`."""
-        self._guard = threading.Lock()
         self._keeper: threading.Thread | None = None
+        forks.watch(self)
+
+    def _make_locks(self) -> None:
+        self._mutex, self._guard = threading.Lock(), threading.Lock()
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        self._make_locks()  # a thread that is not here may hold them
+        self.lost, self._wake, self._waits, self._keeper = threading.Event(), threading.Event(), {}, None
+        self.lost.set()
+        self.lease.end()
 
     def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and

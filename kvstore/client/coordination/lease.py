@@ -52,7 +52,7 @@ DROPPED_BYTES = 128 << 10
 
 @dataclass(slots=True)
 class Lease:
-    """One session's, for keys below one `{tag}`."""
+    """The lease of one session, for keys below one `{tag}`."""
 
     tag: bytes
     id: bytes
@@ -157,7 +157,8 @@ class Lease:
             raise self.ended()
         self._check_room(write)
         batch = Batch().check(self.key, present=True)
-        if write.renews or now >= self._renewed_at + self.renew_after_s / 2:
+        is_near = now >= self._renewed_at + self.renew_after_s / 2
+        if write.renews or (is_near and _may_renew_beside(write, [*self.keys], self.key)):
             life_s = self.ttl_s + self.grace_s
             batch.expire(self.key, life_s).get(self.key)
             for key in list(self.keys):  # other threads may discard
@@ -223,8 +224,9 @@ class Lease:
         for key in keys:
             self.keys.pop(key, None)
             self._discarded[key] = None
-        while len(self._discarded) > DISCARDED_MAX:
-            del self._discarded[next(iter(self._discarded))]
+        if len(self._discarded) > DISCARDED_MAX:
+            for key in list(self._discarded)[:-DISCARDED_MAX]:
+                self._discarded.pop(key, None)  # the thread that renews may have deleted it just now
 
     def forget(self, key: bytes) -> None:
         """Neither keep it alive nor delete it."""
@@ -253,3 +255,10 @@ def _renews(batch: Batch, session: bytes) -> bool:
     """Whether it is a batch of that session that gives all keys time anew."""
     second = batch.operations[1] if len(batch) > 1 else None
     return second is not None and second.code == kv_pb2.EXPIRE and second.key == session
+
+
+def _may_renew_beside(write: Write, keys: list[bytes], session: bytes) -> bool:
+    """Whether one batch has room for both: what is large is not refused for the moment at which it comes."""
+    own = sum(len(each.key) + len(each.value) for each in write.more)
+    own += sum(len(key) + len(value) for key, value in write.puts.items()) + sum(map(len, write.drops))
+    return own + sum(map(len, keys)) + 3 * len(session) <= BATCH_BYTES_MAX

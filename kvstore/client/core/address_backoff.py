@@ -7,7 +7,7 @@ MIN_S, MAX_S = 0.05, 1.0
 
 
 class AddressBackoff:
-    """Of one client. Times are of the boot-time clock, in seconds."""
+    """The backoff of one client. Times are of the boot-time clock, in seconds."""
 
     def __init__(self) -> None:
         self._rests: dict[str, tuple[float, float]] = {}

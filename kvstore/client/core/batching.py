@@ -162,10 +162,12 @@ def answered(answers: kv_pb2.Answers | brief.Answers[Item]) -> Iterable[tuple[in
 
 def _answered(answers: kv_pb2.Answers) -> Iterator[tuple[int, Any]]:
     yield from zip(answers.numbers, answers.versions, strict=True)
-    if answers.found:
-        expiries = answers.expiries_ms or repeat(0)
+    found = len(answers.found)
+    expiries = answers.expiries_ms or [0] * found
+    # Of fewer nobody knows whose they are: servers of before 0.2.0 joined messages so.
+    if len(expiries) == found:
         columns = (answers.values, answers.found_versions, answers.created, answers.written_ms, expiries)
-        yield from zip(answers.found, map(Item, *columns), strict=False)
+        yield from zip(answers.found, map(Item, *columns), strict=True)
     for number in answers.absent:
         yield number, None
     for result in answers.results:

@@ -47,6 +47,21 @@ class _Functions(Generic[T]):
     decode: Callable[[bytes], T]
 
 
+def bytes_codec() -> Codec[bytes]:
+    """Bytes as they are.
+
+    >>> bytes_codec().decode(bytes_codec().encode(b"as they are"))
+    b'as they are'
+    """
+    return _Functions(_bytes, bytes)
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"want bytes, got {value!r:.100}")
+    return value
+
+
 def json_codec() -> Codec[Any]:
     """JSON by orjson: None, bool, int, float, str, lists and dicts; it writes dates, UUIDs and dataclasses too, and
     reads them back as text and dicts. A NaN or an infinity is refused: JSON has none.

@@ -14,6 +14,8 @@ from kvstore.rpc.login import Login
 SCHEME = "kv"
 TLS_SCHEME = "kvs"
 DEFAULT_PORT = 7401
+SECONDS_MAX = 1e9
+"""Of any time that a caller gives: 32 years. No clock could be set to infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,11 @@ class ClientConfig:
         if not self.endpoints:
             raise ValueError("want at least one endpoint")
         times = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")}
-        wrong = [f"{name}: want more than 0, got {value}" for name, value in times.items() if not value > 0]
+        wrong = [
+            f"{name}: want more than 0 and at most {SECONDS_MAX:g}, got {value}"
+            for name, value in times.items()
+            if not 0 < value <= SECONDS_MAX
+        ]
         if wrong:
             raise ValueError("; ".join(wrong))
 

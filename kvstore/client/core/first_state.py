@@ -43,6 +43,8 @@ class FirstState:
         """The partitions that owned what is remembered, when it was read."""
         self._versions: dict[bytes, int] = {}
         """Keys whose changes up to this version are in the state, and may come by the watch too."""
+        self._failure = ""
+        """Why there is no rest of the state."""
         self._end: dict[str, int] = {}
         """No sequence in the state lies behind these."""
 
@@ -56,7 +58,10 @@ class FirstState:
         return FirstState(watched, seen, absorb)
 
     def begin(self, position: Mapping[str, int]) -> None:
-        """Take the positions at which the watch begins. Once."""
+        """Take the positions at which the watch begins; from the second time on nothing. Raises Overloaded if `take`
+        has: what it had read lacks keys, and a reader who goes on would not see which."""
+        if self._failure:
+            raise Overloaded(self._failure)
         if self._scan is not None:
             return
         self._begin = dict(position)
@@ -79,7 +84,7 @@ class FirstState:
     @property
     def is_over(self) -> bool:
         """Whether all of it has been given out."""
-        return self._scan is not None and self._scan.is_done and not self._found
+        return self._scan is not None and self._scan.is_done and not self._found and not self._failure
 
     @property
     def is_short(self) -> bool:
@@ -106,7 +111,8 @@ class FirstState:
             )
             if not is_old:
                 if len(self._versions) >= REMEMBERED_MAX:
-                    raise Overloaded(f"more than {REMEMBERED_MAX} keys were written while the state was read")
+                    self._failure = f"more than {REMEMBERED_MAX} keys were written while the state was read"
+                    raise Overloaded(self._failure)
                 self._versions[key] = item.version
                 self._owners.add(routing.partition_of(key))
             self._found.append((key, item))

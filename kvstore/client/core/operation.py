@@ -46,7 +46,8 @@ class Operation(Struct, eq=False):
     """Of its request id; 0: a read has none."""
     seen_ms: int = 0
     """The leader's time that it carries."""
-    attempts: int = 0
+    renumbered: int = 0
+    """How often it got another id."""
     is_sent: bool = False
     """The present attempt has left the client."""
     is_unknown: bool = False
@@ -123,6 +124,7 @@ class Numbering:
     def renumber(self, operation: Operation) -> None:
         """Give a mutation that was definitely not done another id, with a younger time."""
         self._open.pop(operation.sequence, None)
+        operation.renumbered += 1
         operation.sequence, operation.seen_ms = self._next, self.seen_ms
         self._open[self._next] = None
         self._next += 1

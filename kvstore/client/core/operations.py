@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from kvstore.client.core.config import SECONDS_MAX
 from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
@@ -21,6 +22,10 @@ TTL_S_MAX = 1 << 52
 
 
 def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
+    if key.__class__ is not bytes:
+        key = as_bytes(key)
+    if level and level.__class__ is not Level:
+        level = as_level(level)
     length = len(key)
     if not 0 < length <= KEY_BYTES_MAX:
         check(key)
@@ -28,8 +33,8 @@ def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
 
 
 def meta(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
-    check(key)
-    return operation(META, key, level=level)
+    key, _ = check(key)
+    return operation(META, key, level=as_level(level))
 
 
 def put(
@@ -43,6 +48,8 @@ def put(
     keep_ttl: bool = False,
     return_old: bool = False,
 ) -> Operation:
+    if key.__class__ is not bytes or value.__class__ is not bytes:
+        key, value = as_bytes(key), as_bytes(value)
     length, size = len(key), len(value)
     if not 0 < length <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
         check(key, value)
@@ -56,19 +63,19 @@ def put(
 
 def put_until(key: bytes, value: bytes, expires_ms: int, *, if_absent: bool) -> Operation:
     """A put of what expires at a date of the store's, rather than some time after it is done."""
-    check(key, value)
+    key, value = check(key, value)
     options = kv_pb2.Options(expires_ms=expires_ms, flags=kv_pb2.IF_ABSENT * if_absent)
     return operation(PUT, key, value, options)
 
 
 def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> Operation:
-    check(key)
+    key, _ = check(key)
     return operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))
 
 
 def condition(key: bytes, *, version: int | None = None, present: bool | None = None) -> Operation:
     """A condition that a batch stands under. Raises InvalidRequest unless it names one of the two."""
-    check(key)
+    key, _ = check(key)
     if (version is None) == (present is None):
         raise InvalidRequest(f"want a version or whether the key is there, got version={version}, present={present}")
     flags = 0 if present is None else kv_pb2.IF_PRESENT if present else kv_pb2.IF_ABSENT
@@ -76,20 +83,20 @@ def condition(key: bytes, *, version: int | None = None, present: bool | None = 
 
 
 def increment(key: bytes, delta: int = 1) -> Operation:
-    check(key)
+    key, _ = check(key)
     if not -(1 << 63) <= delta < 1 << 63:
         raise InvalidRequest(f"want a delta of 64 bits, got {delta}")
     return operation(kv_pb2.INCREMENT, key, options=kv_pb2.Options(delta=delta))
 
 
 def append(key: bytes, suffix: bytes) -> Operation:
-    check(key, suffix)
+    key, suffix = check(key, suffix)
     return operation(kv_pb2.APPEND, key, suffix)
 
 
 def expire(key: bytes, ttl_s: float | None) -> Operation:
     """None: the key shall never expire."""
-    check(key)
+    key, _ = check(key)
     return operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
 
 
@@ -99,13 +106,14 @@ def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, fl
     if limit < 0:
         raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
     options = kv_pb2.Options(limit=limit, flags=flags)
-    page = operation(kv_pb2.RANGE if flags & ~kv_pb2.KEYS_ONLY else kv_pb2.SCAN, start, end, options, level)
+    code = kv_pb2.RANGE if flags & ~kv_pb2.KEYS_ONLY else kv_pb2.SCAN
+    page = operation(code, start, end, options, as_level(level))
     page.partition = partition
     return page
 
 
 def count(partition: str, level: int) -> Operation:
-    whole = operation(kv_pb2.COUNT, b"", level=level)
+    whole = operation(kv_pb2.COUNT, b"", level=as_level(level))
     whole.partition = partition
     return whole
 
@@ -150,12 +158,37 @@ def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int |
     return options
 
 
-def check(key: bytes, value: bytes = b"") -> None:
-    """Raises InvalidRequest for a key or value that no server would take."""
+def check(key: bytes, value: bytes = b"") -> tuple[bytes, bytes]:
+    """Returns both as they are sent. Raises InvalidRequest for a key or value that no server would take."""
+    key, value = as_bytes(key), as_bytes(value)
     if not 0 < len(key) <= KEY_BYTES_MAX:
         raise InvalidRequest(f"want a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+    return key, value
+
+
+def as_level(given: int) -> Level:
+    """Raises InvalidRequest for what is none."""
+    try:
+        return Level(given)
+    except ValueError:
+        raise InvalidRequest(f"want a Level, got {given!r}") from None
+
+
+def as_seconds(given: float) -> float:
+    """Return how long an operation may take. Raises InvalidRequest for what no clock could be set to."""
+    if isinstance(given, int | float) and given <= SECONDS_MAX:
+        return given
+    raise InvalidRequest(f"want a timeout_s of at most {SECONDS_MAX:g}, got {given!r}")
+
+
+def as_bytes(given: bytes | bytearray | memoryview) -> bytes:
+    """Return what stays as it is until it is sent. Raises InvalidRequest for text and the like: found out by a frame
+    that cannot be made, or by the server, it would take the operations of all others along."""
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise InvalidRequest(f"want keys and values as bytes, got {type(given).__name__}")
 
 
 # ── what is answered ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -48,7 +48,7 @@ def failed_for_good(operation: Operation, error: StoreError) -> StoreError | Non
         return None
     if operation.is_unknown and isinstance(error, Refused):
         return OutcomeUnknown(f"an attempt may have been carried out; a later one was refused: {error}")
-    if isinstance(error, RequestExpired) and operation.attempts < RENUMBER_MAX:
+    if isinstance(error, RequestExpired) and operation.renumbered < RENUMBER_MAX:
         operation.numbering.renumber(operation)
         return None
     return error

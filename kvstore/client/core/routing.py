@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import names_its_partition
 from kvstore.client.core.values import RING, Level, Token
-from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of
 
@@ -37,6 +37,12 @@ class PartitionRoute:
 class Routing:
     """The ring, the leaders and the addresses, as far as this client knows."""
 
+    cluster: str = ""
+    """The id of the cluster that answered first; empty until a server has told."""
+    answered: set[str] = field(default_factory=set)
+    """Addresses at which its servers have given a topology, and no other's has since."""
+    foreign: set[str] = field(default_factory=set)
+    """Those at which another cluster's server has answered last."""
     ring_version: int = 0
     heard_version: int = 0
     """The latest that an answer, or the token of another client, has named."""
@@ -47,16 +53,17 @@ class Routing:
     """Server id → where its gRPC listens."""
     doors: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Where a server's gRPC listens → its id, and where its Redis port is."""
-    _bounds: list[int] = field(default_factory=list)
-    _owners: list[str] = field(default_factory=list)
+    _ranges: tuple[list[int], list[str]] = ([], [])
+    """Their bounds, and who owns each: replaced together, because other threads look."""
 
     @property
     def is_known(self) -> bool:
-        return bool(self._bounds)
+        return bool(self._ranges[0])
 
     def partition_of(self, key: bytes) -> str:
         """The partition that owns `key`. Not before a topology was learnt."""
-        return self._owners[bisect_left(self._bounds, token_of(key))]
+        bounds, owners = self._ranges
+        return owners[bisect_left(bounds, token_of(key))]
 
     def redirect(self, operation: Operation) -> None:
         """Give an operation that goes out again the partition of its key. Raises Moved if it names one that the ring
@@ -100,15 +107,38 @@ class Routing:
     def watchers_of(self, key: bytes | None, rng: Random, endpoints: Sequence[str]) -> list[str]:
         """Whom to ask for a watch, of a key or of many, best first: replicas of the key's partition read its log at
         home. Drawn, so that watches spread over the servers."""
-        near = self.replicas_of(self.partition_of(key)) if key is not None and self.is_known else []
-        others = [address for address in self.everybody(endpoints) if address not in near]
+        replicas = self.replicas_of(self.partition_of(key)) if key is not None and self.is_known else []
+        near = list(filter(self.is_ours, replicas))
+        known = self.everybody(endpoints)
+        others = [each for each in filter(self.is_ours, known) if each not in near]
         rng.shuffle(near)
         rng.shuffle(others)
-        return [*near, *others]
+        return [*near, *others] or known
 
     def everybody(self, endpoints: Sequence[str]) -> list[str]:
         """All addresses, the configured ones first."""
         return list(dict.fromkeys((*endpoints, *sorted(self.addresses.values()))))
+
+    def is_named(self, address: str) -> bool:
+        """Whether a server of the cluster has named the address as one of its own."""
+        return address in self.addresses.values() or any(each.hint == address for each in self.partitions.values())
+
+    def is_ours(self, address: str) -> bool:
+        """Whether who listens there is known to be of the cluster."""
+        return address in self.answered or (self.is_named(address) and address not in self.foreign)
+
+    def check(self, message: kv_pb2.TopologyResponse, address: str) -> None:
+        """Raise Unavailable for a topology of another cluster than the first: what is written there is not here,
+        though its servers and partitions have the same names."""
+        self.cluster = self.cluster or message.cluster
+        if message.cluster and message.cluster != self.cluster:
+            self.answered.discard(address)
+            self.foreign.add(address)
+            raise Unavailable(
+                f"{address}, server {message.server}, is of another cluster: want {self.cluster}, got {message.cluster}"
+            )
+        self.answered.add(address)
+        self.foreign.discard(address)
 
     def learn(self, message: kv_pb2.TopologyResponse) -> bool:
         """Take over what is newer in a server's topology. True if an address to ask may have changed."""
@@ -134,9 +164,8 @@ class Routing:
         if message.ring_version == self.ring_version or not message.tokens:
             return
         # The range that wraps is listed twice, so that a lookup is one bisection.
-        self._bounds = [*message.tokens, TOKENS]
         owners = [ids[place] for place in message.owners]
-        self._owners = [*owners, owners[0]]
+        self._ranges = [*message.tokens, TOKENS], [*owners, owners[0]]
         self.owners = sorted(set(owners))
         self.partitions = {each: self.partitions.get(each) or PartitionRoute() for each in ids}
         self.ring_version = message.ring_version

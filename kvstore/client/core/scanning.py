@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from kvstore.client.core.operations import as_bytes
 from kvstore.errors import InvalidRequest
 from kvstore.proto import page_token
 from kvstore.proto.page_token import PageToken
@@ -20,7 +21,8 @@ PAGE_KEYS = 1_000
 
 
 def scan_bounds(start: bytes, end: bytes, prefix: bytes) -> tuple[bytes, bytes]:
-    """The range to scan. Raises InvalidRequest for a prefix together with bounds."""
+    """The range to scan. Raises InvalidRequest for a prefix together with bounds, and for what is no bytes."""
+    start, end, prefix = as_bytes(start), as_bytes(end), as_bytes(prefix)
     if not prefix:
         return start, end
     if start or end:

@@ -16,7 +16,8 @@ Door = tuple[str, str]
 
 
 class StreamDoors:
-    """Of one client. Servers are named by where their gRPC listens; times are of the boot-time clock, in seconds."""
+    """The doors that one client knows. Servers are named by where their gRPC listens; times are of the boot-time clock,
+    in seconds."""
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from kvstore.client.core.operations import as_bytes
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.core.values import Item
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Retryable, StoreError
 from kvstore.proto import kv_pb2
 
-HEARTBEAT_S = 5.0
+HEARTBEAT_S, HEARTBEAT_S_MAX = 5.0, 86_400.0
 SILENT_HEARTBEATS = 3
 """A server that has sent nothing for so many heartbeats is left for another."""
 POSITION_MAX = (1 << 63) - 1
+Check = Callable[[kv_pb2.TopologyResponse, str], None]
+"""Raises Unavailable if the topology that an address has given is another cluster's."""
 
 
 class Change(NamedTuple):
@@ -45,7 +48,12 @@ class Watched(NamedTuple):
         key: bytes | None, prefix: bytes, start: bytes, end: bytes, *, keys_only: bool, heartbeat_s: float
     ) -> Watched:
         """Raises InvalidRequest unless it is one of a key, a prefix, a range, or everything."""
+        if not 0 < heartbeat_s <= HEARTBEAT_S_MAX:
+            raise InvalidRequest(
+                f"want a heartbeat_s of more than 0 and at most {HEARTBEAT_S_MAX:g}, got {heartbeat_s!r}"
+            )
         if key is not None:
+            key = as_bytes(key)
             if prefix or start or end or not key:
                 raise InvalidRequest("want a key, or a prefix, or bounds to watch, not several of them")
             return Watched(key, key + b"\0", keys_only, heartbeat_s)

@@ -6,7 +6,8 @@
             ...
     unpin("kv://host:7401", store.id)
 
-Plans are frozen values that can be pickled. Nothing here keeps a connection between calls, so a fork does no harm.
+Plans are frozen values that can be pickled. They carry no login: who reads them says by `read_pinned(login=…)`, or by
+the environment, which user that is. Nothing here keeps a connection between calls, so a fork does no harm.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from kvstore.errors import NoSuchPin, OutcomeUnknown, Retryable, StoreError, Una
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.proto.pinned_page import Columns, Row
 from kvstore.rpc.channels import open_channel, paging
+from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
 
 PATIENCE_S = 30.0
@@ -54,9 +55,11 @@ def read_pinned(
     after: bytes = b"",
     page_bytes: int = 0,
     patience_s: float = PATIENCE_S,
+    login: Login | None = None,
 ) -> Iterator[Page]:
     """The split's records with keys in [start, end), or those that begin with `prefix`; page by page, always the same
-    ones in the same order. `keys_only`: values are empty.
+    ones in the same order. `keys_only`: values are empty. `login`: the user, if it is not the environment's; splits
+    carry none, since they are pickled and sent about.
 
     A replica that fails is replaced by another one. Raises NoSuchPin when none keeps the position any more, and the
     last one's StoreError when none has given a page for `patience_s`: what was read until then is right, and not all.
@@ -75,17 +78,17 @@ def read_pinned(
         keys_only=keys_only,
         page_bytes=page_bytes,
     )
-    return _read(split, request, patience_s)
+    return _read(split, request, patience_s, login)
 
 
-def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float) -> Iterator[Page]:
+def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, login: Login | None) -> Iterator[Page]:
     clock = library_env("kvstore pinned").clock
     attempts = _Attempts(split.replicas)
     failing_since: float | None = None
     while True:
         address = attempts.address
         try:
-            for page in _stream(address, split, request):
+            for page in _stream(address, split, request, login):
                 failing_since = None
                 attempts.succeeded()
                 request.after = page.last or request.after
@@ -106,8 +109,8 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float) 
             threading.Event().wait(PAUSE_S)
 
 
-def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest) -> Iterator[Page]:
-    with open_channel(address, split.tls, paging()) as channel:
+def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest, login: Login | None) -> Iterator[Page]:
+    with open_channel(address, split.tls, paging(), login) as channel:
         call = data_pb2_grpc.DataStub(channel).ReadPinned(request, timeout=STREAM_S)
         try:
             for message in call:

@@ -14,8 +14,8 @@ PAGE = 1000
 
 
 class Listing:
-    """Of one node. Each page is a call of its own, within a deadline of its own: etcd counts all that is left for each,
-    so that a long list takes long."""
+    """The listing of one node's children. Each page is a call of its own, within a deadline of its own: etcd counts all
+    that is left for each, so that a long list takes long."""
 
     def __init__(self, keys: Keys, path: str) -> None:
         self.names: set[str] = set()

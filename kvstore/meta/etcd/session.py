@@ -29,7 +29,7 @@ from kvstore.meta.etcd.watches import Watches
 from kvstore.meta.login import MetadataLogin
 from kvstore.meta.memory_tree import ROOT
 from kvstore.meta.store import SessionState
-from kvstore.proto.etcd_pb2 import Compare, Event, PutRequest, RequestOp, TxnRequest, WatchResponse
+from kvstore.proto.etcd_pb2 import Compare, Event, PutRequest, RangeRequest, RequestOp, TxnRequest, WatchResponse
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ class Session:
         self._keys, self._watches, self._changed = keys, watches, changed
         self._is_closing = self._has_root = False
         self._patience_s = ATTACH_FIRST_S
+        self._cluster = self._revision = 0
+        """The id of the etcd that was seen first, and its latest revision that was seen; 0: none yet."""
         self.refused = asyncio.Event()
         """Set once etcd has refused the login or its user."""
         self.trouble = ""
@@ -139,6 +141,7 @@ class Session:
 
     async def _attach(self, link: Link) -> int:
         """Make the session this connection's, and return the revision by which it is."""
+        await self._refuse_older(link)
         if self.id and not await link.keep_alive(self.id):
             self._become(SessionState.LOST)
         link.session = self.id or await link.grant(self._timeout_s)
@@ -151,7 +154,22 @@ class Session:
         put = RequestOp(request_put=PutRequest(key=own, lease=link.session))
         revision = (await link.txn(TxnRequest(success=[put]))).header.revision
         link.guard = Compare(key=own, target=Compare.MOD, mod_revision=revision)
+        self._revision = max(self._revision, revision)
         return revision
+
+    # docs/protocol.md B29
+    async def _refuse_older(self, link: Link) -> None:
+        """Raise MetadataUnavailable if this is not the etcd that was seen before, or an older copy of it: before
+        anything is written to it, or the session taken for expired."""
+        found = (await link.range(RangeRequest(key=self._keys.key("/"), keys_only=True))).header
+        if self._cluster not in (0, found.cluster_id):
+            raise MetadataUnavailable(f"this etcd has the cluster id {found.cluster_id:x}, want {self._cluster:x}")
+        if found.revision < self._revision:
+            raise MetadataUnavailable(
+                f"this etcd is an older copy of itself: its revision is {found.revision}, {self._revision} was seen "
+                "(docs/operations.md, An older copy of the metadata)"
+            )
+        self._cluster = found.cluster_id
 
     async def _hold(self, link: Link, revision: int) -> None:
         """Renew the lease and follow the changes until the connection breaks or the session ends."""
@@ -197,6 +215,7 @@ class Session:
                 link.give_up()
             self._watches.on_event(event)
             revision = event.kv.mod_revision  # and not the next: it may have more events, in another message
+            self._revision = max(self._revision, revision)
         return revision
 
     def _become(self, state: SessionState, session: int = 0) -> None:

@@ -12,7 +12,7 @@ from kvstore.meta.tables.table import Kind, TableStore
 
 
 class AccessStore(TableStore[AccessTable, Change]):
-    """That of a cluster without one is empty: it has never been told of a user."""
+    """Stores the access table. That of a cluster without one is empty: it has never been told of a user."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)

@@ -11,7 +11,7 @@ from kvstore.namespaces import Change, NamespaceTable, Remove, applied
 
 
 class NamespaceStore(TableStore[NamespaceTable, Change]):
-    """That of a cluster without one is empty."""
+    """Stores the table of namespaces. That of a cluster without one is empty."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)

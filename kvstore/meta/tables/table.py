@@ -49,9 +49,19 @@ class TableStore(Generic[T, C]):
     def __init__(self, store: MetadataStore, kind: Kind[T, C]) -> None:
         self._store, self._kind = store, kind
 
+    @property
+    def empty(self) -> T:
+        """That of a cluster without one."""
+        return self._kind.empty
+
     async def read(self) -> T:
         """The table; that of a cluster without one is empty. Raises UndecodableNode."""
         return (await self._read())[0]
+
+    async def read_or_none(self) -> T | None:
+        """The table; None of a cluster without one. Raises UndecodableNode."""
+        table, version = await self._read()
+        return table if version != _ABSENT else None
 
     async def change(self, change: C) -> T:
         """Carry out a change; returns the table after it. Raises InvalidRequest, UndecodableNode, VersionConflict."""

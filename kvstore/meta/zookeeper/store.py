@@ -52,6 +52,8 @@ SESSION_TIMEOUT_S = 6.0
 CALL_TIMEOUT_S = 5.0
 """Longer than a ping that fails, and than any sync of a healthy server's disk."""
 CONNECT_TIMEOUT_S = 15.0
+PREPARE_AGAIN_S = 0.05
+"""Between two attempts to make the chroot."""
 CALLS_MAX = 1000
 """Calls under way; more are refused. ZooKeeper throttles at as many."""
 
@@ -61,6 +63,7 @@ _ERRORS: dict[type[Exception], type[MetadataError]] = {
     kazoo.NotEmptyError: NotEmpty,
     kazoo.BadVersionError: VersionConflict,
     NotSent: MetadataUnavailable,
+    kazoo.ThrottledOpError: MetadataUnavailable,  # the server has too much to do, and has done nothing
     kazoo.ConnectionLoss: MetadataUnknown,
     kazoo.ConnectionClosedError: MetadataUnknown,
     kazoo.SessionExpiredError: MetadataUnknown,
@@ -145,8 +148,10 @@ class ZooKeeperStore:
                 raise MetadataDenied(f"ZooKeeper refuses the login of {self._session.user}")
             preparing.result()
         finally:
-            await end_task(preparing)
-            await end_task(refused)
+            try:
+                await end_task(preparing)
+            finally:  # whoever has given up waiting has cancelled this task, and hears that from the first one
+                await end_task(refused)
 
     async def _prepare(self) -> None:
         connected = asyncio.Event()
@@ -157,6 +162,9 @@ class ZooKeeperStore:
             connected.clear()
             with suppress(MetadataUnavailable, MetadataUnknown):
                 return await self._create_chroot()
+            # A request that kazoo refuses has not waited for anything, and that the connection broke is told on a turn
+            # of the event loop: without one it would be asked for ever.
+            await asyncio.sleep(PREPARE_AGAIN_S)
 
     async def _create_chroot(self) -> None:
         chroot, self._chroot = self._chroot, ""

@@ -21,6 +21,9 @@ from kvstore.meta.zookeeper.session import GuardedClient, NotSent
 
 log = logging.getLogger(__name__)
 
+REARM_S = 10.0
+"""Seconds until a watch is asked for again that the server refused for a reason that passes, such as throttling."""
+
 
 class Standing:
     """The server's two one-shot watches of one path, for its existence and data and for its children, armed while
@@ -94,6 +97,12 @@ class Standing:
             self._go_on(self._client)
         if not isinstance(error, kazoo.NoNodeError | kazoo.ConnectionLoss | kazoo.SessionExpiredError):
             log.warning("cannot watch path=%s: %s", self._path, type(error).__name__)
+            self._loop.call_later(REARM_S, self._ask_again, kind, generation)
+
+    def _ask_again(self, kind: str, generation: int) -> None:
+        """The connection stands, so nothing else would arm it; and what changed meanwhile nobody has told."""
+        if generation == self._generation and not self._is_armed[kind] and self._client is not None:
+            self._go_on(self._client)
 
     def _on_event(self, kind: str, generation: int) -> None:
         if generation != self._generation:

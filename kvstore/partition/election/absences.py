@@ -22,7 +22,7 @@ SAVE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class AwayDocument:
-    """Of the replicas that are away: what each had synced, and for how long it has been away."""
+    """The replicas that are away: what each had synced, and for how long it has been away."""
 
     durable: dict[str, int] = field(default_factory=dict)
     away_s: dict[str, float] = field(default_factory=dict)

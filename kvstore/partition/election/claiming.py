@@ -18,10 +18,14 @@ from kvstore.types import ServerId
 log = logging.getLogger(__name__)
 
 PENDING_MAX = 64
+TWIN_REST_MAX_S = 5.0
+"""Between two removals of a znode with this server's name and another process's nonce. A former process has left one at
+the most. More come from one that goes on, on another machine that was given the same id: it claims again each time."""
 
 
 class Claiming:
-    """Of one replica. `feed` takes what has come of a claim; `reread` is set where the znode has to be read again."""
+    """Claims the znode for one replica. `feed` takes what has come of a claim; `reread` is set where the znode has to
+    be read again."""
 
     def __init__(
         self,
@@ -39,6 +43,8 @@ class Claiming:
         self._claims, self._state, self._server, self._nonce = claims, state, server, nonce
         self._feed, self._reread, self._is_stopped = feed, reread, is_stopped
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
+        self._own_removed = 0
+        """Znodes with this server's name that were removed."""
         self._changing = asyncio.Lock()
         """Held while the leader's znode is changed."""
 
@@ -57,12 +63,19 @@ class Claiming:
                 async with self._changing:
                     if not self._is_stopped():
                         await self._change(command)
+                await self._rest_after(command)
             except StoreError as error:
                 log.info("partition=%s %s: %r", self._state.partition, command, error)
                 if isinstance(command, role_events.Claim | role_events.Succeed):
                     self._feed(role_events.NotClaimed())
                 await asyncio.sleep(RANK_DELAY_S)
                 self._reread.set()
+
+    async def _rest_after(self, command: Command) -> None:
+        if isinstance(command, role_events.RemoveStale) and command.record.server == self._server:
+            self._own_removed += 1
+            if self._own_removed > 1:
+                await asyncio.sleep(min(RANK_DELAY_S * (1 << min(self._own_removed, 8)), TWIN_REST_MAX_S))
 
     async def give_back(self) -> None:
         """After the replica has stopped: give the znode back. A claim under way comes to its end first: it would stay

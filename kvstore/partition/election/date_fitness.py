@@ -17,8 +17,8 @@ UNLED_S = 10.0
 
 
 class DateFitness:
-    """Of one replica: `feed` takes what has happened, `is_led` says whether anybody is known to lead, `serves` whether
-    this replica does, `offer` asks others to take the lead."""
+    """The fitness of one replica: `feed` takes what has happened, `is_led` says whether anybody is known to lead,
+    `serves` whether this replica does, `offer` asks others to take the lead."""
 
     def __init__(
         self,

@@ -22,8 +22,8 @@ LOOK_S = 10.0
 
 
 class Following:
-    """Of one replica, whose role machine says whether it may lead. `feed` tells it; `role_change(timeout_s)` returns
-    when the role or the leader has changed."""
+    """Follows the log for one replica, whose role machine says whether it may lead. `feed` tells it;
+    `role_change(timeout_s)` returns when the role or the leader has changed."""
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ def _agreed_before(seq: Seq, replicas: Sequence[ServerId], checks: Mapping[Serve
 
 
 class Trial:
-    """Of one replica, as long as something is in doubt. `is_barred`: it must not lead, nor answer."""
+    """The trial of one replica, as long as something is in doubt. `is_barred`: it must not lead, nor answer."""
 
     def __init__(self) -> None:
         self.is_barred = False

@@ -32,7 +32,8 @@ class _Heard(Enum):
 
 
 class PeerReplicas:
-    """Asks; every call raises StoreError (PeerRefused: that process is gone) unless it says otherwise."""
+    """Asks the other replicas; every call raises StoreError (PeerRefused: that process is gone) unless it says
+    otherwise."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ PUBLISH_S = 1.0
 
 
 class Publishing:
-    """Of one replica."""
+    """Publishes how far one replica is, and ranks it."""
 
     def __init__(
         self,

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import msgspec
 import orjson
 
-from kvstore.errors import UndecodableNode
+from kvstore.meta import codec
 from kvstore.types import Seq, ServerId
 
 RANK_DELAY_S = 0.15
@@ -70,15 +71,20 @@ class Published:
     @staticmethod
     def decode(data: bytes) -> Published:
         """Raises UndecodableNode."""
-        try:
-            doc = orjson.loads(data)
-            since, seq, crc = doc.get("doubt") or (0, 0, 0)
-            doubt = (Seq(since), Seq(seq), crc) if since else None
-            return Published(
-                Seq(doc["seq"]), Seq(doc["durable_seq"]), doc["epoch"], doc["nonce"], doubt, bool(doc.get("stopped"))
-            )
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise UndecodableNode(f"replica znode: {error!r}") from error
+        said = codec.decode_plain(_Said, data, what="replica znode")
+        doubt = said.doubt if said.doubt is not None and said.doubt[0] else None
+        return Published(said.seq, said.durable_seq, said.epoch, said.nonce, doubt, said.stopped)
+
+
+class _Said(msgspec.Struct):
+    """The fields of the znode."""
+
+    seq: Seq
+    durable_seq: Seq
+    epoch: int
+    nonce: str
+    doubt: tuple[Seq, Seq, int] | None = None
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +101,7 @@ class LeaderRecord:
     @staticmethod
     def decode(data: bytes) -> LeaderRecord:
         """Raises UndecodableNode."""
-        try:
-            doc = orjson.loads(data)
-            return LeaderRecord(ServerId(doc["server"]), doc["epoch"], doc["nonce"])
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise UndecodableNode(f"leader znode: {error!r}") from error
+        return codec.decode_plain(LeaderRecord, data, what="leader znode")
 
 
 def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:

@@ -148,7 +148,7 @@ class RoleMachine:
         if record.nonce == self._nonce:
             return self._own_read(is_passing)
         if record.server == self._me:
-            return [RemoveStale(record), ReadLeader()]  # of this server's former process: the directory's lock says so
+            return [RemoveStale(record)]  # of this server's former process: the directory's lock says so
         if self.role is Role.SERVING:
             return [Prove()]
         if self.role is Role.CLAIMING and record == self._replaces:
@@ -156,7 +156,7 @@ class RoleMachine:
         abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
         self.role = Role.FOLLOWING
         if record == self._gone:
-            return [*abandoned, RemoveStale(record), ReadLeader()]
+            return [*abandoned, RemoveStale(record)]
         self._record, self._graced_from = record, inf
         return abandoned + self._follow(record.server)
 

@@ -34,8 +34,8 @@ is told at once."""
 
 
 class Trials:
-    """Of one replica. `on_barred` is told when it must not lead any more, or may again; `on_outvoted` when its copy is
-    damaged and is to be made anew."""
+    """Holds the trials of one replica. `on_barred` is told when it must not lead any more, or may again; `on_outvoted`
+    when its copy is damaged and is to be made anew."""
 
     def __init__(
         self,

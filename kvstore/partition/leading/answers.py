@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, StoreError
-from kvstore.partition.state.commands import Code, Op, Result, Sink
+from kvstore.partition.state.commands import Code, Op, Reply, Result, Sink
 from kvstore.partition.state.state import State
 from kvstore.types import PartitionId, Position
 
-Reply = tuple[Sink, int, Result]
-"""Sink, token, result."""
 TurnAway = Callable[[Op, Sink, int, Moved], None]
 
 
@@ -24,7 +22,7 @@ class Answers:
         self.turn_away_by: TurnAway | None = None
         """Takes what belongs to another partition, to send it there; without it the sink is told."""
         self.sinks: dict[int, Sink] = {}
-        """Those that have got something since the last `flush`."""
+        """Sinks that have got something since the last `flush`."""
         self.refusals: list[Reply] = []
         """For `give_refusals`."""
 
@@ -85,7 +83,8 @@ class Answers:
 
 
 class Soon:
-    """Results for who is just asking: no sink is called from inside the call that gave it."""
+    """Gives results on the next turn of the event loop: no sink is called from inside the call that gives it a
+    result."""
 
     def __init__(self) -> None:
         self._results: list[Reply] = []
@@ -109,6 +108,10 @@ class Once(Sink):
     def __init__(self) -> None:
         self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
+    @property
+    def is_gone(self) -> bool:
+        return self.done.done()
+
     def complete(self, token: int, result: Result | StoreError) -> None:
         if self.done.done():
             return
@@ -118,7 +121,7 @@ class Once(Sink):
             self.done.set_result(result)
 
     def flush(self) -> None:
-        """There is nobody to send to."""
+        """Nothing is sent."""
 
 
 class Logged(Sink):
@@ -139,17 +142,17 @@ class Logged(Sink):
             self.done.set_result(position)
 
     def flush(self) -> None:
-        """There is nobody to send to."""
+        """Nothing is sent."""
 
 
 class Nobody(Sink):
-    """The sink of an operation whose result is nobody's concern."""
+    """The sink of an operation whose result nobody needs."""
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         """Nobody waits for it."""
 
     def flush(self) -> None:
-        """There is nobody to send to."""
+        """Nothing is sent."""
 
 
 def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 REST_MAX_S = 0.012
 RESTS = 6.0
-"""From the begin of one entry to that of the next: so many times what entries take."""
+"""The time from the begin of one entry to that of the next: so many times what entries take."""
 STARVED_FROM, STARVED_FULL = 0.1, 0.25
 """Shares of time in which the event loop gets no processor; from the first on a leader rests, from the second on in
 full."""
@@ -21,13 +21,13 @@ ENOUGH_ITEMS, ENOUGH_BYTES = 64, 64 << 10
 CUT_SHORT_MAX = 16
 """Rests that end early before there is a whole one again, to see whether there are more callers by now."""
 TICK_S = 0.001
-"""Of the event loop's timers. What is shorter would be waited for in turns without end."""
+"""The resolution of the event loop's timers. To wait for less would take turns without end."""
 SMOOTHING = 1 / 16
 """What one entry adds to the mean of what entries take."""
 
 
 class BatchDelay:
-    """One leader's. Times are seconds of one clock."""
+    """The delay of one leader's batches. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self.last_took = -1.0
@@ -57,7 +57,7 @@ class BatchDelay:
         self.ends = now + part * (REST_MAX_S if is_pinned else min(REST_MAX_S, RESTS * self._took))
 
     def end(self) -> None:
-        """Somebody waits for the next entry."""
+        """End the rest: the next entry is waited for."""
         self.ends = 0.0
         self._has_held = False
 

@@ -21,7 +21,7 @@ from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
-from kvstore.partition.state.commands import Code, Op, RequestId, Result
+from kvstore.partition.state.commands import Code, Op, Reply, RequestId, Result
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, Kind, Requests
 from kvstore.partition.state.move_records import KIND_OF, MoveRecord, Own
@@ -43,8 +43,6 @@ from kvstore.partition.state.tokens import NOTHING, PART, WHOLE
 
 Item = tuple[Op, Any, int]
 """Operation, sink, token."""
-Reply = tuple[Any, int, Result]
-"""Sink, token, result."""
 
 TOGETHER_MIN = 4
 """From this number on, to decide on plain puts together costs less than one by one."""
@@ -71,15 +69,16 @@ class Decided(msgspec.Struct, frozen=True):
     replies: list[Reply]
     """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease holds."""
     rest: list[Item]
-    """What goes on in the next batch, before anything else: DELETE_RANGEs, and what had no room in the entry."""
+    """Operations that go on in the next batch, before anything else: DELETE_RANGEs, and those without room in the
+    entry."""
     frozen: list[Item]
-    """What touches a range that takes no writes just now."""
+    """Operations on a range that takes no writes just now."""
     away: list[tuple[Item, Moved]]
-    """What is another partition's."""
+    """Operations on keys of another partition, with the error that says so."""
 
 
 class Evaluator:
-    """Knows what the log will say after all entries in flight."""
+    """Decides on operations, each by what the log will say after all entries in flight."""
 
     def __init__(self, state: State, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
         self._serving_ranges = serving_ranges
@@ -91,13 +90,15 @@ class Evaluator:
         self._next_seq = state.seq + 1
         self._time_ms = state.record_time_ms
         self.draft = Draft(self._next_seq, self._time_ms)
-        """Of the entry in the making."""
+        """The draft of the entry in the making."""
         self._stored: dict[bytes, bytes | None] = {}
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
+        self._begun: list[RangeSink] = []
+        """Those that have begun in the entry in the making."""
         self._unchecked = 0
         self._prefixes: tuple[bytes, ...] = ()
-        """Of namespaces: writes of their keys are metered, so they are decided on one by one."""
+        """The prefixes of namespaces: writes of their keys are metered, so they are decided on one by one."""
         self._meter: Meter | None = None
 
     # docs/protocol.md P4
@@ -144,14 +145,20 @@ class Evaluator:
         draft.meter = self._meter = self.usage.meter() if self._prefixes else None
         replies: list[Reply] = []
         rest: list[Item] = []
-        self._frozen, self._away = [], []
-        for begin in range(0, len(items), LOOKED_UP_MAX):
-            decided = self._evaluate_some(draft, items[begin : begin + LOOKED_UP_MAX], replies, rest)
-            if draft.size >= self._config.entry_bytes_max:
-                rest += items[begin + decided :]
-                break
+        self._frozen, self._away, self._begun = [], [], []
+        try:
+            for begin in range(0, len(items), LOOKED_UP_MAX):
+                decided = self._evaluate_some(draft, items[begin : begin + LOOKED_UP_MAX], replies, rest)
+                if draft.size >= self._config.entry_bytes_max:
+                    rest += items[begin + decided :]
+                    break
+            entry = self._finish(draft)
+        except Exception:
+            for sink in self._begun:  # it has not: it is decided on again
+                sink.forget()
+            raise
         self._stored = {}
-        return Decided(self._finish(draft), replies, rest, self._frozen, self._away)
+        return Decided(entry, replies, rest, self._frozen, self._away)
 
     def _evaluate_lone(self, item: Item, time_ms: int) -> Decided | None:
         """The same of nothing but one plain put, of a key that nothing in flight touches: what the draft would come to
@@ -445,7 +452,10 @@ class Evaluator:
                 self.draft.delete(key, row)
                 count += 1
         if following is not None:
-            sink = item[1] if so_far else RangeSink(item[1], self._ranges, request, hash_of_key)
+            sink = item[1]
+            if not so_far:
+                sink = RangeSink(sink, self._ranges, request, hash_of_key)
+                self._begun.append(sink)
             rest.append(((op[0], following, end, request, count, hash_of_key, assigned), sink, item[2]))
             return UNTOUCHED
         if request is not None:

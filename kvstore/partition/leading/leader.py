@@ -24,10 +24,10 @@ from kvstore.env.events import Alarm
 from kvstore.env.slow_log import hash_of
 from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.answers import Answers, Logged, Once, Reply, TurnAway, lost, malformed, unknown_code
+from kvstore.partition.leading.answers import Answers, Logged, Once, TurnAway, lost, malformed, unknown_code
 from kvstore.partition.leading.batch_delay import BatchDelay
+from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_room, note_slow
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
-from kvstore.partition.leading.flight import Flight, check_room, note_slow
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
 from kvstore.partition.leading.read_lease import ReadLease
@@ -35,8 +35,8 @@ from kvstore.partition.leading.record_time import LeadClock
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.sweeping import Sweeper
 from kvstore.partition.leading.traced import trace_entry
-from kvstore.partition.leading.waiting import Waiting
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.leading.waiting import WaitingWrites
+from kvstore.partition.state.commands import Code, Op, Reply, Sink
 from kvstore.partition.state.engine import BEHIND_S
 from kvstore.partition.state.entry import Kind, Requests
 from kvstore.partition.state.move_records import Founded, MoveRecord, Release
@@ -51,7 +51,7 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 
 
 class Leader:
-    """From an opened log to its end. `on_stopped` is called once if the lead is lost while serving."""
+    """One leadership, from an opened log to its end. `on_stopped` is called once if the lead is lost while serving."""
 
     def __init__(
         self,
@@ -75,21 +75,22 @@ class Leader:
         self.reads = LeaderReads(
             state, self.serving_ranges, config, self._read_lease, env, self._answers, self._reap, self._wake
         )
-        self._waiting = Waiting(config)
+        self._waiting = WaitingWrites(config)
         self._queue = self._waiting.queue
         self._evaluator = Evaluator(state, log.epoch, config, self.serving_ranges)
         self.usage = self._evaluator.usage
         self._sweeper = Sweeper(
             state, self.serving_ranges, config, env.clock, env.beat, lambda: self.serving, self._reap
         )
-        self._flights: deque[Flight] = deque()
-        self._rest = BatchDelay()
+        self._in_flight: deque[EntryInFlight] = deque()
+        self._batch_delay = BatchDelay()
         self._under_way = 0
         """Operations in flight."""
         self._idle: asyncio.Future[None] | None = None
+        """Done when nothing is queued, in flight or waiting; there while a release waits for that."""
         self._stopped: StoreError | None = None
         self._turn_is_due = False
-        self._deadlines, self._again = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
+        self._deadlines, self._next_turn = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
         self._entries = self._mutations = self._pauses = 0
 
     def statistics(self) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class Leader:
             "queued": len(self._queue),
             "queued_bytes": self._queue.bytes,
             "frozen": len(self._waiting.frozen),
-            "in_flight": len(self._flights),
+            "in_flight": len(self._in_flight),
             "reads_waiting": len(self.reads),
             "lease_left_s": max(0.0, self._read_lease.lease_until - self._env.clock.now()),
             "retry_clients": len(self._state.retries),
@@ -163,10 +164,10 @@ class Leader:
         self._sweeper.stop()
         self.usage.leave()
         self._deadlines.cancel()
-        self._again.cancel()
-        while self._flights:
-            flight = self._flights.popleft()
-            self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
+        self._next_turn.cancel()
+        while self._in_flight:
+            oldest = self._in_flight.popleft()
+            self._answers.give_all(lost([*oldest.replies, *oldest.observed], self._state.partition))
         self._answers.fail_all(self._waiting.take_all(), NotLeader(self._state.partition))
         self.reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
@@ -184,7 +185,7 @@ class Leader:
 
     async def _append_control(self, kind: Kind) -> None:
         """Append a control record; return once it is acknowledged and applied."""
-        check_room(self._flights)
+        check_room(self._in_flight)
         once = Once()
         self._append(self._evaluator.control(kind, self._env.clock.date_ms()), [(once, 0, None)])
         await once.done
@@ -192,7 +193,7 @@ class Leader:
     async def append_record(self, record: MoveRecord, requests: Requests | None = None) -> Position:
         """Append a record about tokens; its position, once it is acknowledged and applied. What it takes away is not
         answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile, Overloaded."""
-        check_room(self._flights)
+        check_room(self._in_flight)
         logged = Logged(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
@@ -272,36 +273,36 @@ class Leader:
     def _fill(self, now: float) -> None:
         """Send as much as may be in flight."""
         room, sent, reads, queue = self._config.entries_in_flight_max, self._read_lease.sent, self.reads, self._queue
-        has_room = len(self._flights) < room and self._stopped is None
+        has_room = len(self._in_flight) < room and self._stopped is None
         is_wanted = has_room and reads.may_want_append and reads.wants_append()
-        while queue.bytes and len(self._flights) < room and self._stopped is None:
+        while queue.bytes and len(self._in_flight) < room and self._stopped is None:
             if self._state.engine.is_behind():
                 self._pause()
                 break
-            if now < self._rest.ends and self._idle is None and not is_wanted:
-                left = self._rest.left(now, len(queue), queue.bytes, self._under_way)
+            if now < self._batch_delay.ends and self._idle is None and not is_wanted:
+                left = self._batch_delay.left(now, len(queue), queue.bytes, self._under_way)
                 if left:
-                    self._again.set(left)
+                    self._next_turn.set(left)
                     break
             self._send(queue.take(now))
         if reads.may_want_append or is_wanted:
             is_wanted = is_wanted and self._read_lease.sent == sent
-            has_room = len(self._flights) < room and self._stopped is None
+            has_room = len(self._in_flight) < room and self._stopped is None
             if has_room and (reads.wants_append() or is_wanted):
                 self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
         if (queue.bytes or self._waiting.frozen.bytes or reads.may_want_append) and self._stopped is None:
             queue.stamp(now)
             self._deadlines.set(self._config.queue_wait_max_s / 4)
-        if self._idle is not None and not (self._queue or self._flights or self.reads or self._idle.done()):
+        if self._idle is not None and not (self._queue or self._in_flight or self.reads or self._idle.done()):
             self._idle.set_result(None)
 
     def _pause(self) -> None:
-        """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. Who is
-        about to let go does not wait for that: what is queued is the next leader's."""
+        """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. A
+        leader that is about to release does not wait for that: what is queued is the next leader's."""
         if self._idle is not None:
             self._answers.fail_all((item for _, item in self._queue.take_all(0.0)), NotLeader(self._state.partition))
         else:
-            self._pauses += self._again.set(BEHIND_S)
+            self._pauses += self._next_turn.set(BEHIND_S)
 
     def _send(self, taken: Taken) -> None:
         """Decide on a batch, and append its effects."""
@@ -320,23 +321,27 @@ class Leader:
             self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
-            self._rest.begin(
+            self._batch_delay.begin(
                 now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.held.by_pin)
             )
             self._append(decided.entry, decided.replies, taken.arrivals[0][0])
-        elif self._flights:
-            self._flights[-1].observed += decided.replies
+        elif self._in_flight:
+            self._in_flight[-1].observed += decided.replies
         else:
             self.reads.observe(decided.replies)
 
     def _send_one_by_one(self, taken: Taken, error: Exception) -> None:
         """A batch could not be decided on: find out which operation is to blame. Nothing of the batch was done."""
         if len(taken.items) > 1:
-            for each in taken.each():
-                if self._stopped is None:
-                    self._send(each)
-                else:
+            every = taken.each()
+            for number, each in enumerate(every):
+                if self._stopped is not None:
                     self._answers.fail_all(each.items, NotLeader(self._state.partition))
+                elif len(self._in_flight) < ALL_IN_FLIGHT_MAX:
+                    self._send(each)
+                else:  # the log would refuse what counts as sent: it would be taken for what comes behind it
+                    self._queue.put_back([(left.arrivals[0][0], left.items[0]) for left in every[number:]])
+                    break
         else:
             op, sink, token = taken.items[0]
             what = (self._state.partition, op[0], hash_of(op[1]) if isinstance(op[1], bytes) else "")
@@ -351,7 +356,7 @@ class Leader:
     def _append(self, made: NextEntry, replies: list[Reply], arrived: float = inf) -> None:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
-        self._flights.append(Flight(made, replies, [], arrived))
+        self._in_flight.append(EntryInFlight(made, replies, [], arrived))
         self._under_way += len(replies)
         self._read_lease.send()
         self._entries += 1
@@ -361,35 +366,35 @@ class Leader:
     # docs/protocol.md P2, P8
     def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
         """The oldest entry in flight is acknowledged, or is not."""
-        if self._stopped is not None or not self._flights:
+        if self._stopped is not None or not self._in_flight:
             return  # answered already
         if error is not None or position is None:
             self._fail(error or OutcomeUnknown("an entry was not acknowledged"))
             return
-        flight = self._flights.popleft()
+        oldest = self._in_flight.popleft()
         try:
-            self._state.apply_decoded(position, flight.made.entry, flight.made.data_keys)
+            self._state.apply_decoded(position, oldest.made.entry, oldest.made.data_keys)
         except (StoreError, OSError) as failure:
             # Acknowledged, so it is in the log for good; this leader cannot go on behind it.
-            self._flights.appendleft(flight)
+            self._in_flight.appendleft(oldest)
             self._break(f"entry {position} cannot be applied: {failure}", failure)
             return
-        self._under_way -= len(flight.replies)
+        self._under_way -= len(oldest.replies)
         self._evaluator.applied()
-        if flight.made.entry.control and self.serving_ranges.applied():
+        if oldest.made.entry.control and self.serving_ranges.applied():
             self._waiting.unfreeze()
             self._wake()
         self._read_lease.acknowledge(sent_at)
         now = self._env.clock.now()
-        self._rest.last_took = now - sent_at
-        if now - flight.arrived > self._slow_s:
-            note_slow(self._slow, self._state.partition, flight, sent_at, now)
+        self._batch_delay.last_took = now - sent_at
+        if now - oldest.arrived > self._slow_s:
+            note_slow(self._slow, self._state.partition, oldest, sent_at, now)
         if self._traces.live:
-            trace_entry(self._traces, self._state.partition, flight, position, sent_at, now)
-        self._answers.give_all(flight.replies)
+            trace_entry(self._traces, self._state.partition, oldest, position, sent_at, now)
+        self._answers.give_all(oldest.replies)
         try:
-            if flight.observed:
-                self.reads.observe(flight.observed)
+            if oldest.observed:
+                self.reads.observe(oldest.observed)
             if self.reads.may_want_append:
                 self.reads.acknowledged()
         except OSError as failure:
@@ -408,8 +413,8 @@ class Leader:
         """The oldest entry in flight failed: those behind it do too. LedgerFenced and the like never reach a client."""
         if isinstance(error, NotEnoughBookies):
             # Nothing of this entry was sent: it is definitely not done.
-            flight = self._flights.popleft()
-            self._answers.give_all([(sink, token, error) for sink, token, _ in flight.replies + flight.observed])
+            oldest = self._in_flight.popleft()
+            self._answers.give_all([(sink, token, error) for sink, token, _ in oldest.replies + oldest.observed])
         self._lose(error)
 
     def _expire(self) -> None:
@@ -434,5 +439,5 @@ class Leader:
         if self._stopped is not None:  # a scan goes on for some turns after that
             return sink.complete(0, NotLeader(self._state.partition))
         self._queue.put_back([(self._env.clock.now(), ((REAP, b"", keys), sink, 0))])
-        self._rest.end()
+        self._batch_delay.end()
         self._wake()

@@ -9,20 +9,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
-from kvstore.partition.leading.answers import Answers, Reply, lost
+from kvstore.partition.leading.answers import Answers, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.read_lines import Proved, Read, ReadLines
 from kvstore.partition.leading.serving_ranges import ServingRanges
-from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Record, Result, Sink
-from kvstore.partition.state.rows import EXPIRES, pack_data_key
+from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Record, Reply, Result, Sink
+from kvstore.partition.state.rows import EXPIRES, data_keys_at, pack_data_key
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import WHOLE
@@ -35,7 +36,10 @@ STEPPING_MAX = 8
 TURN_BYTES = 4 << 20
 """What is read in one turn of the event loop, once it has been seen that values are large."""
 NOW_BYTES = 2 << 10
-"""Of a record that is read without waiting for its turn: what is larger is bounded there."""
+"""The largest record that is read without waiting for its turn: larger ones are bounded in the turn."""
+_GONE = "who asked for it is gone"
+_flags_of = itemgetter(0)
+"""Takes the flags of a record's row."""
 _LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
 
 
@@ -49,8 +53,8 @@ class _Waiting(NamedTuple):
 
 
 class LeaderReads:
-    """`reap(keys, sink)` asks the leader to log the deletes of expired keys, and completes `sink` then; `wake` asks for
-    another turn."""
+    """The reads of one leadership. `reap(keys, sink)` asks the leader to log the deletes of expired keys, and completes
+    `sink` then; `wake` asks for another turn."""
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class LeaderReads:
         self.lines = ReadLines()
         """What had arrived before, and had no place in the turns since then, because values are large."""
         self.may_want_append = False
-        """False: neither does `wants_append` want one nor does a read wait for one."""
+        """False: no read waits for an append, and `wants_append` would say no."""
         self._strict: deque[_Waiting] = deque()
         self._leaseless: deque[_Waiting] = deque()
         self._under_way = 0
@@ -127,6 +131,24 @@ class LeaderReads:
         self._answers.given += 1
         return row
 
+    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
+        """The same of many keys, at the price of a few calls. NOT_NOW if that takes more than a look for any of them,
+        or if reads of keys wait that came before: one connection may have sent both."""
+        if self.arrived or self.lines.count or self._strict or self._leaseless or self._reaping:
+            return NOT_NOW
+        row_keys = data_keys_at(tokens, keys)
+        if now >= self._read_lease.fresh_until or not self._serving_ranges.readable.holds_rows(row_keys):
+            return NOT_NOW
+        try:
+            rows = self._state.engine.multi_get(row_keys)
+        except OSError:
+            return NOT_NOW
+        found = list(filter(None, rows))
+        if found and (max(map(_flags_of, found)) >= EXPIRES or max(map(len, found)) > NOW_BYTES):
+            return NOT_NOW
+        self._answers.given += len(keys)
+        return rows
+
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
@@ -141,6 +163,8 @@ class LeaderReads:
         if self.lines.count:
             self.lines.add(arrived)
             arrived = self.lines.take(self._share)
+            for _, sink, token in self.lines.dropped:
+                self._answers.give(sink, token, Unavailable(_GONE))
             self._share = min(2 * self._share, self._most)  # until values are found to be large again
         now = self._clock.now()
         leased = self._read_lease.has_lease(now)
@@ -287,7 +311,10 @@ class LeaderReads:
         for _ in range(min(STEPPING_MAX - len(self._stepping), len(self._later))):
             read, now_ms = self._later.popleft()
             tokens = scope(read[0], self._serving_ranges.readable)
-            if tokens is None:
+            if read[1].is_gone:
+                self._answers.give(read[1], read[2], Unavailable(_GONE))
+                self._wake()
+            elif tokens is None:
                 self._answers.turn_away(*read, ELSEWHERE)
                 self._wake()
             else:
@@ -327,6 +354,9 @@ class LeaderReads:
             return  # the leader has stopped
         result: Result | Expired
         try:
+            if read[1].is_gone:
+                steps.close()
+                raise Unavailable(_GONE)
             next(steps)
         except StopIteration as end:
             result = end.value

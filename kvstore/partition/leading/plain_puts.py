@@ -81,8 +81,8 @@ def put_together(
 
 
 def _follow(created: list[int], keys: list[bytes], draft: Draft, overlay: Overlay) -> bool:
-    """Of a key that was written before, here or in what is in flight, that record counts and not the engine's. False if
-    one expires."""
+    """For keys that were written before, in this batch or in an entry in flight, let that record count and not the
+    engine's. False if one expires."""
     latest: dict[bytes, int] = {}
     for version, (place, key) in enumerate(enumerate(keys), draft.last_seq + 1):
         begun = latest.get(key)

@@ -25,9 +25,9 @@ from kvstore.partition.state.tokens import PART, WHOLE, Tokens
 from kvstore.ring.hashing import token_of
 
 ROWS_PER_STEP = 512
-"""Of a scan by token, between two turns of the event loop."""
+"""Rows that a scan by token looks at between two turns of the event loop."""
 STEP_BYTES = 4 << 20
-"""The same of what is read."""
+"""Bytes that it reads between two turns."""
 TOKEN_KEYS_MAX = 100_000
 TOKEN_BYTES_MAX = 16 << 20
 """All keys of a token come in one page; with more than this under one hash tag they cannot."""

@@ -21,7 +21,7 @@ ENTRY_ITEMS_MAX = 1000
 """Decided at once: a few milliseconds."""
 
 Arrived = tuple[float, Item]
-"""With the time at which it came."""
+"""An operation, with the time at which it came."""
 _PUT = int(Code.PUT)
 _key_of, _value_of = itemgetter(1), itemgetter(2)
 
@@ -34,7 +34,8 @@ class Taken(msgspec.Struct, frozen=True):
     """Time and number of those that came together, in order."""
 
     def arrived(self, some: list[Item], now: float) -> list[Arrived]:
-        """When these came that were not decided on. What is new goes on with one that was: it begins to wait `now`."""
+        """Return when these came, which were not decided on. One that is new goes on with an operation that was: it
+        begins to wait `now`."""
         if not some:
             return []
         known = {id(item): at for at, item in _each(self.arrivals, self.items)}
@@ -46,7 +47,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Queue:
-    """First come, first served."""
+    """Operations that wait for the next entry: first come, first served."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.bytes = 0

@@ -26,9 +26,13 @@ class RangeSink(Sink):
         if self._id is not None:
             under_way.add(self._id)
 
-    def complete(self, token: int, result: Result | StoreError) -> None:
+    def forget(self) -> None:
+        """It is not under way."""
         if self._id is not None:
             self._under_way.discard(self._id)
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self.forget()
         if isinstance(result, Refused):
             result = OutcomeUnknown(f"some keys of the range were deleted, then it ended: {result}")
         self._sink.complete(token, result)
@@ -38,7 +42,7 @@ class RangeSink(Sink):
 
 
 def cut(keys: list[bytes], following: bytes | None) -> tuple[list[bytes], bytes | None]:
-    """As many of `keys` as may be deleted by one entry, and the next one."""
+    """Return as many of `keys` as one entry may delete, and the key that follows them."""
     size = 0
     for place, key in enumerate(keys):
         size += len(key)

@@ -19,15 +19,15 @@ from kvstore.partition.state.tokens import Tokens
 from kvstore.ring.hashing import token_of
 
 PAGE_KEYS_MAX = 1000
-"""Of a scan; some milliseconds of work."""
+"""Keys in one page of a scan: some milliseconds of work."""
 PAGE_BYTES_MAX = 1 << 20
-"""Of keys and values in one answer; the last one may go beyond."""
+"""Bytes of keys and values in one answer; the last record may go beyond."""
 READ_BYTES_MAX = 4 << 20
-"""Of records that are looked at for one answer, whatever of them it holds."""
+"""Bytes of records that are read for one answer, whatever of them it holds."""
 COUNT_KEYS_MAX = 8192
-"""That one answer counts, up to the next whole step: a replica that does not lead counts in one turn."""
+"""Keys that one answer counts, up to the next whole step: a replica that does not lead counts in one turn."""
 ROWS_PER_STEP = 512
-"""Between two turns of the event loop."""
+"""Rows that a count looks at between two turns of the event loop."""
 OVERDUE_MAX = 4096
 """Keys past their expiry that are looked at at a time. Where there are more, records tell which they are."""
 _KEYS_PER_READ_MIN, _KEYS_PER_READ_MAX = 1, 16
@@ -148,11 +148,13 @@ def _count(state: State, start: bytes, end: bytes, limit: int, now_ms: int, read
         return found if isinstance(found, Expired) else Page(len(_keys_of(found)), found.next)
     limit = min(limit, COUNT_KEYS_MAX) if limit > 0 else COUNT_KEYS_MAX
     order = _order(state, start, end)
+    has_strangers = _has_strangers(readable, state)  # as the iterator has them: they may be dropped before it ends
     total = looked = 0
     while True:
         keys = [key[1:] for key, _ in islice(order, ROWS_PER_STEP)]
         looked += len(keys)
-        page = _without(overdue, _of(readable, state, keys), None, state.record_time_ms)
+        mine = _held(readable, keys) if has_strangers else keys
+        page = _without(overdue, mine, None, state.record_time_ms)
         if isinstance(page, Expired):
             return page
         total += len(page.items)  # type: ignore[arg-type]  # keys alone
@@ -186,9 +188,16 @@ def _order(state: State, start: bytes, end: bytes, *, backwards: bool = False) -
 
 
 def _of(readable: Tokens, state: State, keys: list[bytes]) -> list[bytes]:
-    if readable.spans != state.ownership.owned.spans or state.ownership.has_strangers:
-        return [key for key in keys if readable.holds(token_of(key))]
-    return keys
+    return _held(readable, keys) if _has_strangers(readable, state) else keys
+
+
+def _has_strangers(readable: Tokens, state: State) -> bool:
+    """Whether keys of the state may not be readable."""
+    return readable.spans != state.ownership.owned.spans or state.ownership.has_strangers
+
+
+def _held(readable: Tokens, keys: list[bytes]) -> list[bytes]:
+    return [key for key in keys if readable.holds(token_of(key))]
 
 
 def page_keys(limit: int) -> int:

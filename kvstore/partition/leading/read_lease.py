@@ -19,7 +19,8 @@ RENEW_SHARE = 0.5
 
 
 class ReadLease:
-    """Fed with what the leader sends and what is acknowledged, in order. Times are of the boot-time clock."""
+    """One leadership's right to answer reads. It is told of each append that is sent or acknowledged, in order. Times
+    are of the boot-time clock."""
 
     def __init__(self, lease_s: float) -> None:
         self.sent = 0

@@ -1,5 +1,6 @@
 """Reads that wait at a leader while values are large. Each connection has a line, and the leader reads one of each line
-in turn, so that a client which asks for thousands of large values delays its own reads alone. Decides only.
+in turn, so that a client which asks for thousands of large values delays its own reads alone. Reads whose caller is
+gone are not done. Decides only.
 
 In a line those whose proof has come (docs/protocol.md P19) stand in front: they had arrived before it was sent, and
 what is behind them needs one still, or a lease.
@@ -7,7 +8,7 @@ what is behind them needs one still, or a lease.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 
@@ -20,14 +21,21 @@ class Proved(Read):
     """A read whose proof has come: it may be answered whenever there is a turn for it."""
 
 
+DROPPED_MAX = 4_096
+"""Reads that one `take` drops, or little more: each is answered, which takes a microsecond."""
+
+
 class ReadLines:
-    """Reads of one line keep their order: each sees no less than the one before it."""
+    """The lines of reads at one leader. Reads of one line keep their order: each sees no less than the one before
+    it."""
 
     def __init__(self) -> None:
-        self._lines: dict[object, deque[Read]] = {}
-        """By `Sink.line`; the one that is served next is the first."""
+        self._lines: OrderedDict[object, deque[Read]] = OrderedDict()
+        """The lines, by `Sink.line`; the one that is served next is the first."""
         self.count = 0
         """How many wait in all of them. A plain attribute: it is looked at in each turn."""
+        self.dropped: list[Read] = []
+        """Reads that `take` has passed over because their caller is gone: the caller of `take` answers them."""
 
     def __iter__(self) -> Iterator[Read]:
         for line in self._lines.values():
@@ -41,12 +49,14 @@ class ReadLines:
 
     def put_back(self, reads: list[Read]) -> None:
         """Let them wait in front of all others: they were taken, in this order, and not read."""
-        front: dict[object, deque[Read]] = {}
-        for read in reads:
-            front.setdefault(read[1].line, deque()).append(read)
-        for name, line in front.items():
-            line.extend(self._lines.pop(name, ()))
-        self._lines = front | self._lines
+        front: dict[object, None] = {}
+        for read in reversed(reads):
+            name = read[1].line
+            self._lines.setdefault(name, deque()).appendleft(read)
+            front.pop(name, None)
+            front[name] = None  # the line whose first read comes first is the last here
+        for name in front:
+            self._lines.move_to_end(name, last=False)
         self.count += len(reads)
 
     def add_proved(self, reads: Iterable[Read]) -> None:
@@ -61,19 +71,22 @@ class ReadLines:
             self.count += len(some)
 
     def take(self, most: int) -> list[Read]:
-        """One of each line in turn, up to `most`."""
+        """One of each line in turn, up to `most`; what nobody waits for any more goes to `dropped`."""
         taken: list[Read] = []
-        while self._lines and len(taken) < most:
-            name = next(iter(self._lines))
-            line = self._lines.pop(name)
-            taken.append(line.popleft())
+        dropped = self.dropped = []
+        while self._lines and len(taken) < most and len(dropped) < DROPPED_MAX:
+            name, line = self._lines.popitem(last=False)
+            while line and line[0][1].is_gone:
+                dropped.append(line.popleft())
+            if line:
+                taken.append(line.popleft())
             if line:
                 self._lines[name] = line
-        self.count -= len(taken)
+        self.count -= len(taken) + len(dropped)
         return taken
 
     def clear(self) -> list[Read]:
-        """All of them; none waits any more."""
+        """Take all reads out, and return them."""
         every = list(self)
         self._lines.clear()
         self.count = 0

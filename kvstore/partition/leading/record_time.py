@@ -18,7 +18,7 @@ class Recorded(Protocol):
 
 
 class RecordTime:
-    """Of one lead. Decides."""
+    """The record time of one lead. Decides only."""
 
     def __init__(self, last_ms: int, now: float) -> None:
         """`last_ms`: that of the last record in the log."""

@@ -19,7 +19,7 @@ from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 
 
 class ServingRanges:
-    """Of one leadership."""
+    """The tokens that one leadership serves."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -68,8 +68,8 @@ class ServingRanges:
             raise Unavailable(f"partition {self._state.partition}: not now: {error}") from error
 
     def applied(self) -> bool:
-        """The oldest record sent is in the state. Whether that changes what may be read or written: then it is decided
-        anew on what waits."""
+        """Note that the oldest record sent is in the state. Returns whether that changes what may be read or written:
+        then it is decided anew on what waits."""
         before = self.readable, self.writable
         self._sent.popleft()
         self._recompute()

@@ -23,7 +23,8 @@ partition, and must not keep others from being found."""
 
 
 class Sweeper(Sink):
-    """`reap(keys, sink)` logs the deletes; the next sweep begins when they are logged. A Sink."""
+    """Sweeps one leader's partition. `reap(keys, sink)` logs the deletes; the next sweep begins when they are logged. A
+    Sink."""
 
     def __init__(
         self,
@@ -73,4 +74,4 @@ class Sweeper(Sink):
         self._later(min(every, again_s) if self._next else every)
 
     def flush(self) -> None:
-        """There is nobody to send to."""
+        """Nothing is sent."""

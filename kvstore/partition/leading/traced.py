@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.env.traces import Span, Traces
 from kvstore.errors import StoreError
-from kvstore.partition.leading.flight import Flight
+from kvstore.partition.leading.entry_in_flight import EntryInFlight
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.types import PartitionId, Position
 
@@ -23,6 +23,10 @@ class TracedSink(Sink):
     @property
     def line(self) -> object:
         return self.sink.line
+
+    @property
+    def is_gone(self) -> bool:
+        return self.sink.is_gone
 
     def begin_leg(self, server: str) -> str:
         """Begin the way to another server; return what makes it the parent of that one's spans. One that had begun
@@ -50,14 +54,14 @@ class TracedSink(Sink):
 
 
 def trace_entry(
-    traces: Traces, partition: PartitionId, flight: Flight, position: Position, sent_at: float, now: float
+    traces: Traces, partition: PartitionId, entry: EntryInFlight, position: Position, sent_at: float, now: float
 ) -> None:
     """Take the spans of an entry that is acknowledged and applied `now`, for the sampled operations in it: at the
     leader from when they came, and within that in the log, with a child for each bookie."""
-    spans = [sink.span for sink, _, _ in flight.replies if isinstance(sink, TracedSink)]
+    spans = [sink.span for sink, _, _ in entry.replies if isinstance(sink, TracedSink)]
     for span in spans[:SPANS_MAX]:
-        arrived = min(max(span.began_s, flight.arrived), sent_at)
-        leader = span.child("leader", arrived, partition=partition, operations=len(flight.replies))
+        arrived = min(max(span.began_s, entry.arrived), sent_at)
+        leader = span.child("leader", arrived, partition=partition, operations=len(entry.replies))
         append = leader.child("log append", sent_at, ledger=position.ledger, entry=position.entry)
         traces.acknowledged(append, position.ledger, position.entry, sent_at)
         append.end(now)

@@ -19,7 +19,7 @@ from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.rows import data_keys_of, record_of
 from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import Tokens
 
 KEYS_PER_STEP, KEYS_PER_READ, BYTES_PER_STEP = 256, 16, 1 << 20
 """Some milliseconds; a record may have a megabyte."""
@@ -28,7 +28,7 @@ _BEHIND_ALL = b"\xff" * (KEY_BYTES_MAX + 1)
 
 
 class Usage:
-    """Of one leadership."""
+    """The use of namespaces in one partition, as one leadership counts it."""
 
     def __init__(self, state: State, epoch: int, overlay: Overlay) -> None:
         self._state, self._epoch, self._overlay = state, epoch, overlay
@@ -36,7 +36,7 @@ class Usage:
         """Without a namespace, until `join`."""
         self.amounts: Amounts = {}
         """With what is in flight."""
-        self._counted_for: tuple[int, tuple[Span, ...]] | None = None
+        self._counted_for: tuple[int, Tokens] | None = None
         """The prefixes and the tokens that were counted, or are."""
         self._counting: _Counting | None = None
         self._is_over = False
@@ -58,14 +58,14 @@ class Usage:
     @property
     def is_counted(self) -> bool:
         """Whether the count is that of the state, to the byte."""
-        return self._counting is None and self._counted_for == self._wanted()
+        return self._counting is None and self._is_of_now()
 
     def report(self) -> Report:
         """The use as other servers are told of it."""
         return Report(self._state.partition, self._epoch, self.amounts, self.is_counted)
 
     def meter(self) -> Meter:
-        """For the next entry."""
+        """Make the meter of the next entry."""
         return Meter(self.book)
 
     def admit(self, meter: Meter) -> None:
@@ -81,9 +81,9 @@ class Usage:
         """Count some more keys; True once the count is exact, or the lead is over. Raises OSError."""
         if self._is_over:
             return True
-        wanted = self._wanted()
-        if self._counted_for != wanted:
-            self._counted_for, self._counting = wanted, _Counting()
+        if not self._is_of_now():
+            self._counted_for = self.book.generation, self._state.ownership.owned
+            self._counting = _Counting()
         counting = self._counting
         if counting is None:
             return True
@@ -120,9 +120,13 @@ class Usage:
             add(counting.amounts, namespace.name, 1, len(key) + value_bytes)
         counting.cursor = following or end or _BEHIND_ALL
 
-    def _wanted(self) -> tuple[int, tuple[Span, ...]]:
-        """Say what is to be counted: for which prefixes, and of which tokens."""
-        return self.book.generation, self._state.ownership.owned.spans
+    def _is_of_now(self) -> bool:
+        """Whether what was counted last, or is, is what is to be counted. A range that went and came back makes the
+        same tokens, and its records are others: an object of them is as old as the last change."""
+        if self._counted_for is None:
+            return False
+        generation, owned = self._counted_for
+        return generation == self.book.generation and owned is self._state.ownership.owned
 
 
 class _Counting:

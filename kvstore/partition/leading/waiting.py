@@ -15,8 +15,8 @@ from kvstore.partition.state.traits import KEYLESS
 _KEYLESS = KEYLESS | {REAP}
 
 
-class Waiting:
-    """`queue` waits for the next entry, `frozen` for a range."""
+class WaitingWrites:
+    """The writes that wait at one leader: `queue` for the next entry, `frozen` for a range."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.queue = Queue(config)
@@ -26,7 +26,7 @@ class Waiting:
         return bool(self.queue or self.frozen)
 
     def put_aside(self, arrived: list[Arrived]) -> list[Item]:
-        """Let them wait for their range. Returns those that found no room."""
+        """Let operations wait for their range. Returns those that found no room."""
         return [each[1] for each in arrived if not self.frozen.offer(each)]
 
     def unfreeze(self) -> None:

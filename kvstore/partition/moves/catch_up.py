@@ -30,7 +30,7 @@ TURN_BYTES = 32 << 10
 
 
 class Following:
-    """Of one move, in one leadership of its target. `lead` raises if that is over."""
+    """Follows the source of one move, in one leadership of its target. `lead` raises if that is over."""
 
     def __init__(self, state: State, logs: Logs, lead: Callable[[], Leader]) -> None:
         self.rows = self.bytes = 0

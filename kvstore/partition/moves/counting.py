@@ -22,7 +22,7 @@ COPIES_MAX = 3
 
 
 class Counts:
-    """Of one leadership after the other."""
+    """The counts of one replica, for one leadership after the other."""
 
     def __init__(self, nursery: Nursery, partition: PartitionId, state: State) -> None:
         self.corrected = self.copies_wrong = 0
@@ -89,12 +89,12 @@ class Counts:
         self._nursery.spawn(self._count(into, move, digest), name=f"{self._partition} count")
 
     async def _count(self, into: dict[int, RangeDigest], move: int, digest: RangeDigest) -> None:
-        while not digest.step():
-            await asyncio.sleep(0)
-            if into.get(move) is not digest:
+        while into.get(move) is digest:  # else it was stopped, perhaps before the first step
+            if digest.step():
+                if into is self._again:
+                    self._compare(move)
                 return
-        if into is self._again:
-            self._compare(move)
+            await asyncio.sleep(0)
 
     def _compare(self, move: int) -> None:
         """It was counted again: that is what is kept from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, NoReturn, assert_never
@@ -35,6 +35,9 @@ from kvstore.wal.ports import Logs
 log = logging.getLogger(__name__)
 
 CALL_S = 5.0
+SILENT_S, ASKED_LAST_S = 1.0, 60.0
+"""A replica of the source that fails only after so long is asked behind the others for a while: a machine that is off
+would otherwise hold up each page anew."""
 PAUSED_S = 1.0
 """Between two looks whether moves go on."""
 HELD_S = 600.0
@@ -63,6 +66,8 @@ class Means:
     """Told of every step before and after it."""
     copied_until: float = 0.0
     """When the next page may be copied, of any move."""
+    silent_until: dict[ServerId, float] = field(default_factory=dict)
+    """Who is asked last, whatever the move, and until when."""
     pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
@@ -98,6 +103,8 @@ class ImportDriver:
         self._following = Following(means.state, means.logs, self._lead)
         self._rows = self._bytes = 0
         """Copied in pages."""
+        self._has_owned = False
+        """OWN is acknowledged, and was logged by this leader."""
         self._waited_s = 0.0
         self._paged_to = BEGINNING
         """Where the source's replica stood that gave the last page."""
@@ -121,8 +128,10 @@ class ImportDriver:
 
     async def close(self) -> None:
         """Give back what is held."""
-        await self._following.forget()
-        await self._pin.give_back()
+        try:
+            await self._following.forget()
+        finally:  # whoever waits for the reader's end may be cancelled
+            await self._pin.give_back()
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,6 +148,9 @@ class ImportDriver:
         step = self._step = import_steps.next_step(self._m.state.ownership, move, is_paused=ring.pace.paused)
         if step is Step.DONE:
             return True
+        tells_by_state = step is Step.FORGET or (step is Step.FLIP and not self._has_owned)
+        if tells_by_state and not await _is_still_next(step, leader, self._m, move):
+            return False
         if step is not Step.WAIT:
             self._waited_s = 0.0
         self._m.reached(f"before {step}", self.move)
@@ -265,7 +277,10 @@ class ImportDriver:
         await self._hold_again(move, found)
         digest = await self._following.count(found)
         try:
-            if not (await self._following.read_on(found) and await self._following.read_on(self._import())):
+            if not await self._following.read_on(found):
+                return
+            await self._reach_ring()
+            if not await self._following.read_on(self._import()):
                 return
             freeze = msgspec.msgpack.decode(await self._call(move, source.FREEZE), type=Position)
             self._m.reached("after freeze", self.move)
@@ -274,6 +289,12 @@ class ImportDriver:
             await self._start_over()
         self._lead()
         await leader.append_record(ImportEnd(self.move, freeze, digest.count, digest.hash))
+
+    # docs/protocol.md M10
+    async def _reach_ring(self) -> None:
+        """Raise StoreError while the metadata store is away: the range would be released, and nobody told who owns it.
+        Asked before the last read of the source's log, so that operations wait no longer for the freeze."""
+        await self._m.rings.change(lambda ring: ring)
 
     async def _ask(self, leader: Leader, move: Move) -> None:
         """Have the range released, and own it (docs/protocol.md, M9). What does not come to that by a definite answer
@@ -287,6 +308,7 @@ class ImportDriver:
         if released is not None:
             self._m.reached("after release", self.move)
             await leader.append_record(Own(self.move, end.freeze, *released[4:7], move.source, span_of(move)))
+            self._has_owned = True
             log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
         elif verdict.differs:
             self._m.reached("differs", self.move)
@@ -358,16 +380,35 @@ class ImportDriver:
         member = self._m.rings.ring.partitions.get(move.source)
         failure: StoreError | None = None
         replicas = member.replicas if member is not None else ()
-        # The leader has other things to do than to give pages; only it can do the rest.
-        is_page = method == source.PAGE
-        for server in sorted(replicas, key=lambda server: (server == self._answered) is is_page):
+        for server in self._in_order(replicas, is_page=method == source.PAGE):
+            asked_at = self._m.env.clock.now()
             try:
                 answer = await self._m.peers.call(server, move.source, method, body, CALL_S)
-                if not is_page:
-                    self._answered = server
-                return answer
             except NotLeader:
                 continue
             except StoreError as error:
                 failure = failure or error
+                if (now := self._m.env.clock.now()) - asked_at >= SILENT_S:
+                    self._m.silent_until[server] = now + ASKED_LAST_S
+                continue
+            self._m.silent_until.pop(server, None)
+            if method != source.PAGE:
+                self._answered = server
+            return answer
         raise failure or Unavailable(f"partition {move.source} is led by none of its {len(replicas)} replicas")
+
+    def _in_order(self, replicas: Iterable[ServerId], *, is_page: bool) -> list[ServerId]:
+        """The leader last for a page, since it has other things to do; else first, since only it can do the rest.
+        Those that were silent behind all others."""
+        now, silent_until = self._m.env.clock.now(), self._m.silent_until
+        return sorted(
+            replicas, key=lambda server: (now < silent_until.get(server, 0.0), (server == self._answered) is is_page)
+        )
+
+
+# docs/protocol.md M10
+async def _is_still_next(step: Step, leader: Leader, means: Means, move: Move) -> bool:
+    """Whether the state still says so behind an append of this moment: a leader that was deposed, and has not heard of
+    it, may stand before the range went away, or before its import. Raises StoreError."""
+    await leader.prove()
+    return means.leading() is leader and import_steps.next_step(means.state.ownership, move, is_paused=False) is step

@@ -20,9 +20,9 @@ RELEASE_S = 1.0
 
 
 class MovePin:
-    """Of one move: one pin at a time. `numbers` are one leadership's: no pin has the name of another, since giving back
-    one that may be there must not end its successor. `env` is the server's, whose session the pins live as long as: a
-    replica may stop while the metadata store is away."""
+    """The pin of one move: one at a time. `numbers` are one leadership's: no pin has the name of another, since giving
+    back one that may be there must not end its successor. `env` is the server's, whose session the pins live as long
+    as: a replica may stop while the metadata store is away."""
 
     def __init__(self, env: Env, pins: Pins, numbers: Iterator[int]) -> None:
         self._env, self._pins, self._numbers = env, pins, numbers
@@ -37,8 +37,8 @@ class MovePin:
         pin = partition, f"{name}-{next(self._numbers)}"
         try:
             await self._pins.hold(*pin, ledger)
-        except StoreError:
-            self._release_later(*pin)  # perhaps it is there
+        except BaseException:
+            self._release_later(*pin)  # perhaps it is there, also where whoever waits for it is cancelled
             raise
         before, self._held = self._held, pin
         if before is not None:
@@ -54,6 +54,9 @@ class MovePin:
                 await self._pins.release(*pin)
         except (TimeoutError, StoreError):
             self._release_later(*pin)
+        except asyncio.CancelledError:
+            self._release_later(*pin)
+            raise
 
     def _release_later(self, partition: PartitionId, name: str) -> None:
         with contextlib.suppress(RuntimeError):  # the server stops: the pin ends with the session

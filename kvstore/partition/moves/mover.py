@@ -29,7 +29,7 @@ otherwise take the processor from all keys."""
 
 
 class Mover:
-    """Of one replica."""
+    """Moves ranges to and from one replica's partition."""
 
     def __init__(self, means: Means) -> None:
         self.means = means

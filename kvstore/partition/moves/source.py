@@ -71,7 +71,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Source:
-    """Of one replica. `leading` is its leader, None while it does not serve."""
+    """The source's part of one replica. `leading` is its leader, None while it does not serve."""
 
     def __init__(
         self, env: Env, partition: PartitionId, state: State, leading: Callable[[], Leader | None], freeze_s: float
@@ -249,10 +249,12 @@ class Source:
                 await self._unfreeze(leader, move)
 
     async def drop_some(self, leader: Leader, move: int) -> bool:
-        """Log that some rows of a range that is not owned (any more) go. True once that was the last of them."""
+        """Log that some rows of a range that is not owned (any more) go. True once that was the last of them, or there
+        are none: a leader that was deposed may not know of them yet, so it proves that it leads before it says so."""
         going = leader.serving_ranges.ownership.droppable(move)
         if going is None:
-            return True
+            await leader.prove()
+            return leader.serving_ranges.ownership.droppable(move) is None
         until = drop_bound(self._state, *going)
         await leader.append_record(Drop(move, until))
         return not until

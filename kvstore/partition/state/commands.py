@@ -204,6 +204,12 @@ class Sink(Protocol):
         """Name the caller: of the reads of one line none is done before an earlier one."""
         return self
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for its results any more: reads that have not begun need not be done. Once it is, it
+        stays so. What was submitted is completed all the same."""
+        return False
+
     def complete(self, token: int, result: Result | StoreError) -> None:
         """Called exactly once per submitted operation, on the event loop, never from inside `submit`."""
         ...
@@ -216,3 +222,7 @@ class Sink(Protocol):
     def flush(self) -> None:
         """Called once after a group of `complete` calls: send what has gathered."""
         ...
+
+
+Reply = tuple[Sink, int, Result]
+"""Sink, token, result."""

@@ -21,7 +21,7 @@ _U64 = (1 << 64) - 1
 
 
 class RangeDigest:
-    """Of one range of one state. The state tells it of every change (State.watch)."""
+    """The digest of one range of one state. The state tells it of every change (State.watch)."""
 
     def __init__(self, engine: Engine, span: Span) -> None:
         self.span = span

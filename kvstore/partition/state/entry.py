@@ -239,7 +239,9 @@ def _check_columns(entry: Entry) -> None:
     """Raise Corrupted unless the columns fit each other."""
     kinds = entry.kinds
     is_bare = not (entry.expires_ms or entry.replaced_ms or entry.control or entry.requests)
-    if is_bare and kinds in LONE and len(entry.keys) == len(entry.values) == 1 and len(entry.ages) == LONE[kinds]:
+    ages = entry.ages
+    is_lone = is_bare and kinds in LONE and len(entry.keys) == len(entry.values) == 1 and len(ages) == LONE[kinds]
+    if is_lone and not (ages and ages[0] >= entry.first_seq):
         return  # as most do
     if entry.is_plain:
         mutations = puts = len(kinds)
@@ -270,6 +272,16 @@ def _check_columns(entry: Entry) -> None:
         raise Corrupted(f"entry at sequence {entry.first_seq}: a request id of a mutation that is not there")
     if want != got:
         raise Corrupted(f"entry at sequence {entry.first_seq}: columns of {want} expected, got {got}")
+    if ages and max(ages) >= entry.first_seq:
+        _check_ages(entry)
+
+
+def _check_ages(entry: Entry) -> None:
+    """Raise Corrupted for a record that was created before the log's first sequence: no row could say so."""
+    kept = (seq for seq, flags in enumerate(entry.kinds, entry.first_seq) if flags & KIND == OVERWRITE)
+    for seq, age in zip(kept, entry.ages, strict=True):
+        if age >= seq:
+            raise Corrupted(f"entry at sequence {entry.first_seq}: the record at {seq} was created {age} before")
 
 
 # ── request ids ───────────────────────────────────────────────────────────────────────────────────────────────────────

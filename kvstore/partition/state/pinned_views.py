@@ -40,7 +40,7 @@ class Held:
 
 
 class PinnedViews:
-    """Of one replica."""
+    """The pinned views of one replica."""
 
     def __init__(self, partition: PartitionId, engine: Engine) -> None:
         self._partition, self._engine = partition, engine

@@ -129,7 +129,12 @@ def data_key(key: bytes) -> bytes:
 
 def data_keys_of(keys: list[bytes]) -> list[bytes]:
     """Where the records of many keys stand."""
-    return list(map(add, map(pack_data_key, repeat(b"d"), tokens_of(keys)), keys))
+    return data_keys_at(tokens_of(keys), keys)
+
+
+def data_keys_at(tokens: list[int], keys: list[bytes]) -> list[bytes]:
+    """The same of keys whose tokens are known."""
+    return list(map(add, map(pack_data_key, repeat(b"d"), tokens), keys))
 
 
 def token_bound(token: int) -> bytes:

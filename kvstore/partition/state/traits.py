@@ -66,6 +66,8 @@ POINT_READS = READS - KEYLESS
 UNORDERED = KEYLESS | POINT_READS
 """They need not be done in the order in which they came (docs/protocol.md M15)."""
 IN_BATCH = frozenset(int(code) for code, each in TRAITS.items() if each.is_in_batch)
+APPLIES_NOTHING = frozenset(int(code) for code in IN_BATCH if Right.WRITE not in TRAITS[Code(code)].needs)
+"""Of those, reads and CHECK: nobody needs to know whether they were done before."""
 WITH_VALUE = frozenset(int(code) for code, each in TRAITS.items() if each.has_value)
 VERSIONED = frozenset(int(code) for code, each in TRAITS.items() if each.is_versioned)
 SINCE = {int(code): each.since for code, each in TRAITS.items() if each.since > versions.FIRST}

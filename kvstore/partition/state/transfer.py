@@ -109,11 +109,11 @@ class Import:
         durably. Raises Corrupted for a chunk that does not continue those before it, WrittenByNewer and ClusterTooNew;
         the state is then empty, or as it was before the first."""
         message = _parse(chunk)
+        self._check_crc(message)  # before anything of it is looked at, or what is here goes for it
         if not self._is_begun:
             self._begin(message)
         batch = self._engine.batch()
         for key, value in zip(message.keys, message.values, strict=True):
-            self._crc = crc32c(value, crc32c(key, self._crc))
             batch.put(key, value)
             if key == TERRITORY_KEY:
                 self._owned = Ownership.decode(value).owned
@@ -123,8 +123,6 @@ class Import:
                 batch.put(ORDER + name, b"")
                 if expires_ms:
                     batch.put(expiry_key(expires_ms, name), b"")
-        if message.crc != self._crc:
-            raise Corrupted(f"a chunk of the state has CRC {self._crc:08x}, its exporter's is {message.crc:08x}")
         if message.last:
             self._check_count(meta_of(message.values[-1]))
             batch.put(rows.ORIGINS_KEY, rows.encode_origins(self._origins))
@@ -137,6 +135,16 @@ class Import:
                 raise
             self._state.durable_seq = Seq(0)
         return message.last
+
+    def _check_crc(self, message: entry_pb2.Chunk) -> None:
+        crc = self._crc
+        for key, value in zip(message.keys, message.values, strict=True):
+            crc = crc32c(value, crc32c(key, crc))
+        if message.crc != crc:
+            raise Corrupted(f"a chunk of the state has CRC {crc:08x}, its exporter's is {message.crc:08x}")
+        if message.last != (message.keys[-1:] == [META_KEY]):
+            raise Corrupted("a chunk of the state says that it is the last one, or not, against what it ends with")
+        self._crc = crc
 
     def _begin(self, message: entry_pb2.Chunk) -> None:
         version = dict(zip(message.keys, message.values, strict=True)).get(rows.VERSION_KEY)

@@ -32,7 +32,7 @@ NOBODY = "-"
 
 
 class AuditLog:
-    """That of one node. `date_ms`: what its lines are dated by."""
+    """The audit log of one node. `date_ms` dates its lines."""
 
     def __init__(self, now: Callable[[], float], date_ms: Callable[[], int]) -> None:
         self._now, self._date_ms = now, date_ms

@@ -19,12 +19,15 @@ from kvstore.server.access.needs import RPC_NEEDS, admin
 from kvstore.server.routing.backend import Backend
 
 AUTHORIZATION = "authorization"
+WAITING = frozenset(("/kvstore.v1.Feed/Changes",))
+"""Methods of one answer that wait for news and change nothing. Any other one that has begun runs to its end: what it
+was asked to do may be done by then, and a refusal would say that it is not."""
 _caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
 _address: ContextVar[str] = ContextVar("address", default="?")
 
 
 class _Stay:
-    """A call that lasts."""
+    """A call that is ended when its caller may not go on."""
 
     __slots__ = ("check", "refused", "task")
 
@@ -35,7 +38,7 @@ class _Stay:
 
 
 class CallGate:
-    """That of one server; a Gate."""
+    """The gate of one server's gRPC door: a kvstore.rpc.gate.Gate."""
 
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
@@ -75,6 +78,9 @@ class CallGate:
             await abort(context, error)
         _caller.set(identity)
         _address.set(unquote(context.peer()))
+        if not lasts and method not in WAITING:
+            yield
+            return
         stay = _Stay(lambda: need(identity, request))
         self._stays[stay] = None
         try:

@@ -19,7 +19,7 @@ class Guest(Protocol):
 
 
 class StreamDoorman:
-    """That of one server."""
+    """The doorman of one server's Redis port."""
 
     def __init__(self, access: Access, logins: Logins, nursery: Nursery) -> None:
         self.access, self._logins, self._nursery = access, logins, nursery

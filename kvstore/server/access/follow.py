@@ -19,13 +19,15 @@ LOOK_MIN_S, LOOK_S = 0.01, 5.0
 
 
 class AccessFollower(TableFollower[AccessTable]):
-    """To be opened before any door."""
+    """Follows the table for one node. Open it before any door."""
 
     def __init__(self, env: Env, store: MetadataStore, access: Access) -> None:
         super().__init__(env, AccessStore(store), what="users and roles")
         self._access, self._clock = access, env.clock
+        self._was_on = False
 
     def take(self, table: AccessTable) -> None:
+        self._was_on = table.is_on
         self._access.take(table)
         if self._access.is_unfounded:
             log.warning("nobody is served: %s", self._access.nobody.why_unknown)
@@ -33,6 +35,10 @@ class AccessFollower(TableFollower[AccessTable]):
     def refuse(self, error: UndecodableNode) -> None:
         log.error("nobody is let in: %s", error)
         self._access.shut()
+
+    def is_lost(self) -> bool:
+        """Nobody switches access control off like that: `kvstore access off` leaves a table that says so."""
+        return self._was_on
 
     def due_s(self) -> float | None:
         """Until the next token expires, or LOOK_S if that is sooner: a clock may be set meanwhile."""

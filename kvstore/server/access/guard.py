@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Sink
@@ -62,6 +63,10 @@ class Guard:
             return self._read_now(key)
         return NOT_NOW
 
+    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """The same of many keys; NOT_NOW if the user may not read one of them."""
+        return self._backend.read_all_now(keys) if all_begin_with(self._identity.read, keys) else NOT_NOW
+
     def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
         """On the next turn: a sink is never completed from inside `submit`."""
         self._access.refused(self._identity.who, self._address, OPERATION_NAMES[op[0]], refusal)
@@ -71,3 +76,12 @@ class Guard:
             sink.flush()
 
         asyncio.get_running_loop().call_soon(complete)
+
+
+def all_begin_with(prefixes: tuple[bytes, ...], keys: list[bytes]) -> bool:
+    """Whether each of some keys begins with one of the prefixes. Where the first and the last in their order have the
+    same, so has whatever stands between: half the price of a look at each."""
+    first, last = min(keys), max(keys)
+    if any(first.startswith(prefix) and last.startswith(prefix) for prefix in prefixes):
+        return True
+    return all(map(bytes.startswith, keys, repeat(prefixes)))

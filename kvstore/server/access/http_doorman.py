@@ -19,7 +19,7 @@ ASK = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
 
 
 class HttpDoorman:
-    """That of one node."""
+    """The doorman of one node's HTTP door."""
 
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins

@@ -78,7 +78,7 @@ class _Wait(NamedTuple):
 
 
 class Logins:
-    """Those of one server, at all of its doors."""
+    """The logins of one server, at all of its doors."""
 
     def __init__(self, env: Env, access: Access, audit: AuditLog) -> None:
         self._clock, self._access = env.clock, access

@@ -75,7 +75,7 @@ RPC_NEEDS: dict[str, Check] = {
             f"/kvstore.v1.Admin/{name}"
             for name in (
                 *("Status", "Ring", "ChangeRing", "RingStatus", "Loads", "ChangeReplicas", "Partitions", "Ledgers"),
-                *("Ledger", "Bookies", "Drain", "Access", "ChangeAccess", "NodeStatus", "ClusterStatus"),
+                *("Ledger", "Bookies", "Drain", "Undrain", "Access", "ChangeAccess", "NodeStatus", "ClusterStatus"),
                 *("LogLevel", "SlowLog", "Profile", "Namespaces", "ChangeNamespaces"),
             )
         ),

@@ -95,7 +95,7 @@ class JudgedClock:
 
 
 class Dating:
-    """Of one server."""
+    """The dating of one server: it keeps the date that the server goes by."""
 
     def __init__(self, env: Env, server: ServerId, clock: JudgedClock, links: Calls, ring: Callable[[], Ring]) -> None:
         self.clock = clock

@@ -21,6 +21,10 @@ CERTIFICATE_WARN_S = 30 * 86_400.0
 """What a certificate has left when people are told."""
 NAMED_MAX = 5
 """Of partitions in one line."""
+_SET_BACK = {
+    "zookeeper": "; if it runs and its log says `Refusing session`, it is empty or an older copy of itself, and "
+    "takes no process that has seen the later one: put that back"
+}
 MIB = 1 << 20
 STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and run `kvstore fsck`"
 
@@ -138,8 +142,7 @@ def _unready_nodes(report: ClusterReport) -> Iterator[Finding]:
                 "node_draining",
                 f"node {node.id}",
                 "it was drained and takes no clients",
-                f"stop it, or start it again for it to serve (`kvstore node undrain {node.id}` if its replicas were "
-                "moved away)",
+                f"stop it, or have it serve again: `kvstore node undrain {node.id}`",
             )
 
 
@@ -158,7 +161,7 @@ def _metadata(report: ClusterReport) -> Iterator[Finding]:
             "metadata_away",
             kind,
             f"no node reaches it; {known}. What is served goes on, but no leader, ledger or bookie can be replaced",
-            f"start {kind} at {sample.address}, or look at the network to it",
+            f"start {kind} at {sample.address}, or look at the network to it{_SET_BACK.get(sample.kind, '')}",
         )
         return
     for id, metadata in away.items():

@@ -23,7 +23,7 @@ Counts = dict[str, list[int]]
 
 
 class Latency(NamedTuple):
-    """Of one operation. The quantiles are upper bounds, powers of two of a microsecond."""
+    """The latency of one kind of operation. The quantiles are upper bounds, powers of two of a microsecond."""
 
     operation: str
     p50_s: float
@@ -33,7 +33,7 @@ class Latency(NamedTuple):
 
 
 class RecentLatencies:
-    """Of one server. Keeps a few sets of counts, however long nobody asks."""
+    """The recent latencies of one server. Keeps a few sets of counts, however long nobody asks."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, Counts]] = deque(maxlen=int(WITHIN_S / KEEP_S) + 1)

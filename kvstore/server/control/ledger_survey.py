@@ -63,7 +63,7 @@ class Surveyed(Protocol):
 
 
 class LedgerSurvey:
-    """One server's."""
+    """The survey of ledgers as one server makes it."""
 
     def __init__(self, nursery: Nursery, node: Surveyed, links: Calls, hosting: Leading) -> None:
         self._node, self._links, self._hosting = node, links, hosting

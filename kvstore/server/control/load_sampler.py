@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,7 +18,7 @@ from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
 from kvstore.server.control.load import Load, PartitionLoad, decode, encode
 from kvstore.server.routing.pending import written_bytes
-from kvstore.server.routing.ports import LocalReplica
+from kvstore.server.routing.ports import LocalReplica, Reads
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -53,29 +53,49 @@ class Tap:
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         code = op[0]
         if code <= _KEYED_MAX:
-            self._see(op[1], 0 if code in POINT_READS else len(op[1]) + written_bytes(op))
+            self.see(op[1], 0 if code in POINT_READS else len(op[1]) + written_bytes(op))
         self._replica.submit(op, sink, token)
 
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
         if not self._replica.submit_puts(ops, sink, tokens):
             return False
         for op in ops[: BURST - len(self.seen)]:
-            self._see(op[1], len(op[1]) + len(op[2]))
+            self.see(op[1], len(op[1]) + len(op[2]))
         return True
 
-    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        found = self._replica.read_now(key, token, now)
+    @property
+    def reads(self) -> Reads | None:
+        reads = self._replica.reads
+        return None if reads is None else _TappedReads(reads, self.see)
+
+    def see(self, key: bytes, written: int) -> None:
+        if len(self.seen) < BURST:
+            self.seen.append((key, written))
+            if len(self.seen) == BURST:
+                self._load_sampler.remove(self)
+
+    def expel(self) -> None:
+        self._replica.expel()
+
+
+class _TappedReads:
+    """Reads that pass through a tap."""
+
+    def __init__(self, reads: Reads, see: Callable[[bytes, int], None]) -> None:
+        self._reads, self._see = reads, see
+
+    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        found = self._reads.now(key, token, now)
         if found is not NOT_NOW:
             self._see(key, 0)
         return found
 
-    def _see(self, key: bytes, written: int) -> None:
-        self.seen.append((key, written))
-        if len(self.seen) >= BURST:
-            self._load_sampler.remove(self)
-
-    def expel(self) -> None:
-        self._replica.expel()
+    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
+        found = self._reads.all_now(keys, tokens, now)
+        if found is not NOT_NOW:
+            for key in keys[:BURST]:  # or less: a burst may be over
+                self._see(key, 0)
+        return found
 
 
 class Counting(LocalReplica, Protocol):

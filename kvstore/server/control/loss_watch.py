@@ -35,7 +35,7 @@ class Watched(Protocol):
 
 
 class LossWatch:
-    """That of one server."""
+    """Watches what one server has lost."""
 
     def __init__(self, env: Env, node: Watched, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view

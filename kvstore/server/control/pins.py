@@ -25,7 +25,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning
 from kvstore.partition.pinning import Asked, Taken, Told
 from kvstore.proto import data_pb2
-from kvstore.ring import PartitionState
+from kvstore.ring import PartitionState, codec
 from kvstore.ring.cover import flaw
 from kvstore.server.routing.backend import Topology
 from kvstore.types import PartitionId, ServerId
@@ -62,7 +62,7 @@ class PinsSource(Protocol):
 
 
 class PinKeeper:
-    """Asks the leaders. Every call can be repeated."""
+    """Keeps pins by asking the leaders of all partitions. Every call can be repeated."""
 
     def __init__(self, env: Env, source: PinsSource) -> None:
         self._env, self._source = env, source
@@ -79,12 +79,17 @@ class PinKeeper:
         named = [PartitionId(each) for each in request.partitions]
         until = self._env.clock.now() + PATIENCE_S
         taken: dict[PartitionId, Taken] = {}
+        next_move: int | None = self._source.topology.ring.next_move
         while True:
             missing = self._wanted(named) if not taken else [each for each in named if each not in taken]
             answers = await self._ask_all(missing, pinning.TAKE, asked)
             errors = {each: answer for each, answer in answers.items() if isinstance(answer, StoreError)}
             taken |= {each: pinning.taken_of(found) for each, found in answers.items() if isinstance(found, bytes)}
             wrong = _flaw_of(taken, named, errors)
+            if not wrong and not named:
+                before, next_move = next_move, await self._next_move()
+                if next_move is None or next_move != before:
+                    wrong = "a range may have been moved on meanwhile"
             if not wrong:
                 return self._response(asked.pin, taken)
             final = next((error for error in errors.values() if not _may_pass(error)), None)
@@ -94,6 +99,16 @@ class PinKeeper:
             if not named:
                 taken = {}
             await asyncio.sleep(AGAIN_S)
+
+    # docs/protocol.md K4
+    async def _next_move(self) -> int | None:
+        """The first move that is not planned yet; None if that cannot be told."""
+        try:
+            await self._source.store.sync(paths.RING)
+            data, _ = await self._source.store.get(paths.RING)
+        except MetadataError:
+            return None
+        return codec.decode(data).next_move
 
     async def renew(self, request: data_pb2.RenewRequest) -> data_pb2.RenewResponse:
         """Raises StoreError: NoSuchPin if it has ended in one of them."""
@@ -188,7 +203,7 @@ class PinKeeper:
         when they are started again."""
         told = await self._tell(partition)
         kept = {each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.told_of(answer)}
-        if pin not in kept and all(isinstance(answer, bytes) for answer in told.values()):
+        if told and pin not in kept and all(isinstance(answer, bytes) for answer in told.values()):
             raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
 
     async def _told(self, partition: PartitionId) -> list[tuple[ServerId, Told]]:
@@ -203,7 +218,8 @@ class PinKeeper:
     async def _tell(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
         """Ask the replicas that are up about the pins that they keep."""
         topology = self._source.topology
-        servers = [each for each in topology.ring.partitions[partition].replicas if each in topology.servers]
+        member = topology.ring.partitions.get(partition)  # one that has left may be forgotten meanwhile
+        servers = [each for each in member.replicas if each in topology.servers] if member is not None else []
         body = pinning.encode(Asked())
         work = {
             server: self._source.links.call(server, partition, pinning.TELL, body, CALL_S) for server in sorted(servers)

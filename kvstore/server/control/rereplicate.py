@@ -17,11 +17,20 @@ from kvstore.autorecovery.mender import Mended, Mender
 from kvstore.autorecovery.mending import NO_SPARE as NO_SPARE
 from kvstore.autorecovery.mending import Past
 from kvstore.env import Env
-from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
+from kvstore.errors import (
+    LedgerError,
+    MetadataError,
+    NoSuchLedger,
+    NoSuchNode,
+    Unavailable,
+    UndecodableNode,
+    VersionConflict,
+)
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
@@ -46,6 +55,7 @@ BUSY = "is being repaired by somebody else; try again later"
 BACK = "names it still: it is back"
 BUSY_LOOK_S, BUSY_LOOKS_MAX = 0.5, 120
 """How often it is looked whether a worker has done with a ledger that it was quicker to take."""
+CALL_AGAIN = "it keeps its id; stop its node, if it is to go, and call this again"
 STILL_OPEN = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
 UNREADABLE = "has metadata that cannot be read and may name the bookie: see `kvstore fsck`"
 BYTES_PER_S = 32 << 20
@@ -63,7 +73,8 @@ class Moved:
 
 
 class Rereplicator:
-    """Made by `recopying`. Calls raise MetadataError if the metadata store cannot be read."""
+    """Makes copies as an operator asks. `recopying` makes it. Calls raise MetadataError if the metadata store cannot be
+    read."""
 
     def __init__(
         self, env: Env, store: MetadataStore, view: RegisteredView, bookies: BookieClient, progress: Progress
@@ -72,6 +83,7 @@ class Rereplicator:
         self._ledgers = LedgerStore(store)
         self._lists = LedgerLists(store)
         self._cookies = CookieStore(store)
+        self._registered = RegistrationClient(store)
         self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         self._marks = Underreplication(store)
         self._pace = Pace(env.clock, BYTES_PER_S)
@@ -129,17 +141,38 @@ class Rereplicator:
         return moved
 
     async def forget(self, bookie: BookieId) -> None:
-        """Delete the cookie of a bookie that no ledger names: it can never start again. No error if there is none."""
+        """Delete the cookie of a bookie that no ledger names: it can never start again. No error if there is none.
+        Raises Unavailable if it is back, or a ledger names it by now."""
         try:
-            _, version = await self._cookies.read(bookie)
+            cookie, version = await self._cookies.read(bookie)  # before the looks: a start raises the version
+            await self._refuse_if_needed(bookie)
             await self._cookies.delete(bookie, version)
         except NoSuchNode:
             return
+        except VersionConflict:
+            raise Unavailable(f"bookie {bookie} has just been started: {CALL_AGAIN}") from None
+        if bookie in await self._registered.names():  # it registered in between, and has seen its cookie
+            await self._cookies.write(cookie, None)
+            raise Unavailable(f"bookie {bookie} is back: {CALL_AGAIN}")
+
+    async def _refuse_if_needed(self, bookie: BookieId) -> None:
+        """The registrations last: it takes long to read all ledgers, and it may come back meanwhile."""
+        named = await self.named(bookie)
+        needing = [ledger for ledger, metadata in sorted(named.items()) if not await self._is_passed_over(metadata)]
+        if needing or self.undecodable:
+            raise Unavailable(
+                f"bookie {bookie} may be named by ledgers {(needing + self.undecodable)[:5]}: {CALL_AGAIN}"
+            )
+        if bookie in await self._registered.names():
+            raise Unavailable(f"bookie {bookie} is back: {CALL_AGAIN}")
+
+    async def _is_passed_over(self, metadata: LedgerMetadata) -> bool:
+        return metadata.state is not LedgerState.CLOSED and await self._was_passed_over(metadata)
 
     async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> Moved:
         metadata, _ = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
-            return Moved(ledger, 0, "" if await self._was_passed_over(metadata) else STILL_OPEN)
+            return Moved(ledger, 0, "" if await self._is_passed_over(metadata) else STILL_OPEN)
         for _ in range(BUSY_LOOKS_MAX):
             await self._marks.mark(ledger, [bookie], self._env.clock.date_ms())
             lock = await self._marks.lock(ledger, WORKER)
@@ -188,7 +221,9 @@ class Rereplicator:
         found = []
         copying = Copying(metadata, self._bookies, self._env.nursery, self._pace)
         last = metadata.last_entry if metadata.state is LedgerState.CLOSED else await self._confirmed(copying.reader)
-        async for entry, what, _ in copying.faults(bookie, last, lambda at: self._noticed(ledger, at, last)):
+        async for entry, what, is_certain in copying.faults(bookie, last, lambda at: self._noticed(ledger, at, last)):
+            if is_certain and copying.is_given_up(entry):
+                continue  # nobody misses it any more (docs/protocol.md A14)
             fault = what
             if repair and self._choice.is_readonly(bookie):
                 fault += "; not repaired: its bookie is read-only"
@@ -219,11 +254,12 @@ class Rereplicator:
 async def recopying(
     env: Env, store: MetadataStore, progress: Progress = lambda *_: None
 ) -> AsyncIterator[Rereplicator]:
-    """A Recopier that knows the registered bookies. Raises MetadataError."""
-    view = BookieView(store)
-    await view.refresh()
+    """A Rereplicator that knows the registered bookies, as long as it takes. Raises MetadataError."""
+    view, nursery = BookieView(store), env.nursery.child("bookies")
+    await view.start(nursery)
     bookies = Bookies(env, view.address, cluster=await LayoutStore(store).instance_id())
     try:
         yield Rereplicator(env, store, view, bookies, progress)
     finally:
         bookies.close()
+        await nursery.close()

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # docs/protocol.md H5
 async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
     """Delete a retired partition's znodes, and of its ledgers those that nobody can read: the others are `drop_kept`'s.
-    False, and nothing done, while a replica is up or a pin holds its log, where the ring has forgotten it, or when
+    False, and its znodes stay, while a replica is up or a pin holds its log, where the ring has forgotten it, or when
     somebody leads it or changes the ring. Raises MetadataError."""
     ring, ring_version = await _newest_ring(store)
     if partition not in ring.partitions or await _is_in_use(store, partition, now_ms):
@@ -42,6 +42,9 @@ async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: in
     removed = sorted(set(await _made_for(ledgers, partition)) - kept)
     for ledger in removed:
         await ledgers.remove(ledger, -1)
+    # A pin that was made since the first look has found its ledger in the list (docs/protocol.md G14).
+    if await Pins(store, lists).oldest(partition, now_ms) is not None:
+        return False
     await _remove_tree(store, paths.partition(partition))
     log.info("partition=%s: its znodes and %d ledgers removed, %d are kept", partition, len(removed), len(kept))
     return True

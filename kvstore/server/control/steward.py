@@ -117,7 +117,9 @@ class Steward:
         ring = self._rings.ring
         gone = frozenset(self._gone())
         newcomers = [(partition, server) for partition, server in self._newcomers() if server not in unfit]
-        caught_up = frozenset([pair for pair in newcomers if await self._has_caught_up(*pair)])
+        caught_up: set[tuple[PartitionId, ServerId]] = set()
+        for pair in newcomers:
+            await self._try(self._note_caught_up(*pair, caught_up), failed)
         for change in decide(ring, alive, gone, caught_up, unfit):
             log.info("ring version=%d: %s", ring.version, change)
             await self._try(self._change(change.step), failed)
@@ -206,6 +208,12 @@ class Steward:
     def _newcomers(self) -> list[tuple[PartitionId, ServerId]]:
         members = self._rings.ring.partitions
         return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
+
+    async def _note_caught_up(
+        self, partition: PartitionId, newcomer: ServerId, caught_up: set[tuple[PartitionId, ServerId]]
+    ) -> None:
+        if await self._has_caught_up(partition, newcomer):
+            caught_up.add((partition, newcomer))
 
     async def _has_caught_up(self, partition: PartitionId, newcomer: ServerId) -> bool:
         published = await Claims(self._store, partition, self._server).published()

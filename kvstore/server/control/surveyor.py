@@ -73,7 +73,8 @@ class Surveyed(Reported, Protocol):
 
 
 class Surveyor:
-    """One node's. `snapshot` and `disk` are told by whoever runs the node, as they need the real world."""
+    """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`: they need the real
+    world."""
 
     def __init__(self, env: Env, node: Surveyed, view: BookieView, bookies: Bookies) -> None:
         self._env, self._node, self._view, self._bookies = env, node, view, bookies

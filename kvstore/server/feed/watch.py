@@ -80,6 +80,8 @@ class Watch:
         self.wake = self._news.set
         self._has_trouble = False
         """Something could not be read in this round."""
+        self._is_told = True
+        """The client knows of all feeds that are followed."""
 
     async def messages(self, after: Mapping[str, int], seen: Mapping[str, int]) -> AsyncIterator[kv_pb2.WatchResponse]:
         """Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
@@ -90,14 +92,14 @@ class Watch:
         while True:
             self._news.clear()
             self._has_trouble = False
-            has_changed = await self._look_at_ring()
+            await self._look_at_ring()
             is_moving = False
             for cursor in list(self._cursors.values()):
                 before = cursor.position
                 async for message in self._advance(cursor):
                     yield message
                 is_moving |= cursor.position != before or (cursor.is_behind and not self._has_trouble)
-            has_changed |= await self._end_some()
+            has_changed = await self._end_some() or not self._is_told
             left_s = told + self._heartbeat_s - self._feeds.clock.now()
             if has_changed or left_s <= 0:
                 yield self._positions()
@@ -129,13 +131,11 @@ class Watch:
         self._plan.ended(partition)
         await self._feeds.drop(self._cursors.pop(partition))
 
-    async def _look_at_ring(self) -> bool:
-        """Follow whoever has joined. True if there is somebody."""
-        joined = self._plan.joined(self._feeds.ring())
-        for follow in joined:
+    async def _look_at_ring(self) -> None:
+        """Follow whoever has joined."""
+        for follow in self._plan.joined(self._feeds.ring()):
             if not await self._try_to_follow(follow):
-                return False
-        return bool(joined)
+                return
 
     async def _try_to_follow(self, follow: Follow) -> bool:
         try:
@@ -143,6 +143,7 @@ class Watch:
         except (Retryable, MetadataError):
             self._has_trouble = True
             return False
+        self._is_told = False
         return True
 
     async def _end_some(self) -> bool:
@@ -167,11 +168,19 @@ class Watch:
             return
         partition, message, size, is_over = cursor.partition, None, 0, False
         for entry in cursor.ready():
-            if self._plan.is_held(entry):
+            if self._plan.is_held(entry) and not await self._need_not_wait(cursor, entry):
                 break
-            follow = self._plan.goes_on_at(entry) if entry.is_behind(cursor.seq) else None
+            follow = self._plan.goes_on_at(entry, partition) if entry.is_behind(cursor.seq) else None
             if follow is not None and not await self._try_to_follow(follow):
                 break
+            # docs/protocol.md F2: before the position comes past a RELEASE, it names whom that leads to.
+            if not self._is_told:
+                if message is not None:
+                    message.sequence = cursor.seq
+                    yield message
+                    message, size = None, 0
+                self._plan.positions[partition] = cursor.seq
+                yield self._told_positions()
             for change, more in self._changes(entry, cursor.seq):
                 message = message or kv_pb2.WatchResponse(partition=partition)
                 message.changes.append(change)
@@ -192,6 +201,42 @@ class Watch:
             await self._end(partition)
             yield self._positions()
 
+    # docs/protocol.md F3
+    async def _need_not_wait(self, cursor: Cursor, held: Logged) -> bool:
+        """Look what a held entry waits for: for a feed that is followed, or is from now on, or for nothing, once no
+        other feed can lead to the former owner."""
+        follow = self._plan.missed(held)
+        if follow is not None:
+            if await self._try_to_follow(follow):
+                self.wake()
+        elif self._plan.is_in_doubt(held) and await self._have_come_past(held.time_ms, cursor):
+            self._plan.had(held)
+        return not self._plan.is_held(held)
+
+    async def _have_come_past(self, time_ms: int, but: Cursor) -> bool:
+        """Whether all feeds but one have come past a record time, or to their end."""
+        for cursor in [each for each in self._cursors.values() if each is not but]:
+            ready = cursor.ready()
+            if ready:
+                following = ready[0]
+                # Two that wait at one time must not wait for each other: neither has what the other looks for.
+                if following.time_ms > time_ms or (following.time_ms == time_ms and self._plan.is_held(following)):
+                    continue
+                return False
+            if cursor.is_behind or not await self._has_all(cursor):
+                return False
+        return True
+
+    async def _has_all(self, cursor: Cursor) -> bool:
+        """Whether a cursor stands at the end of its log, and not only of what this server has heard of that."""
+        try:
+            if cursor.position >= (await self._feeds.end(cursor.partition))[0]:
+                return True
+        except StoreError as error:
+            log.debug("partition=%s the end of its log is not known: %r", cursor.partition, error)
+        self._has_trouble = True
+        return False
+
     def _changes(self, entry: Logged, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
         """Each change of interest, and its size."""
         rows = self._interest.rows(entry, after) if entry.keys else ()
@@ -211,6 +256,10 @@ class Watch:
         for partition, cursor in self._cursors.items():
             cursor.ready()  # over what is of no interest
             self._plan.positions[partition] = cursor.seq
+        return self._told_positions()
+
+    def _told_positions(self) -> kv_pb2.WatchResponse:
+        self._is_told = True
         return kv_pb2.WatchResponse(positions={str(each): seq for each, seq in self._plan.positions.items()})
 
     async def _wait(self, seconds: float) -> None:

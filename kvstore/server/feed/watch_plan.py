@@ -31,7 +31,8 @@ class Follow(NamedTuple):
 
 
 class Plan:
-    """Of one watch. `positions` are those of the feeds that are followed; whoever reads them keeps them up to date."""
+    """The plan of one watch. `positions` are those of the feeds that are followed; whoever reads them keeps them up to
+    date."""
 
     def __init__(self, interest: Interest) -> None:
         self.interest = interest
@@ -39,6 +40,15 @@ class Plan:
         key = interest.key
         self._token = token_of(key) if key is not None else None
         self._ended: set[PartitionId] = set()
+        """Of a range: partitions of which the reader has had everything, or that had left when he began."""
+        self._doubtful: set[PartitionId] = set()
+        """Of a range: partitions that had left and that his positions do not name. He has had such a one to its end, or
+        nothing of it, if it joined and left while he was away."""
+        self._perhaps_missed: set[PartitionId] = set()
+        """Of those: a RELEASE to it stands right at a position, which does not tell whether he has passed it."""
+        self._after: Mapping[str, int] = {}
+        self._given: dict[PartitionId, int] = {}
+        """Of one key: up to where all has been had of an owner that is not followed any more."""
         self._begun_by = 0
         """Version of the ring that the watch began by: what its server knows may lag behind that."""
         self._strangers: set[PartitionId] = set()
@@ -53,6 +63,10 @@ class Plan:
         if unknown:
             raise InvalidRequest(f"`after` names {unknown}; want partitions of this cluster, as {sorted(known)}")
         owners = self._owners(ring)
+        left = {PartitionId(each) for each in known} - set(owners)
+        if self._token is None:
+            self._after = after
+            self._doubtful, self._ended = (left - set(after), set()) if after else (set(), left)
         if after:
             named = [PartitionId(each) for each in sorted(after)]
             self._strangers = set(named) - set(owners) if self._token is not None and owners[0] in after else set()
@@ -81,21 +95,57 @@ class Plan:
 
     # ── entries ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    # docs/protocol.md F3
     def is_held(self, entry: Logged) -> bool:
         """Whether the entry must wait: what the range's former owner logged comes first."""
         handed = entry.handed
         if handed is None or not handed.is_owned:
             return False
-        return self.positions.get(handed.peer, handed.peer_seq) < handed.peer_seq
+        reached = self.positions.get(handed.peer)
+        if reached is not None:
+            return reached < handed.peer_seq
+        if self._token is None:
+            return handed.peer not in self._ended
+        is_alone = len(self.positions) < 2  # nothing else is followed that could lead to the former owner
+        return not is_alone and handed.span.holds(self._token) and self._given.get(handed.peer, 0) < handed.peer_seq
 
-    def goes_on_at(self, entry: Logged) -> Follow | None:
-        """A feed that has to be followed from now on, because of a range that goes there."""
+    def missed(self, entry: Logged) -> Follow | None:
+        """Choose the feed that an entry which is held waits for, if nobody follows that yet."""
+        handed = entry.handed
+        if handed is None or self._token is not None or handed.peer in self.positions:
+            return None
+        # In the feed of one that was perhaps missed there may be a RELEASE to any other.
+        is_new = handed.peer not in self._doubtful or self._perhaps_missed - self.positions.keys() - self._ended
+        return Follow(handed.peer, NEW) if is_new else None
+
+    def is_in_doubt(self, entry: Logged) -> bool:
+        """Whether an entry that is held waits for a feed that is not followed, and that the reader may have had."""
+        return entry.handed is not None and entry.handed.peer not in self.positions
+
+    def had(self, entry: Logged) -> None:
+        """Take note that no feed leads to the former owner whom a held entry names: the reader has had all of it."""
+        handed = entry.handed
+        assert handed is not None, "no entry is held but an OWN"
+        if self._token is None:
+            self._doubtful.discard(handed.peer)
+            self._ended.add(handed.peer)
+        else:
+            self._given[handed.peer] = handed.peer_seq
+
+    def goes_on_at(self, entry: Logged, partition: PartitionId) -> Follow | None:
+        """A feed that has to be followed from now on, because of a range that goes there. The entry is `partition`'s,
+        and none that the reader has had for certain."""
         handed = entry.handed
         if handed is None or handed.is_owned or handed.peer in self.positions:
             return None
-        if self._token is None:
-            return None if handed.peer in self._ended else Follow(handed.peer, NEW)
-        return Follow(handed.peer, time_ms=entry.time_ms) if handed.span.holds(self._token) else None
+        if self._token is not None:
+            return Follow(handed.peer, time_ms=entry.time_ms) if handed.span.holds(self._token) else None
+        if handed.peer in self._ended:
+            return None
+        if handed.peer in self._doubtful and entry.after <= self._after.get(partition, NEW):
+            self._perhaps_missed.add(handed.peer)
+            return None
+        return Follow(handed.peer, NEW)
 
     def is_over(self, entry: Logged) -> bool:
         """Whether what follows in this feed does not matter: the one key has gone elsewhere."""
@@ -112,7 +162,7 @@ class Plan:
         return partition in self._strangers or ring.has_left(partition)
 
     def ended(self, partition: PartitionId) -> None:
-        self.positions.pop(partition, None)
+        self._given[partition] = self.positions.pop(partition, NEW)
         self._strangers.discard(partition)
         if self._token is None:
             self._ended.add(partition)

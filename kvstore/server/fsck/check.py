@@ -183,6 +183,8 @@ class Fsck:
                 await self._ledger(subject, found[each.id], sequences)
 
     async def _replicas(self, partition: PartitionId, replicas: Sequence[ServerId]) -> None:
+        """Report what replicas have published. No states are compared here: replicas do that themselves, and what is
+        reported is what they found (docs/protocol.md P5, P35)."""
         published: dict[ServerId, Published] = {}
         try:
             published = await Claims(self._store, partition, ServerId("fsck")).published()

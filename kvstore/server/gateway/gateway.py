@@ -97,7 +97,7 @@ class Call:
 
 
 class Gateway:
-    """That of one server, from its making to `close`."""
+    """The gateway of one server, from its making to `close`."""
 
     def __init__(
         self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget, doorman: Doorman,

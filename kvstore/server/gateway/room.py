@@ -15,7 +15,7 @@ BYTES_MAX = 64 << 20
 
 
 class Room:
-    """That of one server."""
+    """The room of one server's gateway."""
 
     def __init__(self, requests_max: int, watches_max: int, bytes_max: int = BYTES_MAX) -> None:
         self.requests = self.watches = self.bytes = 0

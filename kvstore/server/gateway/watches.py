@@ -59,7 +59,7 @@ class _Stay:
 
 
 class Watches:
-    """Those of one server."""
+    """The watches over HTTP of one server."""
 
     def __init__(self, feeds: Feeds, access: Access) -> None:
         self._feeds = feeds

@@ -13,7 +13,7 @@ from kvstore.errors import Corrupted, NoSuchLedger, StoreError, Unavailable
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.store import SessionState
+from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
@@ -70,6 +70,10 @@ class AdminSource(RingSource, NodeParts, Protocol):
 
     async def drain(self) -> list[PartitionId]:
         """Hand over what is led here and lead nothing any more; returns what was led."""
+        ...
+
+    async def undrain(self) -> bool:
+        """Take operations again; whether the node was draining. Raises Unavailable."""
         ...
 
     @property
@@ -173,10 +177,13 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await _answer(self._source.ledger_survey.ledger(LedgerId(request.ledger)), context)
 
     async def Bookies(self, request: admin_pb2.BookiesRequest, context: Context) -> admin_pb2.BookiesResponse:
-        return await self._read(self._bookies, context)
+        return await self._read(lambda: _bookies(self._source.store), context)
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         return await _answer(_drain(self._source, request.timeout_s or DRAIN_TIMEOUT_S), context)
+
+    async def Undrain(self, request: admin_pb2.UndrainRequest, context: Context) -> admin_pb2.UndrainResponse:
+        return admin_pb2.UndrainResponse(was_draining=await _answer(self._source.undrain(), context))
 
     async def Access(self, request: admin_pb2.AccessRequest, context: Context) -> admin_pb2.AccessResponse:
         return await self._read(self._access.read, context)
@@ -235,29 +242,29 @@ class Admin(admin_pb2_grpc.AdminServicer):
         survey = self._source.ledger_survey
         return await (survey.page(LedgerId(request.first)) if request.all else survey.ledgers(request.partition))
 
-    async def _bookies(self) -> admin_pb2.BookiesResponse:
-        store = self._source.store
-        view = BookieView(store)
-        await view.refresh()
-        named: dict[BookieId, int] = {}
-        ledgers = LedgerStore(store)
-        for ledger in await ledgers.list_ids():
-            try:
-                metadata, _ = await ledgers.read(ledger)
-            except (NoSuchLedger, Corrupted):
-                continue
-            for bookie in {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}:
-                named[bookie] = named.get(bookie, 0) + 1
-        known = {*await CookieStore(store).bookies(), *view.current.all, *named}
-        response = admin_pb2.BookiesResponse()
-        for bookie in sorted(known):
-            response.bookies.add(
-                id=bookie,
-                address=view.address(bookie) or "",
-                state=_state(view, bookie),
-                ledgers=named.get(bookie, 0),
-            )
-        return response
+
+async def _bookies(store: MetadataStore) -> admin_pb2.BookiesResponse:
+    view = BookieView(store)
+    await view.refresh()
+    named: dict[BookieId, int] = {}
+    ledgers = LedgerStore(store)
+    for ledger in await ledgers.list_ids():
+        try:
+            metadata, _ = await ledgers.read(ledger)
+        except (NoSuchLedger, Corrupted):
+            continue
+        for bookie in {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}:
+            named[bookie] = named.get(bookie, 0) + 1
+    known = {*await CookieStore(store).bookies(), *view.current.all, *named}
+    response = admin_pb2.BookiesResponse()
+    for bookie in sorted(known):
+        response.bookies.add(
+            id=bookie,
+            address=view.address(bookie) or "",
+            state=_state(view, bookie),
+            ledgers=named.get(bookie, 0),
+        )
+    return response
 
 
 async def _drain(source: AdminSource, timeout_s: float) -> admin_pb2.DrainResponse:

@@ -17,7 +17,7 @@ ARGUMENTS_MAX = 500
 """Characters of what was asked for."""
 ASKED_BYTES_MAX = 16 << 10
 """Of what was asked for: beyond this only how much it was."""
-_CHANGES = ("ChangeRing", "ChangeReplicas", "Drain", "ChangeAccess", "ChangeNamespaces", "LogLevel")
+_CHANGES = ("ChangeRing", "ChangeReplicas", "Drain", "Undrain", "ChangeAccess", "ChangeNamespaces", "LogLevel")
 """What leaves its line always, if it succeeds."""
 
 

@@ -18,7 +18,7 @@ _RETURN_OLD = int(Flag.RETURN_OLD)
 
 
 class BatchBudget:
-    """Of all callers of a server."""
+    """The budget of a server, which the batches of all callers share."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes = 0
@@ -59,6 +59,10 @@ class _Counted(Sink):
     @property
     def line(self) -> object:
         return self._sink.line
+
+    @property
+    def is_gone(self) -> bool:
+        return self._sink.is_gone
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._room.bytes -= self._size

@@ -9,7 +9,7 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
 from kvstore.partition.state.operations import BATCH_OPS_MAX, size_of
-from kvstore.partition.state.traits import IN_BATCH, KEYLESS
+from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS
 from kvstore.proto import brief, kv_pb2
 from kvstore.ring.hashing import TOKENS
 
@@ -126,12 +126,15 @@ def check_batch_count(count: int) -> None:
 
 
 def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Op:
-    """An atomic batch. Raises InvalidRequest."""
+    """An atomic batch; one that can change nothing has no request. Raises InvalidRequest."""
     check_batch_count(len(operations))
     ops = tuple(map(_op_in_batch, operations))
     size = sum(map(size_of, ops))
     if size > BATCH_BYTES_MAX:
         raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
+    # What is remembered is logged, with its results, and who may do no more than read these keys must not do that.
+    if request is not None and all(each[0] in APPLIES_NOTHING for each in ops):
+        request = None
     return (Code.BATCH, ops[0][1], ops, check_flags(flags), request)
 
 
@@ -202,7 +205,7 @@ _BUILD: dict[int, _Build] = {
         (Code.EXPIRE, key, o.expires_ms, check_flags(o.flags), request)
     ),
     Code.CHECK: lambda key, value, o, request, level, token: (
-        (Code.CHECK, key, check_flags(o.flags), o.version, request)
+        (Code.CHECK, key, check_flags(o.flags), o.version, None)  # as a batch that can change nothing
     ),
     Code.BATCH: _batch,
     Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),

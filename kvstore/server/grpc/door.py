@@ -38,6 +38,7 @@ GRACE_S = 1.0
 class NodeSource(AdminSource, DataSource, Protocol):
     """The node behind the services."""
 
+    cluster: str
     feeds: Feeds
     streams: SessionStreams
     access: Access
@@ -56,7 +57,7 @@ class GrpcDoor:
             return gate.guarded(backend_of_call(backend))
 
         of_call = guarded if interceptors else gate.guarded
-        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions, of_call)
+        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions, of_call, source.cluster)
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
         admin = Admin(env, source, backend)

@@ -64,6 +64,15 @@ class Columns:
         return answers
 
 
+def append_part(answers: kv_pb2.Answers, part: kv_pb2.Answers) -> None:
+    """Append to a message another one. Expiries that one of them leaves out are zeros, each in the place of its read:
+    else they would be taken for those of other keys."""
+    if answers.expiries_ms or part.expiries_ms:
+        for each in (answers, part):
+            each.expiries_ms.extend([0] * (len(each.found) - len(each.expiries_ms)))
+    answers.MergeFrom(part)
+
+
 class Outbox:
     """Holds what a stream has still to send. Several results share a message; values beyond MESSAGE_BYTES begin
     another."""

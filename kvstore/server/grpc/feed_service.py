@@ -34,7 +34,7 @@ from kvstore.server.feed.pages import Bounds, Page, interest_in
 from kvstore.server.feed.tail import Cursor
 from kvstore.server.routing.backend import Backend
 from kvstore.types import LedgerId, PartitionId
-from kvstore.wal.lists import LedgerLists
+from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import EVERYTHING, FEED_PIN, Pins
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
         self._env, self._backend, self._feeds = env, backend, feeds
         self._lists = LedgerLists(store)
-        self._pins = Pins(store, self._lists)
+        # A log that is being set apart is in the readers' list alone, and waits for pins still (docs/protocol.md, H5).
+        self._pins = Pins(store, ReadersLists(store))
         self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._running = 0

@@ -28,7 +28,7 @@ from kvstore.server.grpc.decode import (
     check_operation_sizes,
     request_id,
 )
-from kvstore.server.grpc.encode import check_answer, record_message, result_message
+from kvstore.server.grpc.encode import append_part, check_answer, record_message, result_message
 from kvstore.server.grpc.scan import one_page, scan_pages
 from kvstore.server.grpc.scan_slots import ScanSlots
 from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
@@ -53,16 +53,17 @@ class KV(kv_pb2_grpc.KVServicer):
         feeds: Feeds | None = None,
         sessions: Sessions | None = None,
         guarded: Callable[[Backend], Backend] = lambda backend: backend,
+        cluster: str = "",
     ) -> None:
         """Without `feeds` there is nothing to watch. `sessions` has streams of other doors too. `guarded` gives the
-        backend as the caller of the present call may use it."""
+        backend as the caller of the present call may use it. By `cluster`, its id, clients know their cluster."""
         self._guarded = guarded
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanSlots(env.clock.now)
         self._sessions = Sessions(backend, env.clock, env.slow) if sessions is None else sessions
         self.histograms = {name: Histogram(1e-6) for name in _METHODS.values()} | self._sessions.histograms
         """Seconds that calls of a method took, refused ones too; of frames, each lane."""
-        self._topologies = Topologies(backend, env.clock, server)
+        self._topologies = Topologies(backend, env.clock, server, cluster)
 
     def close(self) -> None:
         """Let the topology go. Calls that wait for another one end with the server."""
@@ -137,7 +138,7 @@ class KV(kv_pb2_grpc.KVServicer):
             await session.wait_all_done()
             answers = kv_pb2.Answers()
             for part in session.take():
-                answers.MergeFrom(part)
+                append_part(answers, part)
             check_answer(answers)
         except StoreError as error:
             await abort(context, error)

@@ -36,6 +36,12 @@ _OVERHEAD_BYTES = 32
 """Of a record beside its key and value: versions, times, its place in the index."""
 
 
+PLANS = frozenset(
+    (admin_pb2.ChangeRingRequest.ADD, admin_pb2.ChangeRingRequest.REMOVE, admin_pb2.ChangeRingRequest.MOVE)
+)
+"""What makes the ring larger; the rest ends it, or stops and paces what it has."""
+
+
 class RingSource(Protocol):
     """The node behind the service."""
 
@@ -82,7 +88,7 @@ class RingAdmin:
             return once(ring, request.operation, asked, step)
 
         try:
-            after = await self._source.rings.change(note)
+            after = await self._source.rings.change(note, plans=request.action in PLANS)
         except ValueError as error:
             raise proposal.refused(error) from None
         done = find(after.operations, request.operation)
@@ -106,9 +112,10 @@ class RingAdmin:
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
         """Move a replica, or mark a server to hold none, or some again."""
-        step, asked = _replica_step(request, self._servers()), proposal.asked(request)
+        up = self._source.topology.servers
+        step, asked = _replica_step(request, self._servers(), up), proposal.asked(request)
         try:
-            await self._source.rings.change(lambda ring: once(ring, request.operation, asked, step))
+            await self._source.rings.change(lambda ring: once(ring, request.operation, asked, step), plans=True)
         except ValueError as error:
             raise proposal.refused(error) from None
         return await self.status()
@@ -265,8 +272,10 @@ def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:
     return sum(len(key) + len(record[0]) + _OVERHEAD_BYTES for key, record in items) / len(items)
 
 
-def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[ServerId, str]) -> Callable[[Ring], Ring]:
-    """Raises InvalidRequest."""
+def _replica_step(
+    request: admin_pb2.ChangeReplicasRequest, servers: dict[ServerId, str], up: Collection[ServerId]
+) -> Callable[[Ring], Ring]:
+    """`servers`: those that may hold replicas, with their zones; `up`: all that are up. Raises InvalidRequest."""
     if request.drain:
         server = ServerId(request.drain)
 
@@ -282,7 +291,7 @@ def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[Server
         server = ServerId(request.undrain)
 
         def undrain(ring: Ring) -> Ring:
-            _check_known(ring, servers, server)
+            _check_known(ring, up, server)
             return replica_steps.undrain(ring, server)
 
         return undrain

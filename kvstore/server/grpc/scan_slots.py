@@ -19,7 +19,7 @@ PATIENCE_S = 2.0
 
 
 class Place:
-    """One scan's."""
+    """The place of one scan."""
 
     def __init__(self, now: Callable[[], float], places: dict[Place, None]) -> None:
         self._now, self._places = now, places
@@ -59,7 +59,7 @@ class Place:
 
 
 class ScanSlots:
-    """All of a server's."""
+    """The places of all scans of a server."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

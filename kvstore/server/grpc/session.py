@@ -1,7 +1,7 @@
 """Frames of operations in, their answers out: one stream of a client, on gRPC or on the Redis port, or one unary frame.
 
-Operations are handed over as they come and answered as they end. Whoever goes away takes nothing back: what was
-handed over runs to its end, and its result is dropped.
+Operations are handed over as they come and answered as they end. Whoever goes away takes no write back: what was
+handed over runs to its end, and its result is dropped; reads that have not begun are not done any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.partition.state.commands import Code, Op, Record, Result, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Record, Result, Sink
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.traits import KEYLESS, READS
 from kvstore.proto import brief, kv_pb2
@@ -40,14 +40,16 @@ UNSENT_TOGETHER_BYTES_MAX = 256 << 20
 nothing; one value it may always have."""
 UNARY_BYTES_MAX = 2 << 20
 """The same for a unary frame, whose answers are one message."""
+NOW_MAX = 1_024
+"""Reads of a lane that are answered at once; each has little to tell."""
 SWEEP_S = 0.05
 """How often lanes are looked for whose time is over."""
 Lane = kv_pb2.Lane | brief.Lane
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
-_BATCH, _PUT = int(Code.BATCH), int(Code.PUT)
+_BATCH, _GET, _PUT = int(Code.BATCH), int(Code.GET), int(Code.PUT)
 _code_of = itemgetter(0)
-_ONE_GET = [int(Code.GET)]
+_ONE_GET = [_GET]
 _WITHOUT_KEY = KEYLESS | {_NO_OP[0]}
 
 
@@ -127,27 +129,43 @@ class Session:
         self._backend = backend
 
     def answer_now(self, frame: brief.Frame) -> brief.Answers[Record] | None:
-        """The answers to a frame of a single linearizable GET, if nothing is under way here and it takes no more than a
-        look; else None, and the frame has to be accepted."""
+        """The answers to a frame of linearizable GETs of one lane, if nothing is under way here and they take no more
+        than a look; else None, and the frame has to be accepted."""
         lanes, version = frame.lanes, frame.ring_version
         if self._open or len(lanes) != 1 or self._outbox.count or version != self._backend.topology.ring.routed:
             return None
         (lane,) = lanes
-        number = lane.first
-        if lane.codes != _ONE_GET or len(lane.keys) != 1 or lane.level or lane.values or lane.sequences:
+        number, keys = lane.first, lane.keys
+        if lane.level or lane.values or lane.sequences or number > NUMBER_MAX:
             return None
         sequence, time_ms = stand_of(self._backend, self._clock, lane.partition)
-        (key,) = lane.keys
-        if not 0 < len(key) <= KEY_BYTES_MAX or number > NUMBER_MAX or lane.token > sequence:
+        if lane.token > sequence:
             return None
-        row = self._backend.read_now(key)
-        if row is not None and not isinstance(row, bytes):
+        if lane.codes != _ONE_GET or len(keys) != 1:
+            rows = self._rows_now(lane)
+        else:
+            row = self._backend.read_now(keys[0]) if 0 < len(keys[0]) <= KEY_BYTES_MAX else NOT_NOW
+            rows = NOT_NOW if isinstance(row, NotNow) else [row]
+        if not isinstance(rows, list):
             return None
         self._took.add(0.0)
         progress = [brief.Progress(lane.partition, sequence, time_ms)]
-        if row is None:
-            return brief.Answers(version, progress, [], [], [], [], [number])
-        return brief.Answers(version, progress, [], [], [number], [record_of(row)], [])
+        answers: brief.Answers[Record] = brief.Answers(version, progress, [], [], [], [], [])
+        for place, row in enumerate(rows, number):
+            if row is None:
+                answers.absent.append(place)
+            else:
+                answers.found.append(place)
+                answers.records.append(record_of(row))
+        return answers
+
+    def _rows_now(self, lane: brief.Lane) -> list[bytes | None] | NotNow:
+        """The rows of a lane's keys, if it has nothing but GETs."""
+        keys, count = lane.keys, len(lane.keys)
+        lengths = set(map(len, keys))
+        if not 0 < count <= NOW_MAX or len(lane.codes) != count or lane.codes.count(_GET) != count:
+            return NOT_NOW
+        return self._backend.read_all_now(keys) if 0 not in lengths and max(lengths) <= KEY_BYTES_MAX else NOT_NOW
 
     def _submit(self, ops: list[Op | StoreError], lane: Lane, ring_version: int, timeout: float) -> None:
         self._lanes_begun += 1
@@ -344,6 +362,14 @@ class _Lane(Sink):
         """0 for what is answered."""
         self.left = len(ops)
         self.size = lane.ByteSize()
+
+    @property
+    def line(self) -> object:
+        return self._session
+
+    @property
+    def is_gone(self) -> bool:
+        return self._session.closed or not self.left
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         if self._waits[token]:  # it had not timed out

@@ -49,13 +49,13 @@ class Doorman(Protocol):
 
 
 class SessionStreams:
-    """Those of one server."""
+    """The sessions on one server's Redis port."""
 
-    def __init__(self, sessions: Sessions, server: str, doorman: Doorman | None = None) -> None:
+    def __init__(self, sessions: Sessions, server: str, doorman: Doorman | None = None, cluster: str = "") -> None:
         """Without a doorman nobody is asked who he is."""
         self.sessions = sessions
         self.input_bytes = 0
-        self._server, self._doorman = server, doorman
+        self._server, self._doorman, self._cluster = server, doorman, cluster
         self._open: dict[SessionStream, None] = {}
         if doorman is not None:
             doorman.access.on_change(self._access_changed)
@@ -71,7 +71,7 @@ class SessionStreams:
     def accept(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
         """The next handler of a connection that began with these words. It stays a client's; `leave` is called when it
         is lost. Raises CommandError."""
-        refusal = refusal_or_none(words[1:], self._server)
+        refusal = refusal_or_none(words[1:], self._server, self._cluster)
         if refusal is not None:
             raise CommandError(f"ERR {refusal}")
         handler = SessionStream(self, stream, leave)

@@ -16,8 +16,8 @@ from kvstore.server.routing.backend import Backend, Topology
 class Topologies:
     """The server's present topology as a message with a number, made once per change."""
 
-    def __init__(self, backend: Backend, clock: Clock, server: str) -> None:
-        self._backend, self._clock, self._server = backend, clock, server
+    def __init__(self, backend: Backend, clock: Clock, server: str, cluster: str) -> None:
+        self._backend, self._clock, self._server, self._cluster = backend, clock, server, cluster
         self._number = 1
         self._message: kv_pb2.TopologyResponse | None = None
         self._changed = asyncio.Event()
@@ -38,6 +38,7 @@ class Topologies:
         if self._message is None:
             self._message = topology_message(self._backend.topology)
             self._message.known, self._message.server = self._number, self._server
+            self._message.cluster = self._cluster
         for partition in self._message.partitions:
             partition.progress.CopyFrom(progress_of(self._backend, self._clock, partition.id))
         return self._message

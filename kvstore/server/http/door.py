@@ -99,7 +99,7 @@ class Traced(Protocol):
 
 
 class HttpDoor:
-    """Listens from `open` to `close`."""
+    """The HTTP door of one node. It listens from `open` to `close`."""
 
     def __init__(
         self,

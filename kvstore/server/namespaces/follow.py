@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class NamespaceFollower(TableFollower[NamespaceTable]):
-    """To be opened before anything is led here. `took` is given each table."""
+    """Gives each table to `took`. Open it before anything is led here."""
 
     def __init__(self, env: Env, store: MetadataStore, took: Callable[[NamespaceTable], None]) -> None:
         super().__init__(env, NamespaceStore(store), what="namespaces")

@@ -1,8 +1,8 @@
 """Operations of another server that have waited here for longer than it waits for their answers.
 
-Whoever asked for them was told so long ago. To do them all the same would keep those waiting that came later, whose
-time runs out in turn: so a minute of large reads, which nobody takes, could stop a partition for all clients of that
-server; and a write might be done long after its client had given it up.
+Their clients have been told that there was no answer in time. Were they done all the same, operations that came later
+would wait for them until their own time is up: so a minute of large reads, which nobody takes, could stop a partition
+for all clients of that server; and a write might be done long after its client had given it up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kvstore.errors import Overloaded
-from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S, Pace
+from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S, FlowControl
 
 LOOK_S = 0.5
 """Between two looks at what waits, while something does."""
@@ -20,12 +20,12 @@ REASON = Overloaded(f"it waited for {OPERATION_TIMEOUT_S:g} s behind others of i
 
 
 class Abandoned:
-    """Those of one link. What is found goes out of the pace by `begin`, and is refused there."""
+    """Finds the abandoned operations of one link. `begin` takes them out of the waiting ones, and refuses them."""
 
-    def __init__(self, pace: Pace, now: Callable[[], float], begin: Callable[[], None]) -> None:
-        self._pace, self._now, self._begin = pace, now, begin
-        self._marks: deque[tuple[float, int]] = deque()
-        """When which number was the newest that waited."""
+    def __init__(self, flow: FlowControl, now: Callable[[], float], begin: Callable[[], None]) -> None:
+        self._flow, self._now, self._begin = flow, now, begin
+        self._looks: deque[tuple[float, int]] = deque()
+        """The time of each look, and the newest number that waited then."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
@@ -41,13 +41,13 @@ class Abandoned:
 
     def _look(self) -> None:
         self._timer, now = None, self._now()
-        if not self._pace.waiting:
-            self._marks.clear()
+        if not self._flow.waiting:
+            self._looks.clear()
             return
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-        before = self._pace.abandoned
-        while self._marks and now - self._marks[0][0] >= OPERATION_TIMEOUT_S:
-            self._pace.abandoned = self._marks.popleft()[1]
-        self._marks.append((now, self._pace.newest()))
-        if self._pace.abandoned > before:
+        before = self._flow.abandoned
+        while self._looks and now - self._looks[0][0] >= OPERATION_TIMEOUT_S:
+            self._flow.abandoned = self._looks.popleft()[1]
+        self._looks.append((now, self._flow.newest()))
+        if self._flow.abandoned > before:
             self._begin()

@@ -14,12 +14,12 @@ from kvstore.types import PartitionId, ServerId
 CALLS_MAX = 64
 """Calls between replicas under way on one link, whatever else is."""
 HOLDS_MAX = 1_024
-"""Of those that leaders answer when their lead ends, beside these: one for each partition that is followed here and led
-there, so as many as a ring may have. Among the others they would leave them no room."""
+"""Calls that a leader answers when its lead ends, beside CALLS_MAX: one for each partition that is followed here and
+led there, so as many as a ring may have. Counted among the others, they would leave these no room."""
 
 
 class Calls:
-    """The asking side's, of one link to `server`. `write` sends a frame on it; calls are numbered by `next_number`."""
+    """The calls that one link to `server` carries. `write` sends a frame on it; `next_number` numbers the calls."""
 
     def __init__(self, server: ServerId, write: Callable[[bytes], None], next_number: Callable[[], int]) -> None:
         self._server, self._write, self._next_number = server, write, next_number

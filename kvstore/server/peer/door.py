@@ -1,4 +1,4 @@
-"""A connection on which somebody says that he is another server, until he has proven it (docs/protocol.md H8)."""
+"""A connection whose client says that it is another server, until it has proven it (docs/protocol.md H8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAID_MAX = 1_000
 
 
 class Strangers:
-    """Counts who was refused, and logs it once a minute for each address."""
+    """Counts the connections that were refused, and logs them once a minute for each address."""
 
     def __init__(self, clock: Clock) -> None:
         self.count = 0
@@ -66,13 +66,13 @@ class Owner(Protocol):
 
 
 class PeerDoor:
-    """The StreamHandler of one of them, until the link's has the stream. `leave` is called when it is over: the other
-    side has proven itself, or is gone."""
+    """The StreamHandler of such a connection, until the other side has proven itself and the link takes the stream, or
+    until that side is gone. `leave` is called then."""
 
     def __init__(self, owner: Owner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
         """Raises Refused."""
         self._owner, self._stream, self._leave = owner, stream, leave
-        known = owner.versions  # who cannot do what the cluster does is not let in (docs/protocol.md V2)
+        known = owner.versions  # a server that cannot do what the cluster does is not let in (docs/protocol.md V2)
         least, most = versions.link_version(known.cluster), versions.link_version(known.can)
         self._called = Called(owner.credentials, words, least=least, most=most)
         caller = self._called.caller

@@ -4,25 +4,28 @@ How large a value is shows when it has been read. So only so many operations of 
 begun, fewer while values are large, and what comes behind them waits; other partitions' do not. While the other server
 does not take its answers nothing is begun.
 
-One link has the operations of all clients of that server. So that who asks for much and takes little keeps few of the
-others waiting, three kinds of operations wait apart: writes, and counts; reads of one key, also those that bring no
-value; and scans, and reads of keys whose values were large when they were read last. Writes keep their order among each
-other, which is what clients are promised (docs/protocol.md M15), and reads of one key theirs.
+One link has the operations of all clients of that server. Four kinds of operations wait apart, so that a client which
+asks for many large values and reads them slowly keeps few of the others waiting: writes, and counts; reads of one key,
+also those that bring no value; reads of keys whose values were large when they were read last; and scans. Writes keep
+their order among each other, which is what clients are promised (docs/protocol.md M15), and reads of one key theirs.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 
 from kvstore.partition.state.commands import Code, Flag, Op
 from kvstore.partition.state.traits import POINT_READS
+from kvstore.server.routing.large_reads import LARGE_BYTES
 from kvstore.types import PartitionId
 
-VALUES_MAX, VALUES_LARGE_MAX = 128, 16
-"""Values of one partition and kind that may be on their way to one server; the second while they are large."""
-LARGE_BYTES = 64 << 10
+VALUES_MAX, VALUES_LARGE_MAX = 128, 4
+"""Values of one partition and kind that may be on their way to one server; the second while they are large: small ones
+wait behind what is on the link."""
+READS_FIRST = 16
+"""The same of reads of one key that find none of them under way, until these have shown how large their values are.
+They are read in one turn, for which everybody waits: 128 of 1 MB took two seconds."""
 LARGE_KEYS_MAX = 2_048
 """Keys of one partition of which is remembered that their values are large."""
 OPERATION_TIMEOUT_S = 5.0
@@ -37,130 +40,114 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 _RETURN_OLD = int(Flag.RETURN_OLD)
 _SCANS = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.SCAN_TOKENS)))
 """They bring as much as they may, and keep no order."""
-_number_of = itemgetter(2)
 
 
 class _Queue:
-    """The operations of one kind, of one partition."""
+    """The operations of one kind on one partition."""
 
-    __slots__ = ("line", "values", "values_max", "waiting")
+    __slots__ = ("siblings", "values", "values_first", "values_max", "waiting")
 
-    def __init__(self, line: _Line) -> None:
-        self.line = line
+    def __init__(self, queues: _PartitionQueues, values_first: int) -> None:
+        self.siblings = queues
+        """All queues of its partition."""
         self.waiting: deque[Waiting] = deque()
         self.values = 0
-        self.values_max = VALUES_MAX
+        """Values that operations of this queue which are under way may bring."""
+        self.values_first = self.values_max = values_first
 
 
-class _Line:
-    """The operations of one partition."""
+class _PartitionQueues:
+    """The operations on one partition: a queue for each kind."""
 
-    __slots__ = ("large", "large_keys", "queues", "reads", "waits", "writes")
+    __slots__ = ("all", "apart", "large", "large_keys", "reads", "scans", "writes")
 
     def __init__(self) -> None:
-        self.writes, self.reads, self.large = _Queue(self), _Queue(self), _Queue(self)
-        self.queues = (self.writes, self.reads, self.large)
-        self.large_keys: dict[bytes, int] = {}
-        """Those whose values were large when they were read last, with how many reads of them wait. While one waits its
-        key stays here, so that reads of one key keep their order."""
-        self.waits: Counter[bytes] | None = None
-        """How many wait among `reads`, by their keys: from when the first large value is found until none waits. To
-        look through all of them for each large value would take longer than to read it."""
+        self.writes, self.scans = _Queue(self, VALUES_MAX), _Queue(self, VALUES_MAX)
+        self.reads, self.large = _Queue(self, READS_FIRST), _Queue(self, VALUES_LARGE_MAX)
+        self.all = (self.writes, self.reads, self.large, self.scans)
+        self.large_keys: dict[bytes, None] = {}
+        """Keys whose values were large when they were read last, in the order of these reads."""
+        self.apart: dict[bytes, int] = {}
+        """Keys of reads that wait among `large`, with the number of these reads. A later read of such a key waits there
+        too, however small its value has become: reads of one key keep their order."""
+
+    def is_for_large(self, key: bytes) -> bool:
+        """Whether a read of the key waits among `large`."""
+        return key in self.large_keys or key in self.apart
+
+    def add_large(self, read: Waiting) -> None:
+        """Let the read wait among `large`, behind all reads there: they came before it."""
+        key = read[1][1]
+        self.apart[key] = self.apart.get(key, 0) + 1
+        self.large.waiting.append(read)
+
+    def no_more_apart(self, key: bytes) -> None:
+        """A read of the key leaves `large`."""
+        self.apart[key] -= 1
+        if not self.apart[key]:
+            del self.apart[key]
 
     def note_size(self, key: bytes, *, is_large: bool) -> None:
-        """A value has been read."""
-        known = self.large_keys
-        waiting = known.pop(key, None)
-        if not is_large and not waiting:
-            return
-        known[key] = self._move(key) if waiting is None else waiting
-        if len(known) > LARGE_KEYS_MAX:
-            forgotten = next((each for each, waiting in known.items() if not waiting), None)
-            if forgotten is not None:
-                del known[forgotten]
-
-    def no_more_waits(self, key: bytes) -> None:
-        """A read of it leaves the others."""
-        assert self.waits is not None
-        self.waits[key] -= 1
-        if not self.waits[key]:
-            del self.waits[key]
-        if not self.waits:
-            self.waits = None
-
-    def _move(self, key: bytes) -> int:
-        """Let the reads of a key that was found to be large wait with others of its kind; returns how many."""
-        reads, large = self.reads.waiting, self.large.waiting
-        if self.waits is None:
-            self.waits = Counter(each[1][1] for each in reads)
-        count = self.waits.pop(key, 0)
-        if count:
-            moved = [each for each in reads if each[1][1] == key]
-            rest = [each for each in reads if each[1][1] != key]
-            reads.clear()
-            reads.extend(rest)
-            both = sorted((*large, *moved), key=_number_of)
-            large.clear()
-            large.extend(both)
-            self.large.values_max = VALUES_LARGE_MAX
-        return count
+        """Remember whether the key's value, which has just been read, is large."""
+        self.large_keys.pop(key, None)
+        if is_large:
+            self.large_keys[key] = None
+            if len(self.large_keys) > LARGE_KEYS_MAX:
+                del self.large_keys[next(iter(self.large_keys))]
 
 
-class Pace:
-    """One connection's."""
+class FlowControl:
+    """Decides which operations of one connection wait, and in which order they begin."""
 
     def __init__(self) -> None:
         self.is_held = False
         """The other server does not take its answers."""
         self.waiting = 0
         self.abandoned = -1
-        """What waits up to this number is wanted by nobody any more (abandoned.py)."""
-        self._lines: dict[PartitionId, _Line] = {}
+        """Up to this number nobody wants the operations that wait any more (abandoned.py)."""
+        self._by_partition: dict[PartitionId, _PartitionQueues] = {}
         self.under_way: dict[int, tuple[_Queue, int, bytes]] = {}
-        """By number, with the values that they may bring, and the key of a read of one. What brings none is not in
-        here."""
+        """By number, operations that bring values: their queue, how many values they may bring, the key of a GET."""
 
     def arrive(self, partition: PartitionId, operations: Iterable[Waiting]) -> None:
-        line = self._lines.get(partition)
-        if line is None:
-            line = self._lines[partition] = _Line()
-        writes, reads, large = line.writes.waiting, line.reads.waiting, line.large.waiting
-        known, waits, before = line.large_keys, line.waits, len(writes) + len(reads) + len(large)
+        queues = self._by_partition.get(partition)
+        if queues is None:
+            queues = self._by_partition[partition] = _PartitionQueues()
+        writes, reads, scans = queues.writes.waiting, queues.reads.waiting, queues.scans.waiting
+        known, before = queues.large_keys, len(writes) + len(reads) + len(scans) + len(queues.large.waiting)
         for each in operations:
             op = each[1]
             if op[0] in POINT_READS:
-                if known and op[1] in known:
-                    known[op[1]] += 1
-                    large.append(each)
+                if not reads and (known or queues.apart) and queues.is_for_large(op[1]):
+                    queues.add_large(each)
                 else:
-                    reads.append(each)
-                    if waits is not None:
-                        waits[op[1]] += 1
+                    reads.append(each)  # `take` looks again: those before it may be reads of the same key
             else:
-                (large if op[0] in _SCANS else writes).append(each)
-        self.waiting += len(writes) + len(reads) + len(large) - before
+                (scans if op[0] in _SCANS else writes).append(each)
+        self.waiting += len(writes) + len(reads) + len(scans) + len(queues.large.waiting) - before
 
     def take(self) -> Iterator[Waiting]:
         """Take the operations that may begin now; each partition's of one kind in the order in which they came. Taken
         are those that are asked for."""
         if not self.waiting or self.is_held:
             return
-        for line in self._lines.values():
-            for queue in line.queues:
-                waiting = queue.waiting
+        for queues in self._by_partition.values():
+            for queue in queues.all:
+                waiting, are_reads = queue.waiting, queue is queues.reads
                 while waiting and not self.is_held:
                     _, op, number, _, _ = waiting[0]
                     code = op[0]
+                    if are_reads and (queues.large_keys or queues.apart) and queues.is_for_large(op[1]):
+                        queues.add_large(waiting.popleft())  # once for each: to look through all for a key takes longer
+                        continue
                     values = 1 if code == _GET else values_of(op) if code != _PUT or op[4] & _RETURN_OLD else 0
                     if values and number > self.abandoned:
                         if queue.values and queue.values + values > queue.values_max:
                             break
                         queue.values += values
                         self.under_way[number] = (queue, values, op[1] if code == _GET else b"")
-                    if queue is line.large and code in POINT_READS:
-                        line.large_keys[op[1]] -= 1
-                    elif queue is line.reads and line.waits is not None:
-                        line.no_more_waits(op[1])
+                    if queue is queues.large:
+                        queues.no_more_apart(op[1])
                     self.waiting -= 1
                     yield waiting.popleft()
 
@@ -173,10 +160,10 @@ class Pace:
         return min((waiting[0][4] for waiting in self._all_waiting()), default=heard)
 
     def _all_waiting(self) -> Iterator[deque[Waiting]]:
-        return (queue.waiting for line in self._lines.values() for queue in line.queues if queue.waiting)
+        return (queue.waiting for queues in self._by_partition.values() for queue in queues.all if queue.waiting)
 
     def end(self, number: int, size: int) -> None:
-        """It is answered with a value of `size` bytes, or without one."""
+        """End an operation that is answered with a value of `size` bytes, or without one."""
         found = self.under_way.pop(number, None)
         if found is None:
             return
@@ -185,16 +172,17 @@ class Pace:
         if size > LARGE_BYTES:
             queue.values_max = VALUES_LARGE_MAX
             if key:
-                queue.line.note_size(key, is_large=True)
+                queue.siblings.note_size(key, is_large=True)
             return
-        if key and queue is queue.line.large:
-            queue.line.note_size(key, is_large=False)
+        if key and queue is queue.siblings.large:
+            queue.siblings.note_size(key, is_large=False)
         if not queue.values:
-            queue.values_max = min(2 * queue.values_max, VALUES_MAX)
+            more = min(2 * queue.values_max, VALUES_MAX)
+            queue.values_max = more if queue.waiting else min(more, queue.values_first)
 
     def clear(self) -> None:
         """The connection is lost: nothing more is begun."""
-        self._lines.clear()
+        self._by_partition.clear()
         self.waiting = 0
 
 

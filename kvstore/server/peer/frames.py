@@ -30,7 +30,7 @@ from kvstore.partition.state.traits import IN_BATCH, KEYLESS
 FRAME_BYTES_MAX = 32 << 20
 HEADER = struct.Struct(">I")
 BODY_BYTES_MAX = 8 << 20
-"""Of a call between replicas, and of its answer."""
+"""The largest body of a call between replicas, and of its answer."""
 
 _Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
 _Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
@@ -51,7 +51,8 @@ class Lane(Struct, array_like=True):
     others: list[tuple[_Id, tuple[Any, ...]]] = []
 
     def in_order(self) -> tuple[list[tuple[int, Op]], list[tuple[int, InvalidRequest]]]:
-        """All of them as they were submitted, and why some of the rarer ones cannot be done."""
+        """Return all operations in the order in which they were submitted, and why some of the rarer ones cannot be
+        done."""
         if not self.puts and not self.others:
             return self.gets, []
         good: list[tuple[int, Op]] = [*self.gets, *self.puts]
@@ -111,7 +112,7 @@ class Ping(Struct, array_like=True, tag=5):
 
 
 class Goodbye(Struct, array_like=True, tag=6):
-    """From the answering side: send nothing more, and close when everything has been answered."""
+    """Asks the sender of operations to send nothing more, and to close when everything has been answered."""
 
 
 Message = Operations | Results | Call | Answer | Ping | Goodbye

@@ -42,12 +42,12 @@ class Lanes:
         return lane
 
     def take(self) -> list[Lane]:
-        """All of them, for the frame."""
+        """Take all lanes, for the frame."""
         lanes, self._lanes = self._lanes, {}
         return list(lanes.values())
 
     def numbers(self) -> list[int]:
-        """Of the operations that wait."""
+        """The numbers of the operations that wait."""
         return [
             number
             for lane in self._lanes.values()

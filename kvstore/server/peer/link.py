@@ -31,6 +31,7 @@ from kvstore.server.peer.proof import Caller, Credentials
 from kvstore.server.peer.traced import announced
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.large_reads import LARGE_BYTES
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_LATEST, link_version, release_for
 
@@ -84,10 +85,13 @@ class Link:
         self._caller = Caller(links.credentials, server, self.version)
         self._frames = Frames()
         self.lanes = Lanes(partial(asyncio.get_running_loop().call_soon, self.flush))
+        self._frame_bytes = 0
+        """At least the bytes of the frame that is taken next."""
         self._results = 0
-        """Frames of results that have come."""
+        """How many frames of results have come."""
         self._answers = Answers()
-        self._marks: deque[tuple[float, int]] = deque()
+        self._sweeps: deque[tuple[float, int]] = deque()
+        """The time of each sweep, and the last number that was under way then."""
         self._calls = Calls(server, self._write, self.flight.next_number)
         self._heard_at = self._swept_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -123,12 +127,16 @@ class Link:
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._links.now()
+        self._frame_bytes += len(data)
         try:
             if not self.is_open:
                 data = self._greet(data)
             if data:
+                message = None
                 for message in self._frames.feed(data):
                     self._take(message)
+                if message is not None:
+                    self._frame_bytes = 0
         except FrameError as error:
             self._links.complain(self.server, error)
             self.fail_opening(error)
@@ -157,7 +165,7 @@ class Link:
         self.flight.is_closed_for_more = self._is_full or self._is_leaving or self._is_outdone or not self.is_open
 
     def _greet(self, data: bytes) -> bytes:
-        """Prove that this server is of the cluster, and have the other side prove it; what follows that."""
+        """Prove that this server is of the cluster, and have the other side prove it; return what follows its proof."""
         proof, rest = self._caller.take(data)
         self._write(proof)
         if not self._caller.is_proven:
@@ -236,12 +244,17 @@ class Link:
         self._results += 1
         for partition, seq, time_ms in results.progress:
             self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)
+        reads = self.flight.reads
+        if reads.is_on or self._frame_bytes > LARGE_BYTES:
+            _weigh(self.flight, results, self._links.now())
         for column in (results.numbers, results.records, results.others):
             if column:
                 self._give([number for number, _ in column], [result for _, result in column])
         if results.absent:
             self._give(results.absent, [None] * len(results.absent))
         self._answers.flush()
+        if reads.count:
+            self._links.dispatcher.reads_answered(self.flight)
 
     def _give(self, numbers: list[int], results: list[Any]) -> None:
         """Complete these operations of the flight; some may be over."""
@@ -261,7 +274,7 @@ class Link:
     # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _give_up(self) -> None:
-        """The connection is gone, and what had not been sent with it."""
+        """Tell the dispatcher and the callers that the connection is gone, and with it what had not been sent."""
         first_unsent = min(self.lanes.numbers(), default=self.flight.last_number + 1)
         self._links.dispatcher.link_lost(self.flight, first_unsent)
         self.lanes.take()
@@ -291,16 +304,18 @@ class Link:
             self._heard_at = now
         elif now - self._heard_at > SILENCE_S / 3:
             self._write(frames.encode(Ping(0)))
+        if self.flight.reads.is_on:
+            self._links.dispatcher.reads_answered(self.flight, is_look=True)
         if not self.flight.pending:
-            if self._marks:
-                self._marks.clear()
+            if self._sweeps:
+                self._sweeps.clear()
                 self.flight.forget_keys()
             return
         self.flight.forget_keys()
-        self._marks.append((now, self.flight.last_number))
+        self._sweeps.append((now, self.flight.last_number))
         expired = 0
-        while self._marks and now - self._marks[0][0] > OPERATION_TIMEOUT_S:
-            expired = self._marks.popleft()[1]
+        while self._sweeps and now - self._sweeps[0][0] > OPERATION_TIMEOUT_S:
+            expired = self._sweeps.popleft()[1]
         self._expire(expired)
 
     def _expire(self, up_to: int) -> None:
@@ -312,6 +327,21 @@ class Link:
             sinks[id(pending.sink)] = pending.sink
         for sink in sinks.values():
             sink.flush()
+
+
+def _weigh(flight: Flight, results: Results, now: float) -> None:
+    """Note which clients' values are large, before these are given to the clients."""
+    reads, pending = flight.reads, flight.pending
+    for number, record in results.records:
+        size = len(record[0])
+        if size > LARGE_BYTES and number in pending:
+            reads.note_large(pending[number][1].sink.line, size, now)
+        reads.ended(number, size, now)
+    for number in results.absent:
+        reads.ended(number, 0, now)
+    for number, result in results.others:
+        if not isinstance(result, NotLeader | Moved):
+            reads.ended(number, 0, now)
 
 
 # docs/protocol.md V3

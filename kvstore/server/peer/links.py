@@ -1,4 +1,4 @@
-"""Links to the other servers: who has one, how it is made, and the calling half of the replicas' Peers."""
+"""Links to the other servers: which servers have one, how it is made, and the calling half of the replicas' Peers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvstore.types import PartitionId, ServerId
 CONNECT_TIMEOUT_S = 2.0
 CONNECT_AGAIN_S = 0.1
 CUT_OFF_S = 5.0
-"""So long a failed attempt to connect says something about the network."""
+"""For how long a failed attempt to connect says something about the network."""
 COMPLAIN_S = 60.0
 """A link that is refused is tried again and again, and logged once in that time."""
 
@@ -65,7 +65,8 @@ class PeerLinks:
 
     def is_cut_off(self, servers: Collection[ServerId]) -> bool:
         """Whether the last attempts to connect to all of these servers have failed. Two at least: the silence of one
-        says more about it than about this server. Who is cut off tries again, since nobody will send it operations."""
+        says more about it than about this server. A server that is cut off tries again, since nobody will send it
+        operations, for which it would connect."""
         since = self.now() - CUT_OFF_S
         if len(servers) < 2 or not all(self._has_failed(server, since) for server in servers):
             return False

@@ -1,5 +1,5 @@
-"""A node's part in the links between servers: by what it is known to the others, and both halves as its replicas use
-them."""
+"""A node's part in the links between servers: the credentials by which the others know it, and both halves of links as
+its replicas use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstore.types import PartitionId, ServerId
 
 
 async def credentials_of(env: Env, server: ServerId, store: MetadataStore, secret: ClusterSecret) -> Credentials:
-    """By which the server proves to others that it is of their cluster. Raises MetadataError."""
+    """Make the credentials by which the server proves to others that it is of their cluster. Raises MetadataError."""
     cluster = await LayoutStore(store).instance_id()
     return Credentials(server, cluster, secret.derive_all(PURPOSE), partial(env.random.randbytes, NONCE_BYTES))
 

@@ -12,9 +12,9 @@ them (docs/protocol.md H8). Decides only. Golden bytes are in its test.
     role   := "caller" | "called"
 
 The version is the caller's choice among those that both can do (docs/protocol.md V3), and part of both proofs: nobody
-in between can lower it. Who is called gives nothing to who has not proven itself. A proof is of no use a second time,
-because both sides put a nonce into it; nor to the other side, because it says whose it is; nor at another server or in
-another cluster.
+in between can lower it. The called side proves nothing to a caller that has not proven itself. A proof is of no use a
+second time, because both sides put a nonce into it; nor to the other side, because it says whose it is; nor at another
+server or in another cluster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Credentials:
     cluster: str
     """Its instance id."""
     keys: tuple[bytes, ...] = field(repr=False)
-    """Of the cluster's secret, for this purpose: the one to use, then those that are accepted beside it."""
+    """Keys derived from the cluster's secret for this purpose: the one to use, then those that are accepted beside
+    it."""
     nonce: Callable[[], bytes] = field(repr=False)
 
 
@@ -134,7 +135,7 @@ class Caller:
 
 
 class Called:
-    """The side that was connected to, by who says that it is a server."""
+    """The side that was connected to, by a caller which says that it is a server."""
 
     def __init__(
         self, credentials: Credentials, words: list[bytes], *, least: int = LINK_FIRST, most: int = LINK_LATEST

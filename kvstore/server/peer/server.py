@@ -11,12 +11,14 @@ from kvstore import versions
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.election.peer_replicas import HOLD
-from kvstore.partition.state.commands import Code, Flag, Op, Record
+from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record
+from kvstore.partition.state.rows import record_of
+from kvstore.ring.hashing import tokens_of
 from kvstore.server.peer import frames
 from kvstore.server.peer.abandoned import REASON, Abandoned
 from kvstore.server.peer.calls import HOLDS_MAX
 from kvstore.server.peer.door import PeerDoor, Strangers
-from kvstore.server.peer.flow_control import Pace
+from kvstore.server.peer.flow_control import FlowControl
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, Refused
@@ -33,17 +35,19 @@ _INT = {int}
 _PUT, _RETURN_OLD = int(Code.PUT), int(Flag.RETURN_OLD)
 
 LINKS_MAX = 256
-"""Servers that have a link to this one."""
+"""Servers that may have a link to this one."""
 CALLS_MAX = 128
 """Calls from one server that are being answered at once, beside HOLDS_MAX that wait until a lead ends."""
 OUTPUT_HIGH_BYTES = 4 << 20
-"""What another server has not read of its answers; from here on nothing is begun for it and nothing read from it."""
+"""Bytes of answers that another server has not read; from here on nothing is begun for it and nothing read from it."""
 CLOSE_S = 1.0
 """How long a stop waits for the other servers to let go."""
 CLOSE_LOOKS = 50
 OUTDONE_S = 16.0
 """How long a link of a lower version may go on once the cluster has risen. Its caller knows within ten seconds, and
-ends it by itself when what is under way has ended (link.py); who has not by then cannot."""
+ends it by itself when what is under way has ended (link.py); a caller that has not done so by then cannot."""
+AT_ONCE_MAX = 1_024
+"""GETs of a lane that may be answered before their turn; each has a small record."""
 RESULT_BYTES = 4 << 20
 """A frame of results leaves when its values are this large together."""
 
@@ -68,7 +72,7 @@ class PeerServer:
         self.now = env.clock.now
         self._strangers = Strangers(env.clock)
         self._hosts: dict[ServerId, str] = {}
-        """Where servers are or were registered: one whose session has ended may still be there."""
+        """Where servers are or were registered: one that the metadata store has no more may still be there."""
         self._forget_topology = dispatcher.on_topology(self._note_hosts)
         self._note_hosts()
         self._nursery = env.nursery.child("peer server")
@@ -77,7 +81,7 @@ class PeerServer:
         self.traces = env.traces
         if self.traces.is_on:
             self.serve_at_once(TRACES, self._expect_traced)
-        self._sessions: dict[ServerId, PeerSession] = {}
+        self._connections: dict[ServerId, PeerConnection] = {}
         self.operations = 0
 
     def serve(self, partition: PartitionId, handler: Handler) -> None:
@@ -109,20 +113,20 @@ class PeerServer:
             self.note_refused(stream, refused)
             raise CommandError(f"ERR {refused.answer}") from None
 
-    def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> PeerSession:
+    def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> PeerConnection:
         """Begin the link of a server that has proven itself. It has one at a time: one that it had before is over, even
         if nobody has told this server so, as when the network was away. Raises Refused."""
         if version < (least := versions.link_version(self.versions.cluster)):
             raise Refused(f"peer version: want at least {least}, got {version}: the cluster has risen")
-        former = self._sessions.pop(server, None)
+        former = self._connections.pop(server, None)
         if former is not None:
             former.close()
-        if len(self._sessions) >= LINKS_MAX:
+        if len(self._connections) >= LINKS_MAX:
             raise Refused(f"max number of links reached: {LINKS_MAX}")
-        session = self._sessions[server] = PeerSession(self, server, stream, version)
+        connection = self._connections[server] = PeerConnection(self, server, stream, version)
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         stream.write(answer)
-        return session
+        return connection
 
     # docs/protocol.md V2
     def end_outdone(self) -> None:
@@ -131,10 +135,10 @@ class PeerServer:
 
     def _end_outdone(self) -> None:
         least = versions.link_version(self.versions.cluster)
-        for server, session in sorted(self._sessions.items()):
-            if session.version < least:
-                log.warning("server=%s has a link of version %d, want %d: ending it", server, session.version, least)
-                session.close()
+        for server, connection in sorted(self._connections.items()):
+            if connection.version < least:
+                log.warning("server=%s has a link of version %d, want %d: ending it", server, connection.version, least)
+                connection.close()
 
     def note_refused(self, stream: Stream, refused: Refused) -> None:
         address = stream.get_extra_info("peername")
@@ -147,26 +151,26 @@ class PeerServer:
     def _note_hosts(self) -> None:
         self._hosts.update((each, host_of(member.resp)) for each, member in self.dispatcher.topology.servers.items())
 
-    def ended(self, session: PeerSession) -> None:
-        if self._sessions.get(session.server) is session:
-            del self._sessions[session.server]
+    def ended(self, connection: PeerConnection) -> None:
+        if self._connections.get(connection.server) is connection:
+            del self._connections[connection.server]
 
     def at_once(self, partition: PartitionId) -> HandlerAtOnce | None:
         return self._at_once.get(partition)
 
     def _expect_traced(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Take the parents of operations that follow on the server's link."""
-        session = self._sessions.get(server)
-        if session is not None:
-            session.expected = expected(body, session.expected)
+        connection = self._connections.get(server)
+        if connection is not None:
+            connection.expected = expected(body, connection.expected)
         return b""
 
-    def spawn_answer(self, session: PeerSession, call: Call) -> None:
-        self._nursery.spawn(session.answer(call), name=f"answer {call.method}")
+    def spawn_answer(self, connection: PeerConnection, call: Call) -> None:
+        self._nursery.spawn(connection.answer(call), name=f"answer {call.method}")
 
     def statistics(self) -> dict[str, int]:
         return {
-            "peer_sessions": len(self._sessions),
+            "peer_sessions": len(self._connections),
             "peer_operations_total": self.operations,
             "peer_refused_total": self._strangers.count,
         }
@@ -174,18 +178,18 @@ class PeerServer:
     async def close(self) -> None:
         """Let the other servers end their links, each when it has its answers; end what is left after CLOSE_S."""
         self._forget_topology()
-        for session in list(self._sessions.values()):
-            session.say_goodbye()
+        for connection in list(self._connections.values()):
+            connection.say_goodbye()
         for _ in range(CLOSE_LOOKS):
-            if not self._sessions:
+            if not self._connections:
                 break
             await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
-        for session in list(self._sessions.values()):
-            session.close()
+        for connection in list(self._connections.values()):
+            connection.close()
         await self._nursery.close()
 
 
-class PeerSession(PeerSink):
+class PeerConnection(PeerSink):
     """One other server's connection: a StreamHandler, and the Sink of its operations."""
 
     def __init__(
@@ -194,8 +198,8 @@ class PeerSession(PeerSink):
         self.server, self.version = server, version
         self._owner, self._stream = owner, stream
         self._frames = Frames()
-        self._pace = Pace()
-        self._abandoned = Abandoned(self._pace, owner.now, self._begin)
+        self._flow = FlowControl()
+        self._abandoned = Abandoned(self._flow, owner.now, self._begin)
         self._calls = self._holds = 0
         self._in_flight = 0
         self._partitions: dict[PartitionId, None] = {}
@@ -204,18 +208,16 @@ class PeerSession(PeerSink):
         self.expected: dict[int, str] = {}
         """Parents of sampled operations that are about to come, by their numbers."""
         self._refusals = Refusals()
-        self._refused_partitions = self._refusals.partitions.said_by
-        self._refused_keys = self._refusals.keys.said_by
+        self._refused_partitions = self._refusals.partitions.frame_of
+        self._refused_keys = self._refusals.keys.frame_of
         self._is_flush_due = False
         self._is_lost = False
-        self._clear()
+        self._unsent, self._unsent_bytes = Results(), 0
+        """What the next frame of results tells; and what the values in it take."""
 
-    def _clear(self) -> None:
-        self._numbers: list[tuple[int, int]] = []
-        self._records: list[tuple[int, Any]] = []
-        self._absent: list[int] = []
-        self._others: list[tuple[int, Any]] = []
-        self._bytes = 0
+    @property
+    def is_gone(self) -> bool:
+        return self._is_lost
 
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,17 +237,17 @@ class PeerSession(PeerSink):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
-        self._pace.clear()
+        self._flow.clear()
         self._abandoned.end()
         self._owner.ended(self)
 
     def pause_writing(self) -> None:
         """The other server reads too slowly: take nothing more from it."""
-        self._pace.is_held = True
+        self._flow.is_held = True
         self._stream.pause_reading()
 
     def resume_writing(self) -> None:
-        self._pace.is_held = False
+        self._flow.is_held = False
         self._stream.resume_reading()
         self._begin()
 
@@ -262,11 +264,18 @@ class PeerSession(PeerSink):
     def _take(self, message: frames.Message) -> None:
         match message:
             case Operations(ring_version, lanes, heard):
+                have_answered = False
                 for lane in lanes:
+                    if lane.gets and not lane.others and self._answer_gets(lane, ring_version):
+                        have_answered, lane.gets = True, []
+                        if not lane.puts:
+                            continue
                     are_puts = lane.puts and not (lane.gets or lane.others)
                     ops, refused = (lane.puts, []) if are_puts else lane.in_order()
                     self._submit(PartitionId(lane.partition), ops, refused, ring_version, heard)
-                if self.expected and not self._pace.waiting:
+                if have_answered:
+                    self._send_results()
+                if self.expected and not self._flow.waiting:
                     self.expected = {}  # what was announced has come, or is refused
             case Call():
                 self._take_call(message)
@@ -274,6 +283,29 @@ class PeerSession(PeerSink):
                 self._write(frames.encode(message))
             case _:
                 raise FrameError(f"a {type(message).__name__} from the asking side")
+
+    def _answer_gets(self, lane: frames.Lane, ring_version: int) -> bool:
+        """Answer a lane's GETs, if nothing that came before waits here or at the leader, and they take no more than a
+        look. The answers leave with those of the rest of the frame."""
+        partition, gets = PartitionId(lane.partition), lane.gets
+        if _must_wait(self) or len(gets) > AT_ONCE_MAX:
+            return False
+        numbers, ops = zip(*gets, strict=True)
+        _, keys, levels, tokens = zip(*ops, strict=True)
+        if any(levels) or any(tokens):
+            return False
+        replica = self._owner.dispatcher.replica_here(partition, ring_version)
+        reads = None if replica is None else replica.reads
+        rows = NOT_NOW if reads is None else reads.all_now(list(keys), tokens_of(list(keys)), self._owner.now())
+        if not isinstance(rows, list):
+            return False
+        self._partitions[partition] = None
+        self._owner.operations += len(gets)
+        for number, row in zip(numbers, rows, strict=True):
+            self._unsent_bytes += _add_read(self._unsent, number, None if row is None else record_of(row))
+        if self._unsent_bytes > RESULT_BYTES:
+            self._send_results()
+        return True
 
     def _submit(
         self,
@@ -285,39 +317,38 @@ class PeerSession(PeerSink):
     ) -> None:
         self._partitions[partition] = None
         self._owner.operations += len(ops)
-        if self._in_flight + self._pace.waiting + len(ops) > self._owner.operations_max:
+        if self._in_flight + self._flow.waiting + len(ops) > self._owner.operations_max:
             refused += [(number, Overloaded("too many operations on one link")) for number, _ in ops]
             ops = []
         if refused:
-            self._others += refused
+            self._unsent.others += refused
             self._send_results()
-        if not (
-            self._pace.waiting or self._pace.is_held or self._refused_partitions or self._refused_keys or self.expected
-        ) and _are_plain_puts(ops):
+        if not _must_wait(self) and _are_plain_puts(ops):
             numbers, puts = zip(*ops, strict=True)
-            if self._owner.dispatcher.submit_puts_here(partition, list(puts), self, numbers, ring_version):
+            replica = self._owner.dispatcher.replica_here(partition, ring_version)
+            if replica is not None and replica.submit_puts(list(puts), self, numbers):
                 self._in_flight += len(ops)
                 return
-        self._pace.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
+        self._flow.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
         self._begin()
         if self._refused_partitions or self._refused_keys:
-            self._refusals.forget(self._pace.oldest(heard))
+            self._refusals.forget(self._flow.oldest(heard))
 
     def _begin(self) -> None:
-        """Begin what waits, as far as the pace allows."""
+        """Begin what waits, as far as flow control allows."""
         submit = self._owner.dispatcher.submit_here
         partitions, keys = self._refused_partitions, self._refused_keys
-        for partition, op, number, ring_version, heard in self._pace.take():
+        for partition, op, number, ring_version, heard in self._flow.take():
             self._in_flight += 1
             error = self._refusals.of(partition, op, heard) if partitions or keys else None
-            if number <= self._pace.abandoned:
+            if number <= self._flow.abandoned:
                 self.turn_away(op, number, REASON)
             elif error is None:
                 sink = self if not self.expected else sink_of(self, op, number, self.expected, self._owner.traces)
                 submit(partition, op, sink, number, ring_version)
             else:
                 self.turn_away(op, number, error)
-        if self._pace.waiting:
+        if self._flow.waiting:
             self._abandoned.watch()
 
     def turn_away(self, op: Op, token: int, error: NotLeader | Moved | Overloaded) -> None:
@@ -369,45 +400,43 @@ class PeerSession(PeerSink):
     def complete(self, token: int, result: Any) -> None:
         self._in_flight -= 1
         kind = result.__class__
-        if self._pace.under_way:
-            self._pace.end(token, len(result[0]) if kind is Record else 0)
+        if self._flow.under_way:
+            self._flow.end(token, len(result[0]) if kind is Record else 0)
         if kind is int:
-            self._numbers.append((token, result))
-        elif kind is Record:
-            self._records.append((token, result))
-            self._bytes += len(result[0])
-            if self._bytes > RESULT_BYTES:
+            self._unsent.numbers.append((token, result))
+        elif kind is Record or result is None:
+            self._unsent_bytes += _add_read(self._unsent, token, result)
+            if self._unsent_bytes > RESULT_BYTES:
                 self._send_results()
-        elif result is None:
-            self._absent.append(token)
         else:
             if kind is NotLeader:
                 self._refusals.partitions.refuse([PartitionId(result.partition)])
-            self._others.append((token, result))
+            self._unsent.others.append((token, result))
 
     def complete_all(self, tokens: Sequence[int], results: Sequence[Any]) -> None:
-        if set(map(type, results)) == _INT and not self._pace.under_way:
+        if set(map(type, results)) == _INT and not self._flow.under_way:
             self._in_flight -= len(tokens)
-            self._numbers += zip(tokens, results, strict=True)
+            self._unsent.numbers += zip(tokens, results, strict=True)
         else:
             super().complete_all(tokens, results)
 
     def flush(self) -> None:
         self._is_flush_due = False
         self._send_results()
-        if self._pace.waiting:
+        if self._flow.waiting:
             self._begin()
 
     def _send_results(self) -> None:
-        numbers, records, absent, others = self._numbers, self._records, self._absent, self._others
-        if not (numbers or records or absent or others):
+        results = self._unsent
+        if not (results.numbers or results.records or results.absent or results.others):
             return
-        self._clear()
-        progress = [(str(each), *self._owner.dispatcher.progress(each)) for each in self._partitions]
+        self._unsent, self._unsent_bytes = Results(), 0
+        results.progress = [(str(each), *self._owner.dispatcher.progress(each)) for each in self._partitions]
         try:
-            self._write_results(Results(numbers, records, absent, others, progress))
+            self._write_results(results)
         except FrameError:
-            self._write_results(Results(numbers, records, absent, [], progress))
+            others, results.others = results.others, []
+            self._write_results(results)
             for number, result in others:
                 self._send_singly(number, result)
         if self._refused_partitions or self._refused_keys:
@@ -428,6 +457,22 @@ class PeerSession(PeerSink):
         if self._is_lost:
             return
         self._stream.write(data)
+
+
+def _add_read(results: Results, number: int, record: Record | None) -> int:
+    """Add the answer to a GET, and return how many bytes its value takes."""
+    if record is None:
+        results.absent.append(number)
+        return 0
+    results.records.append((number, record))
+    return len(record[0])
+
+
+def _must_wait(connection: PeerConnection) -> bool:
+    """Whether operations that come now are begun in turn, and looked at one by one."""
+    flow = connection._flow
+    are_refused = connection._refused_partitions or connection._refused_keys
+    return bool(flow.waiting or flow.is_held or are_refused or connection.expected)
 
 
 def _are_plain_puts(ops: list[tuple[int, Op]]) -> bool:

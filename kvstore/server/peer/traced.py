@@ -2,8 +2,8 @@
 
     partition "traces", method "expect", body := MessagePack of [[number of the operation, traceparent], ...]
 
-A server whose traces are off, or that is older, has nobody who answers for that partition: it says so, and does the
-operations like all others.
+A server whose traces are off, or that is older, has no handler for that partition: it says so, and does the operations
+like all others.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def expected(body: bytes, before: dict[int, str]) -> dict[int, str]:
     return dict(islice(parents.items(), max(0, len(parents) - EXPECTED_MAX), None))
 
 
-def sink_of(session: PeerSink, op: Op, number: int, parents: dict[int, str], traces: Traces) -> PeerSink:
+def sink_of(connection: PeerSink, op: Op, number: int, parents: dict[int, str], traces: Traces) -> PeerSink:
     """Return the sink of an operation that has come, with a span if it was announced and is sampled here too."""
     parent = parents.pop(number, None)
     span = traces.serve(f"peer {Code(op[0]).name}", parent) if parent is not None else None
-    return TracedPeerSink(session, span) if span is not None else session
+    return TracedPeerSink(connection, span) if span is not None else connection
 
 
 class TracedPeerSink(TracedSink, PeerSink):

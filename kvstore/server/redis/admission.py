@@ -8,8 +8,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 SERVERS_MAX = 64
-"""Connections beyond the limit of clients that are looked at together. For one more, one of the address that has most
-of the places gives way: a proof takes two round trips, and strangers may come as fast as they like."""
+"""Connections beyond the limit of clients that may be on trial at a time. When one more comes, one is closed of the
+address that has most of these places: a proof takes two round trips, and strangers may come as fast as they like."""
 TRIAL_S = 0.1
 """How long one of them may take to show that it is another server's."""
 REFUSAL = b"-ERR max number of clients reached\r\n"
@@ -25,7 +25,7 @@ class Admission(Enum):
 
 
 class Trial:
-    """Of one connection, until its first bytes or its end. `turn_away` is called if there are none in time."""
+    """The trial of one connection, until its first bytes or its end. `turn_away` is called if none come in time."""
 
     def __init__(self, turn_away: Callable[[], None]) -> None:
         self._timer = asyncio.get_running_loop().call_later(TRIAL_S, turn_away)

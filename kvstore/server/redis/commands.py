@@ -28,7 +28,7 @@ from kvstore.server.redis.plans import (
     part_failed,
 )
 from kvstore.server.redis.replies import FORMATS, Fmt
-from kvstore.server.redis.unkept import why_not
+from kvstore.server.redis.unsupported import why_not
 
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
 INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
@@ -67,7 +67,7 @@ class Keys(NamedTuple):
 
 
 class Command(NamedTuple):
-    """`least` and `most` count the words, the command's own included; `most` 0: any number."""
+    """A command's row. `least` and `most` count its words, the name included; `most` 0: any number."""
 
     build: Build
     least: int
@@ -80,6 +80,11 @@ class Command(NamedTuple):
 
     def need_of(self, words: list[bytes]) -> Need:
         return self.need if isinstance(self.need, Need) else self.need(words)
+
+
+GET_WORDS, SET_WORDS = frozenset((b"GET", b"get")), frozenset((b"SET", b"set"))
+"""How clients write the two commands that have short ways (docs/design/0008): go-redis and ioredis in small letters,
+most in capitals. Whatever is written otherwise goes the long way, as all other commands do."""
 
 
 def plan(words: list[bytes], context: Context) -> Plan:

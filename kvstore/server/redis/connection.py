@@ -1,4 +1,4 @@
-"""One Redis client's connection: bytes in, replies out. What is asked for and what is answered are its parts."""
+"""One Redis client's connection: bytes in, replies out. pipeline.py has its commands, reply_queue.py its replies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REPORT_EVERY = 32
 """Commands, of all connections, between two looks for syncs that have ended: half a millisecond's work. A turn of the
 loop may have a thousand, and the next group of the journal need not wait for all of them."""
 OUTPUT_HIGH_BYTES = 64 << 10
-"""From here on no more of the client's commands are begun."""
+"""Bytes of replies that the client has not read; from here on no more of its commands are begun."""
 QUEUED_BYTES = 160
-"""What a command takes that has been read, beside its bytes."""
+"""Memory that a command takes beside its bytes, once it has been read."""
 
 
 class Server(pipeline.Server, Protocol):
@@ -55,9 +55,9 @@ class RespConnection:
         self._parser = Parser()
         self._stream: Stream
         self._is_input_noted = False
-        """The server counts bytes of it that are no command under way."""
+        """The server counts bytes that this connection holds of commands which have not begun."""
         self._trial: Trial | None = None
-        """Until it shows that it is another server's, if it has to."""
+        """There while the connection has to show that it is another server's."""
 
     # ── the stream ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,7 +130,7 @@ class RespConnection:
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def turn_away(self) -> None:
-        """There is no place for it."""
+        """Refuse the connection, because there are as many as there may be."""
         self._end_trial()
         self.pipeline.is_closing = True
         self._server.connections_refused += 1
@@ -152,7 +152,7 @@ class RespConnection:
 
     def is_done(self) -> bool:
         """Whether nothing is under way."""
-        return self.replies.is_lost or not self.replies.in_flight()
+        return self.replies.is_gone or not self.replies.in_flight()
 
     # ── who it is ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -181,7 +181,7 @@ class RespConnection:
         self._server.heard(self)
 
     def access_changed(self) -> None:
-        """There is another table of users. Who is no user any more is sent away."""
+        """Go by another table of users. A client whose user is none any more is sent away."""
         identity = self.session.identity
         if identity is not None and identity.is_gone:
             self.give_up("NOAUTH Authentication required: the user was removed, or has another password")
@@ -196,9 +196,9 @@ class RespConnection:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         peer = self._server.accept_peer(words, self._stream, self._leave)
         pipeline.is_handed_over = True
-        self._server.heard(self)  # whoever has it now asks who it is, and waits for no longer than it takes
+        self._server.heard(self)  # its PeerDoor asks who it is, within a time of its own
         self._stream.set_protocol(peer)
 
     def _leave(self) -> None:
-        """It is no client's any more: at a stop whoever has it now ends it, in good order."""
+        """The connection is no client's any more: at a stop the peer server ends it, in good order."""
         self._server.forget(self)

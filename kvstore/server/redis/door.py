@@ -32,18 +32,18 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 INPUT_BYTES_MAX = 256 << 20
-"""Commands that are incomplete or wait, over all connections."""
+"""Commands that are incomplete or wait, of all connections together."""
 CLOSE_S = 1.0
 """How long a stop waits for what is under way; what is not done then is answered to nobody."""
 CLOSE_LOOKS = 50
 SILENT_S = 10.0
-"""A connection that has sent no command, or where the cluster asks, has not logged in, for so long since it began gives
-way to one more than there may be."""
+"""When there are as many connections as there may be and one more comes, one is closed that has sent no command for so
+long since it began; where the cluster asks who its clients are, one that has not logged in."""
 UNKNOWN_SHARE = 2
-"""Where the cluster asks, half of the connections there may be are of those who have not logged in; the oldest gives
-way to one more, so that a crowd of strangers takes no place of a user."""
+"""Where the cluster asks who its clients are, at most half of the connections there may be have not logged in. When one
+more comes the oldest of them is closed, so that a crowd of strangers takes no place of a user."""
 UNKNOWN_SURE_S = 0.5
-"""What it has for its login however many come after it."""
+"""How long each of them has for its login, however many come after it."""
 
 BROWSERS_S = 60.0
 """Between two lines in the log about those that speak HTTP."""
@@ -54,7 +54,8 @@ AcceptPeer = Callable[[list[bytes], Stream, Leave], StreamHandler]
 
 
 class RespServer:
-    """Listens once `open` is called. `accept_peer` makes the next handler of another server's connection."""
+    """The Redis port of one server. It listens once `open` is called. `accept_peer` makes the next handler of another
+    server's connection."""
 
     def __init__(
         self,
@@ -80,13 +81,13 @@ class RespServer:
         self.commands = 0
         """Received since the start."""
         self.reports_at = 0
-        """At so many commands the end of syncs is looked for."""
+        """At so many commands the next look for syncs that have ended."""
         self.report_syncs = env.report_syncs
-        self.window = InflightLimit()
+        self.inflight_limit = InflightLimit()
         self.clients = Fresh(self._describe_clients, env.clock.now)
         """What CLIENT LIST answers."""
         self.info = Fresh(self.facts, env.clock.now)
-        self.room = ReplyMemory(env.clock.now, limits.output_bytes_max)
+        self.reply_memory = ReplyMemory(env.clock.now, limits.output_bytes_max)
         self.rounds = CommandLatency(env.clock.now, env.slow)
         self.connections_accepted = 0
         self.connections_refused = 0
@@ -96,10 +97,10 @@ class RespServer:
         self._nursery = env.nursery.child("resp")
         self._connections: dict[RespConnection, None] = {}
         self._silent: dict[RespConnection, float] = {}
-        """Those that have sent no command yet, or where the cluster asks, have not logged in, and since when; the
-        oldest is the first."""
+        """Connections that have sent no command yet, or have not logged in where they must, and since when; the oldest
+        is the first."""
         self._tried: dict[RespConnection, None] = {}
-        """Those above the limit that have not proven yet that they are servers; the oldest is the first."""
+        """Connections above the limit that have not shown yet that they are servers'; the oldest is the first."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
         self._browsers_until = 0.0
@@ -138,12 +139,12 @@ class RespServer:
             "resp_connections_refused_total": self.connections_refused,
             "resp_silent_closed_total": self.silent_closed,
             "resp_connections_unknown": len(self._silent),
-            "resp_slow_readers_closed_total": self.room.closed,
-            "resp_replies_put_off_total": self.room.put_off,
-            "resp_replies_refused_total": self.room.refused,
-            "resp_output_bytes": self.room.held(),
+            "resp_slow_readers_closed_total": self.reply_memory.closed,
+            "resp_replies_put_off_total": self.reply_memory.put_off,
+            "resp_replies_refused_total": self.reply_memory.refused,
+            "resp_output_bytes": self.reply_memory.held(),
             "resp_input_bytes": self._input_bytes,
-            "resp_commands_under_way": self.window.commands,
+            "resp_commands_under_way": self.inflight_limit.commands,
         }
 
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:
@@ -172,7 +173,7 @@ class RespServer:
         return Admission.YES
 
     def heard(self, connection: RespConnection) -> None:
-        """It has sent a command, and said who it is if it has to."""
+        """Note that the connection has sent a command, and said who it is if it has to."""
         self._silent.pop(connection, None)
 
     def _close_silent(self, least_s: float) -> bool:
@@ -208,8 +209,8 @@ class RespServer:
         self._connections.pop(connection, None)
         self._silent.pop(connection, None)
         self._tried.pop(connection, None)
-        self.room.forget(connection.replies)
-        self.window.forget(connection.pipeline)
+        self.reply_memory.forget(connection.replies)
+        self.inflight_limit.forget(connection.pipeline)
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
@@ -223,19 +224,19 @@ class RespServer:
         else:
             del self._input[connection]
         while self._input_bytes > INPUT_BYTES_MAX:
-            largest = max(self._input, key=self._input.__getitem__)  # of equal ones the first, who holds it the longest
+            largest = max(self._input, key=self._input.__getitem__)  # of equal ones the one that has held it longest
             largest.give_up("ERR too many large commands at once")
 
     def wait_for_room(self, connection: Holder, size: int) -> None:
         """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
-        self.room.wait(connection, size)
+        self.reply_memory.wait(connection, size)
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
 
     def _look_at_room(self) -> None:
         self._look = None
-        self.room.look()
-        if self.room.is_awaited and self._look is None:
+        self.reply_memory.look()
+        if self.reply_memory.is_awaited and self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
 
     def now(self) -> float:

@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RESTS = 9
-"""How many times as long as it took to make is waited before it is made again."""
+"""The rest before an answer is made again: so many times what it took to make."""
 
 
 class Fresh(Generic[T]):
-    """Made by `make` when somebody waits for it."""
+    """An answer that `make` makes anew when somebody waits for it."""
 
     def __init__(self, make: Callable[[], T], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
@@ -32,11 +32,11 @@ class Fresh(Generic[T]):
         return await asyncio.shield(self._next)
 
     def _make_next(self, due: asyncio.Future[T]) -> None:
-        self._next = None  # who asks from here on asks for a later one
+        self._next = None  # callers that ask from here on get a later one
         began = self._now()
         try:
             due.set_result(self._make())
-        except Exception as error:  # the root of a turn: those who wait are told
+        except Exception as error:  # the root of a turn: the clients that wait are told
             log.exception("cannot tell what clients ask about the server")
             due.set_exception(error)
         ended = self._now()

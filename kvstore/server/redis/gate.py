@@ -20,7 +20,7 @@ NOAUTH_HELLO = (
 
 
 class Gate:
-    """Of one connection, as long as nobody else logs in on it."""
+    """Checks the commands of one connection, as long as its user stays the same."""
 
     __slots__ = ("_access", "_address", "identity")
 
@@ -33,7 +33,7 @@ class Gate:
         try:
             need = known(words).need_of(words)
         except CommandError:
-            return  # no such command: said by whoever plans it
+            return  # no such command: commands.py says so
         identity, what = self.identity, f"the command {words[0][:32].decode('utf-8', 'replace').lower()}"
         if need is Need.NOTHING:
             return

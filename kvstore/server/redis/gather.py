@@ -11,19 +11,22 @@ from kvstore.server.redis.replies import failure
 from kvstore.server.routing.backend import Backend
 
 READS_AT_ONCE = 256
-"""Reads of one command under way. Whether their values are too large together is known only when they come."""
+"""Reads of one command that are under way at a time. Whether their values are too large together is known only when
+they come."""
 REPLY_BYTES_MAX = 32 << 20
-"""Of the values in one reply."""
+"""Bytes of the values in one reply."""
 _GET = int(Code.GET)
 
 
 class Answering(Protocol):
-    """The connection that the command came on."""
+    """Takes the reply, and bounds what is held for it: kvstore.server.redis.reply_queue.ReplyQueue."""
 
     @property
     def backend(self) -> Backend: ...
     @property
     def line(self) -> object: ...
+    @property
+    def is_gone(self) -> bool: ...
     def admit(self, number: int, size: int) -> bool: ...
     def put_off(self, number: int, size: int) -> None: ...
     def gather(self, size: int) -> bool: ...
@@ -35,8 +38,8 @@ class Answering(Protocol):
 class Gather(Sink):
     """Several operations of one command: the sink of their results, which makes one reply of them.
 
-    Reads whose values do not fit in what the connection may hold are given up, and done again by it with a Gather for
-    which there `is_reserved` room.
+    Reads whose values do not fit in what the connection may hold are given up. The connection does them again, with a
+    Gather for which there `is_reserved` room.
     """
 
     __slots__ = (
@@ -51,12 +54,16 @@ class Gather(Sink):
         self._are_values = self._missing > 0 and several.ops[0][0] == _GET
         self._is_reserved = is_reserved
         self._counted = 0
-        """Bytes that the connection counts."""
+        """Bytes of values that the connection counts for this command."""
         self._begun = self._bytes = 0
 
     @property
     def line(self) -> object:
         return self._connection.line
+
+    @property
+    def is_gone(self) -> bool:
+        return self._connection.is_gone
 
     def submit(self) -> None:
         self._submit(READS_AT_ONCE if self._are_values else len(self._results))
@@ -70,15 +77,15 @@ class Gather(Sink):
 
     def complete(self, token: int, result: Any) -> None:
         if self._are_values and isinstance(result, tuple):
-            result = self._kept(result)
+            self._count(result)
         self._missing -= 1
         if self._results:
             self._results[token] = result
         if not self._missing:
             self._end()
 
-    def _kept(self, record: Any) -> Any:
-        """The record, if it is kept."""
+    def _count(self, record: Any) -> None:
+        """Count a record's value. All records are let go once they are too large together, or find no room."""
         self._bytes += len(record[0])
         if self._bytes > REPLY_BYTES_MAX:
             self._results.clear()
@@ -88,7 +95,6 @@ class Gather(Sink):
             else:
                 self._results.clear()
                 self._uncount()
-        return record
 
     def _uncount(self) -> None:
         self._connection.gathered(self._counted)
@@ -107,14 +113,14 @@ class Gather(Sink):
     def flush(self) -> None:
         unbegun = len(self._several.ops) - self._begun
         if unbegun and self._missing - unbegun <= READS_AT_ONCE // 2:
-            if not self._results:
+            if not self._results or self.is_gone:
                 self._give_up_rest()
             else:
                 self._submit(READS_AT_ONCE)
         self._connection.flush()
 
     def _give_up_rest(self) -> None:
-        """The values are too large: nothing more is read."""
+        """The values are too large, or the client is gone: nothing more is read."""
         rest = range(self._begun, len(self._several.ops))
         self._begun = len(self._several.ops)
         for token in rest:

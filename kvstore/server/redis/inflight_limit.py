@@ -1,7 +1,8 @@
 """How much all Redis connections of a server have under way together. Decides only.
 
 What is beyond it waits unread in its connection: a client that sends more than the store takes is slowed down, where a
-queue further on would have to refuse. Whoever waits goes on in the order in which it came.
+queue further on would have to refuse. Connections that wait go on in the order in which they came. One command of a
+connection that has none under way may begin all the same, so that others, whose reads may take long, do not hold it up.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Protocol
 COMMANDS_MAX = 16_384
 """Half of what one partition's queue takes: two servers may forward as much to one leader."""
 BYTES_MAX = 8 << 20
-"""Of the values in them; a quarter of what one partition's queue takes."""
+"""Bytes of their values; a quarter of what one partition's queue takes."""
 
 
 class Waiter(Protocol):
@@ -23,7 +24,8 @@ class Waiter(Protocol):
 
 
 class InflightLimit:
-    """`is_full` is looked at before each command, so it is a plain attribute."""
+    """Counts what all connections have under way. `is_full` is looked at before each command, so it is a plain
+    attribute."""
 
     def __init__(self, commands_max: int = COMMANDS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.commands = 0
@@ -40,13 +42,18 @@ class InflightLimit:
         self.is_full = self.commands >= self._commands_max or self.bytes >= self._bytes_max
 
     def end(self, commands: int, size: int) -> None:
-        """... and are not any more. Wakes who waits, as long as there is room."""
+        """So many commands with so large values are not under way any more. Wakes waiters as long as there is room."""
         self.commands -= commands
         self.bytes -= size
         if self.is_full and self.commands <= self._commands_max // 2 and self.bytes <= self._bytes_max // 2:
             self.is_full = False
         if self._waiting and not self._is_waking:
             self._wake()
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether, though it is full, there is room for commands of connections that have none under way."""
+        return self.bytes < self._bytes_max and self.commands < 2 * self._commands_max
 
     def wait(self, waiter: Waiter) -> None:
         """Be woken when there is room."""

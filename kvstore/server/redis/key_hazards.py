@@ -1,6 +1,6 @@
 """Finds operations of one connection that must not be under way together: those on a key that one of them changes.
 
-Decides only. Writes of one key may be: whoever leads it does them in the order in which they come. Numbers are a
+Decides only. Writes of one key may be: its leader does them in the order in which they come. Numbers are a
 connection's own count of its commands; below `answered` all have been answered.
 """
 

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable
 from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
 from kvstore.server.redis.commands import COMMANDS
-from kvstore.server.redis.parser import Command
+from kvstore.server.redis.parser import Words
 
 EVERY = 16
 """One round in so many, over all connections, is timed: what a client sends at once is a round."""
 _NAMES = ("GET", "SET", "DEL", "MGET", "MSET", "INCR", "SCAN", "EXEC", "PING")
 _OTHER = "other"
 
-Timed = tuple[int, Histogram, float, Command]
+Timed = tuple[int, Histogram, float, Words]
 """The number of its first command on its connection, where its time goes, when it began, the command."""
 _KEYED = frozenset((b"GET", b"SET", b"DEL", b"MGET", b"MSET", b"INCR"))
-"""Those whose first argument is a key; of others it may be what nobody should read."""
+"""Commands whose first argument is a key; that of others may be what nobody should read, a password for instance."""
 
 
 class CommandLatency:
-    """Of one server. A round that is timed counts once, under the name of its first command."""
+    """Times one server's commands. A round that is timed counts once, under the name of its first command."""
 
     def __init__(self, now: Callable[[], float], slow: SlowLog) -> None:
         self.histograms: dict[str, Histogram] = {name: Histogram(1e-6) for name in (*_NAMES, _OTHER)}
@@ -30,7 +30,7 @@ class CommandLatency:
         self._by_word = {name.encode(): self.histograms[name] for name in _NAMES}
         self._now, self._slow, self._slow_s = now, slow, slow.limit_s
 
-    def begin(self, commands: Iterable[Command], number: int) -> Timed:
+    def begin(self, commands: Iterable[Words], number: int) -> Timed:
         """Time the round of these commands, which is over when command `number`, the first of them, is answered."""
         self.left = EVERY
         words = next(iter(commands), [b""])
@@ -44,7 +44,7 @@ class CommandLatency:
         if took > self._slow_s:
             self._note_slow(words, took)
 
-    def _note_slow(self, words: Command, took: float) -> None:
+    def _note_slow(self, words: Words, took: float) -> None:
         name = words[0].upper()
         key = words[1] if name in _KEYED and len(words) > 1 else None
         self._slow.note("door", name.decode() if name in COMMANDS else _OTHER, took, key=key)

@@ -29,7 +29,8 @@ _ALIKE_MIN = 20
 _HEADS = [b"$%d" % length for length in range(4097)]
 _COUNTS = {b"*%d" % count: count for count in range(1, 65)}
 
-Command = list[bytes]
+Words = list[bytes]
+"""One command: its name, then its arguments."""
 
 
 class ProtocolError(Exception):
@@ -56,9 +57,9 @@ class Parser:
         self._is_plain = True
         """Neither is something passed over nor is the stream lost."""
 
-    def parse(self, data: bytes) -> list[Command]:
+    def parse(self, data: bytes) -> list[Words]:
         """The commands that `data` completes, in order. Never raises: what is lost is told by `error`."""
-        found: list[Command] = []
+        found: list[Words] = []
         is_begun = bool(self.kept)
         parts = None
         if not is_begun and self._is_plain:
@@ -79,7 +80,7 @@ class Parser:
         self._is_plain = self.error is None and not self._skip.is_active()
         return found
 
-    def _parse(self, data: bytes, found: list[Command], is_begun: bool, parts: list[bytes] | None) -> None:
+    def _parse(self, data: bytes, found: list[Words], is_begun: bool, parts: list[bytes] | None) -> None:
         """`is_begun`: a command that was kept is the first in `data`. `parts`: what stands between its line ends."""
         if is_begun and not self._skip.is_active():
             pos = self._walk(data, 0, found)
@@ -103,7 +104,7 @@ class Parser:
         self.kept += rest
         self._ahead = _Ahead()
 
-    def _walk(self, data: bytes, pos: int, found: list[Command]) -> int | None:
+    def _walk(self, data: bytes, pos: int, found: list[Words]) -> int | None:
         """Read one command at `pos`: where it ends, None if it is incomplete."""
         if data[pos] != 0x2A:
             return _inline(data, pos, found)
@@ -118,7 +119,7 @@ class Parser:
         if count > ARGUMENTS_MAX:
             self._skip.begin(count, f"too many arguments: {count}, at most {ARGUMENTS_MAX}")
             return at
-        command: Command = []
+        command: Words = []
         while len(command) < count:
             line = data.find(b"\n", at, at + _HEADER_BYTES_MAX)
             if line < 0:
@@ -213,7 +214,7 @@ class _Skip:
         return pos
 
 
-def _cut(data: bytes, parts: list[bytes], found: list[Command]) -> int:
+def _cut(data: bytes, parts: list[bytes], found: list[Words]) -> int:
     """Read commands from the start of `data`, whose lines are `parts`, as long as they are plain; where the first other
     one starts."""
     heads, counts = _HEADS, _COUNTS
@@ -252,7 +253,7 @@ def _cut(data: bytes, parts: list[bytes], found: list[Command]) -> int:
     return len(data) - sum(map(len, parts[at:])) - 2 * (last - at)
 
 
-def _lone(parts: list[bytes]) -> Command | None:
+def _lone(parts: list[bytes]) -> Words | None:
     """The only command in these lines, if it is a plain one of two or three arguments."""
     count = len(parts)
     try:
@@ -274,7 +275,7 @@ def _lone(parts: list[bytes]) -> Command | None:
     return None
 
 
-def _cut_alike(parts: list[bytes], last: int, found: list[Command]) -> int:
+def _cut_alike(parts: list[bytes], last: int, found: list[Words]) -> int:
     """Read commands of one number of arguments from the start of `parts`, if the first `last` of these are nothing else
     but one that may be incomplete; which part comes next. The same checks, argument by argument of all commands."""
     count = _COUNTS.get(parts[0], 0)
@@ -317,7 +318,7 @@ def _number(data: bytes, start: int, line: int, what: str, largest: int) -> int:
 
 
 def _check_header(data: bytes, at: int) -> None:
-    """That an incomplete one may be right."""
+    """Check that an incomplete header may be right, by its length."""
     if len(data) - at >= _HEADER_BYTES_MAX:
         raise ProtocolError("too long a header")
 
@@ -333,7 +334,7 @@ def _too_large(length: int) -> str:
     return f"too large a command: at most {COMMAND_BYTES_MAX} bytes"
 
 
-def _inline(data: bytes, pos: int, found: list[Command]) -> int | None:
+def _inline(data: bytes, pos: int, found: list[Words]) -> int | None:
     line = data.find(b"\n", pos, pos + INLINE_BYTES_MAX)
     if line < 0:
         if len(data) - pos >= INLINE_BYTES_MAX:
@@ -345,10 +346,10 @@ def _inline(data: bytes, pos: int, found: list[Command]) -> int | None:
     return line + 1
 
 
-def _words(line: bytes) -> Command:
+def _words(line: bytes) -> Words:
     if b'"' not in line and b"'" not in line:
         return line.split()
-    words: Command = []
+    words: Words = []
     at = 0
     while at < len(line):
         if line[at : at + 1].isspace():

@@ -22,13 +22,14 @@ from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.redis import replies, reply_queue
 from kvstore.server.redis import server_commands as specials
-from kvstore.server.redis.commands import plan
+from kvstore.server.redis.commands import GET_WORDS, SET_WORDS, plan
 from kvstore.server.redis.gate import Gate
 from kvstore.server.redis.gather import Gather
+from kvstore.server.redis.gets import answer_gets
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.key_hazards import KeyHazards
 from kvstore.server.redis.latency import CommandLatency, Timed
-from kvstore.server.redis.parser import Command, Unfit
+from kvstore.server.redis.parser import Unfit, Words
 from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, Several, Single, Special, together
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
@@ -45,7 +46,7 @@ TOGETHER_MIN = 4
 class Server(reply_queue.Server, specials.Server, Protocol):
     """Bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
 
-    window: InflightLimit
+    inflight_limit: InflightLimit
     rounds: CommandLatency
     access: Access
 
@@ -70,26 +71,27 @@ class Pipeline:
     def __init__(self, server: Server, session: Session, client: Client) -> None:
         self.server, self.session, self.client = server, session, client
         self.replies = ReplyQueue(server, session, flush=self.flush, resume=self.resume)
-        self.waiting: deque[Command] = deque()
-        """Read but not begun."""
+        self.waiting: deque[Words] = deque()
+        """Commands that have been read and not begun."""
         self.is_closing = False
-        """No more commands are begun."""
+        """No more commands are begun: the connection ends when those in flight are answered."""
         self.is_handed_over = False
         """The connection is another server's: nothing is meant to come after the command that said so."""
         self._backend = self._unguarded = server.backend
         self._readable: tuple[bytes, ...] | None = None
         """Prefixes of the keys that the user may read; None: all of them."""
         self.gate: Gate | None = None
-        """None where nobody is asked who he is."""
+        """None where the cluster does not ask who its clients are."""
         self._accounted = 0
-        """Commands that the window does not count: those that are answered, or whose replies wait for others'."""
+        """Commands that the limit does not count: those that are answered, or whose replies wait for others'."""
         self._value_bytes = 0
-        self._window = server.window
+        """Values that the limit counts for this connection: those of its commands since it last had none in flight."""
+        self._inflight_limit = server.inflight_limit
         self._rounds = server.rounds
         self._timed: Timed | None = None
         self._key_hazards = KeyHazards()
         self._resume_below: int | None = None
-        """While commands wait: they go on when fewer than so many are in flight."""
+        """There while commands wait: they go on when fewer than so many are in flight."""
         self._is_busy = False
         """A Special is being done."""
         self._is_ended = False
@@ -98,7 +100,7 @@ class Pipeline:
     # ── whose they are ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def guard(self, identity: Identity | None) -> None:
-        """Let this user do what he may from now on; None: whoever has not said who he is."""
+        """Let this user do what he may from now on; None: a client that has not said who he is."""
         access, self.session.identity = self.server.access, identity
         self.gate, self._backend, self._readable = None, self._unguarded, None
         if access.is_on:
@@ -110,7 +112,7 @@ class Pipeline:
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, commands: list[Command]) -> None:
+    def take(self, commands: list[Words]) -> None:
         """Begin what has been read, or keep it for later."""
         if self._resume_below is not None:
             self.waiting.extend(commands)
@@ -119,26 +121,31 @@ class Pipeline:
             if self.is_closing or self._is_ended:
                 self.close_when_done()
 
-    def _run(self, commands: Sequence[Command]) -> None:
+    def _run(self, commands: Sequence[Words]) -> None:
         """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
         replies, values, rounds = self.replies, self._value_bytes, self._rounds
         before = replies.issued
         rounds.left -= 1
         if rounds.left <= 0 and self._timed is None:
             self._timed = rounds.begin(commands, before)
-        begun = self._begin_puts(commands) if len(commands) >= TOGETHER_MIN else 0
+        begun = 0
+        is_free = len(commands) >= TOGETHER_MIN and self.session.queued is None and not self._inflight_limit.is_full
+        if is_free and not self._is_crowded():
+            if len(commands[0]) == 2:
+                begun = answer_gets(commands, replies, self.session, self._unguarded, self._readable)
+            else:
+                begun = self._begin_puts(commands)
         self._begin_all(islice(commands, begun, None) if begun else iter(commands))
         if replies.answered == replies.issued and before == self._accounted and self._value_bytes == values:
             self._accounted = replies.issued  # all that this round has begun is answered
         else:
-            self._window.begin(replies.issued - before, self._value_bytes - values)
+            self._inflight_limit.begin(replies.issued - before, self._value_bytes - values)
         if replies.due:
             self.send()
 
-    def _begin_lone(self, words: Command) -> bool:
+    def _begin_lone(self, words: Words) -> bool:
         """Begin a plain GET or SET of a client that waits for nothing else, where nothing can be in the way; False, and
-        it has not begun, if there is more to it. Such a GET is looked up at once. The keys of several are looked up
-        together, in a turn of the event loop, which costs less."""
+        it has not begun, if there is more to it. Such a GET is looked up at once where that can be."""
         sink, rounds, session = self.replies, self._rounds, self.session
         number = sink.issued
         if (
@@ -148,15 +155,15 @@ class Pipeline:
             or session.level
             or sink.due
             or sink.is_full
-            or self._window.is_full
+            or self._inflight_limit.is_full
             or self.is_closing
             or self._is_ended
             or self._timed is not None
         ):
             return False
-        count, is_set = len(words), words[0] == b"SET"
+        count, is_set = len(words), words[0] in SET_WORDS
         key = words[1] if count > 1 else b""
-        if count != 2 + is_set or not (is_set or words[0] == b"GET") or not 0 < len(key) <= KEY_BYTES_MAX:
+        if count != 2 + is_set or not (is_set or words[0] in GET_WORDS) or not 0 < len(key) <= KEY_BYTES_MAX:
             return False
         size = len(words[2]) if is_set else 0
         if size > VALUE_BYTES_MAX:
@@ -167,41 +174,45 @@ class Pipeline:
             sink.issued = number + 1
             self._key_hazards.writes[key] = number
             self._value_bytes += size
-            self._window.begin(1, size)
+            self._inflight_limit.begin(1, size)
             self._backend.submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
             return True
         readable = self._readable
-        row = self._unguarded.read_now(key) if readable is None or key.startswith(readable) else NOT_NOW
+        may_read = readable is None or key.startswith(readable)
+        row = self._unguarded.read_now(key) if may_read else NOT_NOW
         if row.__class__ is bytes:
             value = row[VALUE_AT[row[0]] :]
             reply = b"$%d\r\n%b\r\n" % (len(value), value)
         elif row is None:
             reply = replies.NULL[session.protocol]
         else:
-            rounds.left += 1  # whoever begins it counts it
-            return False
+            sink.issued = number + 1
+            self._key_hazards.reads[key] = number
+            sink.rereads.reads[number] = key
+            self._inflight_limit.begin(1, 0)
+            begin = self._unguarded.submit if may_read else self._backend.submit
+            begin((_GET, key, 0, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
+            return True
         if timed is not None:
             rounds.end(timed)
             self._timed = None
         sink.issued = sink.answered = self._accounted = number + 1
         self.stream.write(reply)
         if self.replies.is_full:  # by now
-            self.server.room.add(sink, len(reply))
+            self.server.reply_memory.add(sink, len(reply))
         return True
 
-    def _begin_puts(self, commands: Sequence[Command]) -> int:
+    def _begin_puts(self, commands: Sequence[Words]) -> int:
         """Begin the first commands together, as many as there is room for, if these are plain SETs and may be begun.
         Returns how many."""
         sink, reads = self.replies, self._key_hazards.reads
         room = sink.in_flight_max - (sink.issued - sink.answered)
-        if self._is_crowded() or self.session.queued is not None:
-            return 0
         try:
             names, keys, values = zip(*islice(commands, room), strict=True)
         except ValueError:  # of different lengths, or none of three words
             return 0
         count = len(names)
-        if names.count(b"SET") < count or (reads and not reads.keys().isdisjoint(keys)):
+        if not SET_WORDS.issuperset(names) or (reads and not reads.keys().isdisjoint(keys)):
             return 0
         lengths = list(map(len, keys))
         if not min(lengths) or max(lengths) > KEY_BYTES_MAX or max(map(len, values)) > VALUE_BYTES_MAX:
@@ -215,25 +226,26 @@ class Pipeline:
         self._backend.submit_puts(ops, sink, tokens)
         return count
 
-    def _begin_all(self, waiting: Iterator[Command]) -> None:
+    def _begin_all(self, waiting: Iterator[Words]) -> None:
+        """Begin commands one by one, until one has to wait: plain GETs and SETs here, all others in `_begin`."""
         submit, read, readable, sink = self._backend.submit, self._unguarded.submit, self._readable, self.replies
         writes, reads, session = self._key_hazards.writes, self._key_hazards.reads, self.session
-        again = sink.again.reads
+        rereads = sink.rereads.reads
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
-            if count == 2 and name == b"GET" and session.queued is None and 0 < len(key) <= KEY_BYTES_MAX:
+            if count == 2 and name in GET_WORDS and session.queued is None and 0 < len(key) <= KEY_BYTES_MAX:
                 if (writes and writes.get(key, -1) >= sink.answered) or self._is_crowded():
                     return self._stall(words, waiting)
                 number = sink.issued
                 sink.issued = number + 1
                 reads[key] = number
-                again[number] = key
+                rereads[number] = key
                 begin = read if readable is None or key.startswith(readable) else submit
                 begin((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
             elif (
                 count == 3
-                and name == b"SET"
+                and name in SET_WORDS
                 and session.queued is None
                 and 0 < len(key) <= KEY_BYTES_MAX
                 and len(words[2]) <= VALUE_BYTES_MAX
@@ -252,7 +264,7 @@ class Pipeline:
             elif self.is_closing or self.is_handed_over:
                 return None  # nothing is meant to come after
 
-    def _begin(self, words: Command) -> bool:
+    def _begin(self, words: Words) -> bool:
         """Begin any command. False if it has to wait, as also one that only has a reply does while nobody reads."""
         if self.replies.is_full:
             return False
@@ -266,7 +278,7 @@ class Pipeline:
             self.replies.reply(replies.error(str(error)))
             return True
 
-    def _plan(self, words: Command) -> Plan | None:
+    def _plan(self, words: Words) -> Plan | None:
         """Plan a command; None if it was done. Raises CommandError."""
         session = self.session
         now_ms = self.server.now_ms()
@@ -280,7 +292,7 @@ class Pipeline:
             session.check(words)
         return plan(words, Context(session.protocol, session.level, now_ms))
 
-    def _check(self, gate: Gate, words: Command) -> None:
+    def _check(self, gate: Gate, words: Words) -> None:
         try:
             gate.check(words)
         except CommandError:
@@ -288,6 +300,7 @@ class Pipeline:
             raise
 
     def perform(self, found: Plan) -> bool:
+        """Carry a plan out. False if it has to wait."""
         if self.gate is not None and isinstance(found, Several):
             self.gate.check_ops(found.ops)  # none of it is done if one may not be
         match found:
@@ -301,7 +314,7 @@ class Pipeline:
                 ):
                     return False
                 self._key_hazards.note((op,), self.replies.issued)
-                self.replies.again.note(found, self.replies.issued)
+                self.replies.rereads.note(found, self.replies.issued)
                 self._value_bytes += len(op[2]) if op[0] == _PUT else 0
                 number = self.replies.next_number()
                 self._backend.submit(op, self.replies, number << FORMAT_BITS | format_)
@@ -313,11 +326,11 @@ class Pipeline:
                         return False
                     found = together(found)
                 self._key_hazards.note(ops, self.replies.issued)
-                self.replies.again.note(found, self.replies.issued)
+                self.replies.rereads.note(found, self.replies.issued)
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self.replies, self.replies.next_number(), found).submit()
             case Special(name, words):
-                if name == "EXEC" and self._window.is_full:
+                if name == "EXEC" and self._inflight_limit.is_full:
                     return False  # what it does would find no room
                 if self.replies.in_flight() or not self.replies.reserve(specials.reply_bytes(self, name, words)):
                     return False
@@ -329,27 +342,27 @@ class Pipeline:
         in_flight = replies.issued - replies.answered
         return (
             replies.is_full
-            or self._window.is_full
+            or (self._inflight_limit.is_full and (in_flight > 0 or not self._inflight_limit.has_spare))
             or in_flight >= replies.in_flight_max
-            or replies.answered < replies.again.below
+            or replies.answered < replies.rereads.below
         )
 
     # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _stall(self, words: Command | None, rest: Iterable[Command]) -> None:
+    def _stall(self, words: Words | None, rest: Iterable[Words]) -> None:
         """Keep commands for later: until all are answered, or half if there were too many."""
         if words is not None:
             self.waiting.append(words)
         self.waiting.extend(rest)
         crowded = self.replies.in_flight() >= self.replies.in_flight_max
         self._resume_below = (self.replies.in_flight_max + 1) // 2 if crowded else 1
-        if self._window.is_full:
-            self._window.wait(self)
+        if self._inflight_limit.is_full:
+            self._inflight_limit.wait(self)
         self.stream.pause_reading()
 
     def resume(self) -> None:
         """Go on with what waits, if it may."""
-        if self.replies.again.numbers:
+        if self.replies.rereads.numbers:
             self.replies.read_again()
         if (
             self.replies.is_full
@@ -358,16 +371,16 @@ class Pipeline:
             or self.replies.in_flight() >= self._resume_below
         ):
             return
-        if self._window.is_full:
-            return self._window.wait(self)
-        if self.replies.answered < self.replies.again.below:
+        if self._inflight_limit.is_full and (self.replies.in_flight() or not self._inflight_limit.has_spare):
+            return self._inflight_limit.wait(self)
+        if self.replies.answered < self.replies.rereads.below:
             return
         self._key_hazards.answered(self.replies.issued, self.replies.answered)
         self.replies.widen()
         self._resume_below = None
         queue, self.waiting = self.waiting, deque()
         self._run(queue)
-        if self._resume_below is None and not self.replies.is_lost:
+        if self._resume_below is None and not self.replies.is_gone:
             self.client.caught_up()
 
     def go_on(self) -> None:
@@ -380,13 +393,13 @@ class Pipeline:
     def flush(self) -> None:
         """Send the replies that are due, and go on with what waited for them."""
         self.send()
-        if self._resume_below is not None or self.replies.again.numbers:
+        if self._resume_below is not None or self.replies.rereads.numbers:
             self.resume()
         elif self.is_closing or self._is_ended:
             self.close_when_done()
 
     def send(self) -> None:
-        """Send what is due, and tell the window what is answered; values count until all commands are."""
+        """Send what is due, and tell the limit what is answered; values count until all commands are."""
         replies, size = self.replies, 0
         answered = replies.answered
         if self._timed is not None and answered > self._timed[0]:
@@ -394,15 +407,15 @@ class Pipeline:
             self._timed = None
         if replies.write():
             self._key_hazards.answered(replies.issued, answered)
-        if replies.again.numbers:  # of a client that reads too little what waits for its turn is not under way
-            answered += len(replies.again.numbers) + len(replies.early)
+        if replies.rereads.numbers:  # of a client that reads too little what waits for its turn is not under way
+            answered += len(replies.rereads.numbers) + len(replies.early)
         if replies.issued == answered:
             size, self._value_bytes = self._value_bytes, 0
         newly, self._accounted = answered - self._accounted, answered
         if newly < 0:  # a read that was put off is under way again
-            self._window.begin(-newly, 0)
+            self._inflight_limit.begin(-newly, 0)
         elif newly or size:
-            self._window.end(newly, size)
+            self._inflight_limit.end(newly, size)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -427,7 +440,7 @@ class Pipeline:
     def end(self, text: str) -> None:
         """A last reply `-text`, after those that are due before it, then the end."""
         if not self.is_closing:
-            self._window.begin(1, 0)
+            self._inflight_limit.begin(1, 0)
             self.replies.reply(replies.error(text))
             self.is_closing = True
         self.send()
@@ -435,7 +448,7 @@ class Pipeline:
 
     def close_when_done(self) -> None:
         is_over = self.is_closing or self._is_ended
-        if is_over and not self.replies.in_flight() and not self.waiting and not self.replies.is_lost:
+        if is_over and not self.replies.in_flight() and not self.waiting and not self.replies.is_gone:
             self.stream.close()
 
     # ── for the commands about more than keys ─────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from kvstore.server.redis import replies
 
 BATCH = int(Code.BATCH)
 PATTERN_BYTES_MAX = 1024
-"""To compile one, and to look for it in a long key, takes milliseconds from here on."""
+"""The longest pattern. To compile a longer one, or to look for it in a long key, takes milliseconds."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 _KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
 
@@ -50,13 +50,14 @@ class Several(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Needs no operation."""
+    """A reply that needs no operation."""
 
     data: bytes
 
 
 class Special(NamedTuple):
-    """Done by the session; waits until everything before it has been answered, and holds what comes after it."""
+    """A command that server_commands.py does. It begins when everything before it has been answered, and holds up what
+    comes after it."""
 
     name: str
     words: list[bytes]

@@ -1,9 +1,9 @@
 """How much all Redis connections of a server hold for replies together. Decides only.
 
-What a client asks to read is read at once, however much it is; what there is no room for when it has come is forgotten
-and read again in its turn (rereads.py), and what cannot be read again begins only when there is room for all that it
-may answer. Who waits for room goes on in the order in which it came. A client that does not read what it was sent is
-left alone for PATIENCE_S when others wait; then it is closed, as no room would ever come.
+What a client asks to read is read at once, however much it is. A reply for which there is no room when it has come is
+forgotten, and read again in its turn (rereads.py); a command that cannot be done again begins only when there is room
+for all that it may answer. Clients that wait for room go on in the order in which they came. When others wait, a client
+that does not read what it was sent is left alone for PATIENCE_S, and then closed: else no room would ever come.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ SMALL_BYTES = 4 << 10
 LOOK_S = 0.02
 """Between two looks at what connections still hold; in between only what comes is counted."""
 SINGLE_BYTES = 2 << 20
-"""Of a command with one value. What takes more has three quarters of the room, so that all of it never goes to a few
-clients that ask for much and read slowly."""
+"""Bytes that a command with one value takes. Larger requests have three quarters of the room, so that all of it never
+goes to a few clients that ask for much and read slowly."""
 PATIENCE_S = 1.0
 REFUSE_S = 6.0
-"""Who has waited so long for room gets an error for the one command that waits."""
+"""A client that has waited so long for room gets an error for the one command that waits."""
 
 
 class Holder(Protocol):
-    """A connection."""
+    """A connection that holds replies."""
 
     @property
     def held_bytes(self) -> int:
@@ -48,7 +48,8 @@ class Holder(Protocol):
 
 
 class ReplyMemory:
-    """Counts what comes, and looks at what is left only when that seems too much: nothing is done when bytes go."""
+    """Bounds what holders hold. It counts what comes, and looks at what is left only when that seems too much: nothing
+    is done when bytes go."""
 
     def __init__(self, now: Callable[[], float], bytes_max: int) -> None:
         self.bytes = 0
@@ -66,7 +67,7 @@ class ReplyMemory:
         return bool(self._waiting)
 
     def take(self, holder: Holder, size: int) -> bool:
-        """Count `size` bytes in. False: there is no room. Somebody alone always has it."""
+        """Count `size` bytes in. False: there is no room. A holder that is alone always has room."""
         if not self._fits(size):
             now = self._now()
             if now - self._counted_at >= LOOK_S:
@@ -89,7 +90,7 @@ class ReplyMemory:
                 self._close(now, 0)
 
     def wait(self, holder: Holder, size: int) -> None:
-        """Be resumed, or refused, when there is room for `size` bytes or will be none."""
+        """Have `holder` resumed, or refused, when there is room for `size` bytes or will be none."""
         self._waiting.setdefault(holder, (size, self._now()))
 
     def forget(self, holder: Holder) -> None:
@@ -97,7 +98,7 @@ class ReplyMemory:
         self._holders.pop(holder, None)
 
     def look(self) -> None:
-        """Let those go on who waited and for whom there is room now."""
+        """Resume the holders that wait and for which there is room now; refuse those that have waited for too long."""
         now = self._now()
         self._count(now)
         for holder, (size, since) in list(self._waiting.items()):
@@ -132,7 +133,8 @@ class ReplyMemory:
         self.bytes = sum(held.values())
 
     def _close(self, before: float, size: int) -> None:
-        """End those who have read too little since `before`, the largest first, until there is room for `size`."""
+        """Close the clients that have read too little since `before`, the largest first, until there is room for
+        `size`."""
         slow = [each for each in self._holders if (since := each.full_since) is not None and since <= before]
         for each in sorted(slow, key=lambda each: each.held_bytes, reverse=True):
             if self._fits(size):

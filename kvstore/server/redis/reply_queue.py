@@ -1,7 +1,8 @@
 """The replies of one Redis connection: in the order of its commands, and never more of them than there is room for.
 
-Results come in any order and wait for their turn. How large they are is known only then: those of reads that do not fit
-are forgotten and read again in their turn, and what cannot be read again begins when there is room for all of it.
+Results come in any order and wait for their turn. How large they are is known only when they come: those of reads that
+do not fit are forgotten, and read again in their turn; a command that cannot be done again begins when there is room
+for all that it may answer.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather
 from kvstore.server.redis.plans import CommandError, Several, Single
 from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, ReplyMemory
-from kvstore.server.redis.rereads import Again, bytes_of, transaction_bytes
+from kvstore.server.redis.rereads import Rereads, bytes_of, transaction_bytes
 from kvstore.server.redis.session import Session
 from kvstore.server.routing.backend import Backend
 
 IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
-"""Commands of one connection that are not answered yet; what comes after them stays unread. A connection begins with
-the first and may soon have the second, unless its replies are large."""
+"""Commands of one connection that may be in flight; those that come after them wait. A connection begins with the first
+number and may soon have the second, unless its replies are large."""
 HELD_BYTES_MAX = 8 << 20
-"""Of large replies that one connection holds. A single one may be larger."""
+"""Bytes of large replies that one connection holds. A single reply may be larger."""
 RESERVED_BYTES_MAX = 16 << 20
-"""Of replies that cannot be read again, while their commands are in flight. Those of one command may be larger."""
+"""Room for the replies of commands that cannot be done again, while these are in flight. One command may have more."""
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
 _GET, _OK_FORMAT = int(Code.GET), Fmt.OK
@@ -40,7 +41,7 @@ class Server(Protocol):
     """Holds the replies of all connections: kvstore.server.redis.door.RespServer."""
 
     backend: Backend
-    room: ReplyMemory
+    reply_memory: ReplyMemory
 
     def wait_for_room(self, connection: Holder, size: int) -> None:
         """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
@@ -66,31 +67,31 @@ class ReplyQueue:
         self._server, self._session = server, session
         self._formats = FORMATS[session.protocol]
         self.line = object()
-        """As a Sink has it; itself would be a cycle."""
+        """Names the client, as the line of a Sink. The queue itself would be a cycle of references."""
         self.due: list[bytes] = []
-        """Replies whose turn it is."""
+        """Replies whose turn it is, to be written next."""
         self.issued = 0
         """Commands begun."""
         self.answered = 0
-        """Commands whose reply is due or sent; the reply of number `answered` is the next one."""
+        """Commands whose reply is due or sent. The next reply that is due is that of command number `answered`."""
         self.early: dict[int, bytes] = {}
-        """Replies that came before their turn."""
-        self.again = Again()
+        """Replies that came before their turn, by the numbers of their commands."""
+        self.rereads = Rereads()
         self.in_flight_max = IN_FLIGHT_FIRST
         self._unchecked = SMALL_BYTES
         """Replies up to this size are kept without a look at what is held."""
         self._held = 0
         """Large replies since the last look; no less than those that are not written yet."""
         self._gathered = 0
-        """Values that wait for others of their reply."""
+        """Bytes of values that wait for other values of their reply."""
         self._reserved = 0
-        """For the replies of what cannot be done again; counts until nothing is in flight."""
+        """Bytes reserved for replies of commands that cannot be done again; they count until nothing is in flight."""
         self._is_refused = False
-        """What waits for room is not going to get it."""
+        """The command that waits for room is not going to get it."""
         self.is_full = False
         """The client does not read its replies."""
-        self.is_lost = False
-        """It is gone."""
+        self.is_gone = False
+        """The client is gone."""
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,7 +104,7 @@ class ReplyQueue:
             else:
                 self.answer(number, replies.OK)
             return
-        if self.is_lost:  # what comes before its turn would be kept, and is counted for nobody
+        if self.is_gone:  # a reply that comes before its turn would be kept, and nobody counts it any more
             self.answer(number, b"")
             return
         reply = self._formats[format_](result)
@@ -147,9 +148,9 @@ class ReplyQueue:
         return self.issued - 1
 
     def widen(self) -> None:
-        """All that was begun fitted: more may be in flight, cautiously if there was once too much."""
+        """Let more be in flight, because all that was begun has fitted; fewer more if there was once too much."""
         now = self.in_flight_max
-        self.in_flight_max = min(now + (now if not self.again.below else now // 4 + 1), IN_FLIGHT_MAX)
+        self.in_flight_max = min(now + (now if not self.rereads.below else now // 4 + 1), IN_FLIGHT_MAX)
 
     def _release(self) -> None:
         early, first = self.early, self.answered
@@ -167,26 +168,26 @@ class ReplyQueue:
         """Send what is due. False if there was nothing."""
         if self.issued == self.answered:
             self._reserved = self._held = 0
-        if not self.due or self.is_lost:
+        if not self.due or self.is_gone:
             self.due.clear()
             return False
         data = self.due[0] if len(self.due) == 1 else b"".join(self.due)
         self.due.clear()
         self.stream.write(data)
         if self.is_full:
-            self._server.room.add(self, len(data))
-        if self.again.reads:
-            self.again.answered(self.issued, self.answered)
+            self._server.reply_memory.add(self, len(data))
+        if self.rereads.reads:
+            self.rereads.answered(self.issued, self.answered)
         return True
 
     # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, number: int, size: int) -> bool:
         """Whether a reply may be kept. If not, its command is done again when its turn comes."""
-        again = self.again
-        if number == again.current or number not in again.reads or self.is_lost:
+        rereads = self.rereads
+        if number == rereads.current or number not in rereads.reads or self.is_gone:
             return True  # room is reserved for it, or it is small
-        is_new = number >= again.below
+        is_new = number >= rereads.below
         if is_new:
             self._unchecked = SMALL_BYTES
         if (is_new or number == self.answered) and self.fits(size):
@@ -196,13 +197,13 @@ class ReplyQueue:
 
     def put_off(self, number: int, size: int) -> None:
         """Do a read again when its turn comes: its reply of `size` bytes did not fit."""
-        if self.is_lost:
+        if self.is_gone:
             return self.answer(number, b"")
-        if number >= self.again.below:
+        if number >= self.rereads.below:
             self.in_flight_max = max(1, min(self.in_flight_max, HELD_BYTES_MAX // max(1, size)))
             self._unchecked = -1
-            self._server.room.put_off += 1
-        self.again.put_off(number, self.issued, self.early)
+            self._server.reply_memory.put_off += 1
+        self.rereads.put_off(number, self.issued, self.early)
 
     def fits(self, size: int) -> bool:
         """Count in so many bytes of a reply, if there is room."""
@@ -213,7 +214,7 @@ class ReplyQueue:
             if held and held + size > HELD_BYTES_MAX:
                 return False
             self._held += size
-        return self._server.room.take(self, size)
+        return self._server.reply_memory.take(self, size)
 
     def gather(self, size: int) -> bool:
         """The same for a value that waits for others of its reply."""
@@ -222,31 +223,31 @@ class ReplyQueue:
         return fits
 
     def gathered(self, size: int) -> None:
-        """So many bytes of values do not wait any more."""
+        """Count so many bytes of values out: they do not wait any more."""
         self._gathered -= size
 
     @property
     def held_bytes(self) -> int:
         """Replies that the socket has not taken, and what is reserved for others."""
-        if self.is_lost:
+        if self.is_gone:
             return 0
-        again = self.again.size if self.again.current >= self.answered else 0
-        return self._unsent_bytes() + self._reserved + again + self.stream.get_write_buffer_size()
+        reread = self.rereads.size if self.rereads.current >= self.answered else 0
+        return self._unsent_bytes() + self._reserved + reread + self.stream.get_write_buffer_size()
 
     def _unsent_bytes(self) -> int:
         return self._gathered + sum(map(len, self.early.values())) + sum(map(len, self.due))
 
     def read_again(self) -> None:
         """Begin the read whose turn it is, if it was put off and there is room for whatever it brings."""
-        again, number = self.again, self.answered
-        if number not in again.numbers or self.is_full or self.is_lost:
+        rereads, number = self.rereads, self.answered
+        if number not in rereads.numbers or self.is_full or self.is_gone:
             return
-        read = again.reads[number]
+        read = rereads.reads[number]
         size = bytes_of(read, REPLY_BYTES_MAX)
-        if not (self._is_refused or self._server.room.take(self, size)):
+        if not (self._is_refused or self._server.reply_memory.take(self, size)):
             return self._server.wait_for_room(self, size)
-        again.numbers.discard(number)
-        again.current, again.size = number, size
+        rereads.numbers.discard(number)
+        rereads.current, rereads.size = number, size
         if self._is_refused:
             self._is_refused = False
             self.answer(number, replies.failure(_NO_ROOM))
@@ -267,14 +268,14 @@ class ReplyQueue:
         if not size:
             return True
         if self.issued == self.answered:
-            self._reserved = 0  # nobody would come back to who waits for it
+            self._reserved = 0  # else a command could wait for room that no answer gives back
         if self._is_refused:
             self._is_refused = False
             self._session.queued = None
             raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
         if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
             return False
-        if not self._server.room.take(self, size):
+        if not self._server.reply_memory.take(self, size):
             self._server.wait_for_room(self, size)
             return False
         self._reserved += size
@@ -286,13 +287,13 @@ class ReplyQueue:
 
     def lose(self) -> None:
         """The client is gone: nothing is read again for it."""
-        self.is_lost = True
-        self.early = dict.fromkeys((*self.early, *self.again.numbers), b"")
-        self.again.numbers.clear()
+        self.is_gone = True
+        self.early = dict.fromkeys((*self.early, *self.rereads.numbers), b"")
+        self.rereads.numbers.clear()
         self._release()
 
     def refuse(self) -> None:
-        """There is no room for what waits for it."""
+        """Answer the command that waits for room with an error: there is none."""
         self._is_refused = True
         self.resume()
         self._is_refused = False

@@ -22,22 +22,22 @@ Read = bytes | Single | Several
 """The key of a plain GET, or what else reads."""
 
 
-class Again:
-    """Numbers are the connection's own count of its commands."""
+class Rereads:
+    """The reads of one connection that may be done again. Numbers are the connection's own count of its commands."""
 
     __slots__ = ("below", "current", "numbers", "reads", "size")
 
     def __init__(self) -> None:
         self.reads: dict[int, Read] = {}
-        """What can be done again. May also hold what is answered."""
+        """Reads that can be done again, by number. May also hold answered ones."""
         self.numbers: set[int] = set()
-        """What is to be done again and has not been begun."""
+        """Numbers of reads that are to be done again and have not been begun."""
         self.below = 0
         """Reads before this number are put off as they come, unless it is their turn."""
         self.current = -1
-        """The last one that was begun again."""
+        """The last read that was begun again."""
         self.size = 0
-        """What it may take at most."""
+        """Bytes that it may take at most."""
 
     def note(self, found: Single | Several, number: int) -> None:
         """Command `number` has begun."""

@@ -17,9 +17,9 @@ from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op, Record
 from kvstore.server.redis import replies
+from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, OwnerOf, check_key, check_one_owner, check_value, integer
 
-Words = list[bytes]
 Ask = Callable[[Op], Awaitable[Any]]
 """The result of an operation. Raises StoreError."""
 

@@ -16,10 +16,10 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.server.redis import replies
+from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, check_key, integer
 from kvstore.server.redis.rewrites import Ask, Found, Rewrite, rewrite
 
-Words = list[bytes]
 Action = Callable[[Ask, bytes, Words], Coroutine[Any, Any, bytes]]
 """(ask, key, arguments) → the reply."""
 

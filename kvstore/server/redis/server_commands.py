@@ -27,6 +27,7 @@ from kvstore.server.redis.commands import FROM_BROWSERS
 from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.gate import NOAUTH_HELLO, Gate
 from kvstore.server.redis.gather import REPLY_BYTES_MAX
+from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, Plan, check_key, check_pattern
 from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
@@ -44,8 +45,6 @@ WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET", b"WA
 KEYS_MAX = 100_000
 """KEYS of a larger store is refused: it would hold all of them in memory at once."""
 _SLOW_LOG = "SLOWLOG has GET [count], LEN and RESET here: `kvstore node slow-log` has more of each"
-
-Words = list[bytes]
 
 
 class Server(Protocol):
@@ -212,7 +211,7 @@ def _reset(pipeline: Performer, words: Words) -> None:
 
 
 def _shown(pipeline: Performer, found: list[bytes]) -> list[bytes]:
-    """Those keys that the user may read."""
+    """Return those of the keys that the user may read."""
     if pipeline.gate is None:
         return found
     prefixes = pipeline.gate.identity.permissions.read
@@ -224,7 +223,7 @@ def _is_shown(pipeline: Performer, key: bytes) -> bool:
 
 
 def _may_count(pipeline: Performer) -> bool:
-    """Whether the user may hear of how many keys there are: who may read all of them."""
+    """Whether the user may hear how many keys there are: users may that may read all of them."""
     return pipeline.gate is None or pipeline.gate.identity.permissions.may_all(Right.READ, b"", b"")
 
 
@@ -288,7 +287,7 @@ def _exec(pipeline: Performer, words: Words) -> None:
 
 def _readonly(level: Level) -> Callable[[Performer, Words], bytes]:
     def make(pipeline: Performer, words: Words) -> bytes:
-        pipeline.session.level = int(level)
+        pipeline.session.choose_level(level)
         return replies.OK
 
     return make
@@ -299,7 +298,7 @@ def _asking(pipeline: Performer, words: Words, *, as_user: bool = False) -> keys
     is taken away ends it. `as_user`: each operation by what its user may do then."""
 
     async def asking(op: Op, partition: PartitionId) -> Any:
-        if pipeline.replies.is_lost:
+        if pipeline.replies.is_gone:
             raise Unavailable("the client is gone")
         if as_user:
             return await ask(pipeline.replies.backend, op, partition)
@@ -310,7 +309,7 @@ def _asking(pipeline: Performer, words: Words, *, as_user: bool = False) -> keys
 
 
 def _check_again(pipeline: Performer, words: Words) -> None:
-    """Raise CommandError if who asks may not any more: what was found is told to nobody who could not ask for it."""
+    """Raise CommandError if the user may not ask any more: what was found is told only to users that may ask for it."""
     if pipeline.gate is not None:
         pipeline.gate.check(words)
 
@@ -377,7 +376,7 @@ def _random_key(pipeline: Performer, words: Words) -> None:
         cursor, has_wrapped, count = start, False, 1
         while True:
             cursor, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
-            count = min(2 * count, keys.PAGE_KEYS_MAX)  # of who may read few of many keys it is a long way to one
+            count = min(2 * count, keys.PAGE_KEYS_MAX)  # where the user may read few of many keys, one is far
             _check_again(pipeline, words)
             shown = _shown(pipeline, found)
             if shown:
@@ -422,17 +421,16 @@ def _watch(pipeline: Performer, words: Words) -> None:
     pipeline.session.check_watch(named)
 
     async def work() -> bytes:
-        watched = pipeline.session.watched
         for key in named:
             found = await _ask(pipeline)(commands.meta(key))
-            watched.setdefault(key, 0 if found is None else found[1])
+            pipeline.session.watch(key, 0 if found is None else found[1])
         return replies.OK
 
     pipeline.run_alone(work())
 
 
 def _unwatch(pipeline: Performer, words: Words) -> bytes:
-    pipeline.session.watched = {}
+    pipeline.session.unwatch()
     return replies.OK
 
 

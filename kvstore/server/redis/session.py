@@ -51,7 +51,7 @@ _SETTINGS: dict[bytes, bytes] = {
 _SETTINGS |= {b"slowlog-max-len": b"%d" % KEPT, b"latency-monitor-threshold": b"0", b"latency-tracking": b"no"}
 
 DEFAULT_USER = "default"
-"""Whom AUTH means by a password alone, and who everybody is where nobody is asked."""
+"""The user that AUTH means by a password alone, and that every client is where the cluster does not ask."""
 WRONGPASS = "WRONGPASS invalid username-password pair or user is disabled."
 
 Facts = Mapping[str, Mapping[str, object]]
@@ -66,7 +66,9 @@ class Session:
         self.identity: Identity | None = None
         """Who the client has proven to be; None: nobody."""
         self.protocol = 2
-        self.level = int(Level.LINEARIZABLE)
+        self.level = self._chosen_level = int(Level.LINEARIZABLE)
+        """That of reads. What was chosen does not hold while something is watched: EXEC asks whether the keys are as
+        they were at the leader then, and what is read meanwhile must be no older."""
         self.name = b""
         self.library = {b"LIB-NAME": b"", b"LIB-VER": b""}
         self.queued: list[Single | Several | Reply] | None = None
@@ -82,7 +84,7 @@ class Session:
         return self._queued_bytes if self.queued else 0
 
     def reset(self) -> None:
-        """As the connection was when it was made."""
+        """Put the connection back into the state in which it was made."""
         self.__init__(self.id)  # type: ignore[misc]
 
     def queue(self, words: list[bytes], now_ms: int, check: Callable[[Sequence[Op]], None] | None = None) -> bytes:
@@ -127,7 +129,8 @@ class Session:
             self._is_spoilt = True
             if words[0].upper() != b"EXEC":
                 raise
-            self.queued, self.watched = None, {}
+            self.queued = None
+            self.unwatch()
             reason = str(error).removeprefix("ERR ")
             raise CommandError(f"EXECABORT Transaction discarded because of: {reason}") from None
 
@@ -140,8 +143,26 @@ class Session:
     def discard(self) -> bytes:
         if self.queued is None:
             raise CommandError("ERR DISCARD without MULTI")
-        self.queued, self.watched = None, {}
+        self.queued = None
+        self.unwatch()
         return replies.OK
+
+    def choose_level(self, level: Level) -> None:
+        """Have reads from now on be of this level."""
+        self._chosen_level = int(level)
+        if not self.watched:
+            self.level = self._chosen_level
+
+    def watch(self, key: bytes, version: int) -> None:
+        """Have the next transaction stand under the condition that a key has this version; 0: that it is absent."""
+        self.watched.setdefault(key, version)
+        self.level = int(Level.LINEARIZABLE)
+
+    def unwatch(self) -> dict[bytes, int]:
+        """Watch nothing any more; what was watched."""
+        watched, self.watched = self.watched, {}
+        self.level = self._chosen_level
+        return watched
 
     def check_watch(self, keys: Sequence[bytes]) -> None:
         """Raises CommandError."""
@@ -156,7 +177,7 @@ class Session:
         if self.queued is None:
             raise CommandError("ERR EXEC without MULTI")
         queued, self.queued = self.queued, None
-        watched, self.watched = self.watched, {}
+        watched = self.unwatch()
         if self._is_spoilt:
             raise CommandError("EXECABORT Transaction discarded because of previous errors.")
         checks = [(_CHECK, key, _IF_VERSION, version, None) for key, version in watched.items()]

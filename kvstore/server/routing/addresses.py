@@ -1,4 +1,4 @@
-"""Where the servers that are up can be reached, for who only knows the metadata store."""
+"""Where the servers that are up can be reached, for programs that know only the metadata store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One operation whose caller awaits the result: the sink behind it. Whoever has many under way is a sink itself."""
+"""One operation whose caller awaits the result: the sink behind it. A caller with many under way is a sink itself."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Submits(Protocol):
 
 
 async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
-    """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; the operation
-    goes on."""
+    """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; a write goes on,
+    and a read that has not begun does not."""
     answer = _Answer()
     backend.submit(op, answer, 0, ring_version, partition)
     result = await answer.given
@@ -31,8 +31,8 @@ async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ri
 
 
 async def ask_session(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
-    """The same for a caller who knows of one server alone: what a replica has not applied yet of his session is asked
-    of the leader, which has everything. Scans name the partition."""
+    """The same for a caller who knows of one server alone: where the replica has not applied all of his session yet,
+    the leader is asked, which has everything. Scans name the partition."""
     try:
         return await ask(backend, op, partition, ring_version)
     except NotCaughtUp:
@@ -48,6 +48,10 @@ class _Answer(Sink):
 
     def __init__(self) -> None:
         self.given: asyncio.Future[Result | StoreError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_gone(self) -> bool:
+        return self.given.done()
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         if not self.given.done():

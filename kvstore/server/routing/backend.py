@@ -67,3 +67,7 @@ class Backend(Protocol):
         """Return the row (kvstore.partition.state.rows) of a linearizable GET whose answer is here and takes no more
         than a look, small and without an expiry; else NOT_NOW, and it has to be submitted."""
         ...
+
+    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """The same of many keys; NOT_NOW if one of them has to be submitted: then all are."""
+        ...

@@ -20,7 +20,7 @@ class ClusterVersion:
 
     version: int = versions.FIRST
     release: str = ""
-    """Of the software that raised it: what to install is no older."""
+    """The release of the software that raised it: servers are to have this one or a later one."""
     is_held: bool = False
     """An operator wants it to stay for now, so that nodes can go back to the release before."""
 

@@ -1,11 +1,12 @@
 """The Backend of every door of this server: brings operations, answers of links and news of the cluster to the router,
-and does what it says. What may go straight to the leader here, or along the way of those before it, does so at once.
+and does what it says. An operation that may go to the leader here, or follow those before it over a link, does so at
+once, without the router.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import assert_never
 
@@ -14,8 +15,8 @@ from kvstore.errors import Moved, NotLeader
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.leading.answers import Soon
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
-from kvstore.partition.state.traits import LEVEL_AT
-from kvstore.ring.hashing import token_of
+from kvstore.partition.state.traits import LEVEL_AT, POINT_READS
+from kvstore.ring.hashing import token_of, tokens_of
 from kvstore.server.config import Limits
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
@@ -27,19 +28,19 @@ from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02
 """How often what waits is looked at again, beside every change of the topology."""
-LOOK_SOON_S, FEW = 0.005, 64
-"""And how often while operations wait only for keys that are on their way, and few: to send these out costs little."""
+LOOK_SOON_S, HELD_FEW_MAX = 0.005, 64
+"""How often while operations wait for nothing but held keys, and these are so few that to look costs little."""
 WAITING_BYTES_MAX = 64 << 20
-"""Keys and values of what waits."""
+"""Keys and values of operations that wait."""
 _BATCH = int(Code.BATCH)
 
 
 class Dispatcher:
-    """The router's driver."""
+    """Drives one server's router; the Backend of its doors."""
 
     def __init__(self, env: Env, server: ServerId, membership: Membership, limits: Limits) -> None:
         self._env, self._membership = env, membership
-        self.topology = membership.topology
+        self.topology, self.on_topology = membership.topology, membership.on_topology
         self._local: dict[PartitionId, LocalReplica] = {}
         self._links: Links
         self._router = Router(
@@ -67,9 +68,6 @@ class Dispatcher:
 
     # ── the Backend that doors see ────────────────────────────────────────────────────────────────────────────────────
 
-    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
-        return self._membership.on_topology(changed)
-
     def progress(self, partition: PartitionId) -> tuple[int, int]:
         """(sequence, leader's time in ms), no smaller than those of any answer that this server gave."""
         known = self._progress.get(partition, (0, 0))
@@ -85,23 +83,30 @@ class Dispatcher:
         `sink.complete(token, …)` follows, once, never from inside this call. An operation that names a later ring than
         the one known here is delayed until that has been read again.
         """
-        if self.rates is not None and (refusal := self.rates.refusal_or_none(_keys_of(op))) is not None:
+        if (
+            self.rates is not None
+            and (refusal := self.rates.refusal_or_none(_counted(op, partition, self._router))) is not None
+        ):
             return self._fail_later(sink, token, refusal)
-        known = self._router
-        if self._held_keys or ring_version > known.ring_version or (partition is not None and ring_version):
+        router = self._router
+        if self._held_keys or ring_version > router.ring_version or (partition is not None and ring_version):
             return self._submit_with_care(op, sink, token, ring_version, partition)
-        target = known.partition_of(op[1]) if partition is None else partition
+        target = router.partition_of(op[1]) if partition is None else partition
         local = self._local.get(target)
         if local is not None and local.serving:
-            if target not in known.ways.sent_to and target not in known.waiting.lines:
+            if target not in router.routes.sent_to and target not in router.waiting.lines:
                 return local.submit(op, sink, token)
         else:
-            way = known.ways.straight.get(target)
+            flight = router.routes.direct.get(target)
             level_at = LEVEL_AT.get(op[0])
-            if way is not None and (level_at is None or op[level_at] not in FOLLOWER_LEVELS):
-                number = known.follow(way, target, op, sink, token)
+            if (
+                flight is not None
+                and (level_at is None or op[level_at] not in FOLLOWER_LEVELS)
+                and not (flight.reads.is_on and op[0] in POINT_READS)
+            ):
+                number = router.follow(flight, target, op, sink, token)
                 if number:
-                    return self._links.lanes[way.server].add(target, number, op)
+                    return self._links.lanes[flight.server].add(target, number, op)
         self._submit_with_care(op, sink, token, ring_version, partition)
 
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
@@ -110,22 +115,22 @@ class Dispatcher:
             for op, token in zip(ops, tokens, strict=True):
                 self.submit(op, sink, token)
             return
-        known = self._router
-        owners = known.topology.ring.partitions_of([op[1] for op in ops])
+        router = self._router
+        owners = router.topology.ring.partitions_of([op[1] for op in ops])
         targets = set(owners)
         for target in targets if len(targets) == 1 else sorted(targets):
             some, numbers = ops, tokens
             if len(targets) > 1:
                 are_its = [owner == target for owner in owners]
                 some, numbers = list(compress(ops, are_its)), list(compress(tokens, are_its))
-            local, way = self._local.get(target), known.ways.straight.get(target)
-            is_free = not (self._held_keys or target in known.ways.sent_to or target in known.waiting.lines)
+            local, flight = self._local.get(target), router.routes.direct.get(target)
+            is_free = not (self._held_keys or target in router.routes.sent_to or target in router.waiting.lines)
             if is_free and local is not None and local.submit_puts(some, sink, numbers):
                 continue
             is_served = local is not None and local.serving
-            if way is not None and not is_served and not self._held_keys and way.has_room(len(some)):
-                sent_as = known.follow_all(way, target, some, sink, numbers)
-                self._links.lanes[way.server].add_puts(target, sent_as, some)
+            if flight is not None and not is_served and not self._held_keys and flight.has_room(len(some)):
+                sent_as = router.follow_all(flight, target, some, sink, numbers)
+                self._links.lanes[flight.server].add_puts(target, sent_as, some)
             else:
                 for op, token in zip(some, numbers, strict=True):
                     self.submit(op, sink, token)
@@ -135,12 +140,27 @@ class Dispatcher:
         overtakes no operation that was submitted and is answered: those are in the state that it reads."""
         if self._held_keys or (self.rates is not None and key.startswith(self.rates.prefixes.all)):
             return NOT_NOW
-        known, token = self._router, token_of(key)
-        target = known.owner_of(token)
+        router, token = self._router, token_of(key)
+        target = router.owner_of(token)
         local = self._local.get(target)
-        if local is None or target in known.ways.sent_to or target in known.waiting.lines:
+        if local is None or target in router.routes.sent_to or target in router.waiting.lines:
             return NOT_NOW
-        return local.read_now(key, token, self._now())
+        reads = local.reads
+        return NOT_NOW if reads is None else reads.now(key, token, self._now())
+
+    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """The same of many keys, if all are of one partition; NOT_NOW if one of them has to be submitted."""
+        if self._held_keys or (self.rates is not None and any(key.startswith(self.rates.prefixes.all) for key in keys)):
+            return NOT_NOW
+        router, tokens = self._router, tokens_of(keys)
+        target = router.owner_of(tokens[0])
+        local = self._local.get(target)
+        if local is None or target in router.routes.sent_to or target in router.waiting.lines:
+            return NOT_NOW
+        reads = local.reads
+        if reads is None or router.topology.ring.owners_of(tokens).count(target) < len(keys):
+            return NOT_NOW
+        return reads.all_now(keys, tokens, self._now())
 
     def _submit_with_care(
         self, op: Op, sink: Sink, token: int, ring_version: int, partition: PartitionId | None
@@ -165,29 +185,22 @@ class Dispatcher:
         self._local[partition] = new
         return True
 
+    def replica_here(self, partition: PartitionId, ring_version: int) -> LocalReplica | None:
+        """The replica that may just do what another server sent, if it leads; None if that has to be looked at
+        closer."""
+        local, router = self._local.get(partition), self._router
+        is_free = ring_version == router.ring_version and partition not in router.waiting.lines
+        return local if is_free else None
+
     def submit_here(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
         """An operation that another server sent: done here or refused, never sent on."""
-        local = self._local.get(partition)
-        if (
-            local is not None
-            and ring_version == self._router.ring_version
-            and local.serving
-            and partition not in self._router.waiting.lines
-        ):
-            local.submit(op, sink, token)
+        replica = self.replica_here(partition, ring_version)
+        if replica is not None and replica.serving:
+            replica.submit(op, sink, token)
         else:
             self._handle(events.SentByPeer(partition, op, sink, token, ring_version))
 
-    def submit_puts_here(
-        self, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int], ring_version: int
-    ) -> bool:
-        """The same for puts, in this order. False, and none is submitted, if the replica here may not just take
-        them."""
-        local, known = self._local.get(partition), self._router
-        is_free = ring_version == known.ring_version and partition not in known.waiting.lines
-        return is_free and local is not None and local.submit_puts(ops, sink, tokens)
-
-    def turn_away(self, partition: PartitionId, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+    def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
         changed; another server sends out again what came from it."""
         self._handle(events.TurnedAway(op, sink, token, moved))
@@ -204,6 +217,10 @@ class Dispatcher:
         """The flight's server has refused operations, in the order of their numbers."""
         self._handle(events.Refused(flight, errors))
 
+    def reads_answered(self, flight: Flight, *, is_look: bool = False) -> None:
+        """Reads that wait for their turn on the link may go on; `is_look`: or be over."""
+        self._handle(events.ReadsAnswered(flight, is_look))
+
     def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
         """An answer of this or an earlier progress went out through this server."""
         known = self._progress.get(partition, (0, 0))
@@ -211,7 +228,7 @@ class Dispatcher:
 
     def under_way(self) -> tuple[Mapping[ServerId, Flight], Mapping[PartitionId, list[Pending]]]:
         """Return what links carry, and what waits for a leader."""
-        return self._router.ways.flights, self._router.waiting.lines
+        return self._router.routes.flights, self._router.waiting.lines
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -235,16 +252,14 @@ class Dispatcher:
         self._handle(events.TopologyChanged(self.topology))
         self._handle(events.Expelled())
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._handle(events.Ticked())
-
     def _handle(self, event: events.Event) -> None:
+        if isinstance(event, events.Ticked):
+            self._timer = None
         for command in self._router.handle(event, self._env.clock.now()):
             self._perform(command)
         if self._timer is None and self._router.is_waiting and not isinstance(event, events.Closing):
-            look_s = LOOK_AGAIN_S if self._router.waiting.lines or len(self._held_keys) > FEW else LOOK_SOON_S
-            self._timer = asyncio.get_running_loop().call_later(look_s, self._on_timer)
+            look_s = LOOK_AGAIN_S if self._router.waiting.lines or len(self._held_keys) > HELD_FEW_MAX else LOOK_SOON_S
+            self._timer = asyncio.get_running_loop().call_later(look_s, self._handle, events.Ticked())
 
     def _perform(self, command: events.Command) -> None:
         match command:
@@ -275,8 +290,11 @@ class Dispatcher:
                 assert_never(command)
 
 
-def _keys_of(op: Op) -> list[bytes]:
-    """The keys by which an operation counts for its namespaces: of a range, where it begins."""
+# docs/protocol.md N5
+def _counted(op: Op, partition: PartitionId | None, router: Router) -> list[bytes]:
+    """The keys by which an operation counts for its namespaces. A range counts where it begins: by the partition that
+    owns that key, since all are asked for the same range, and no other."""
     if op[0] == _BATCH:
         return [each[1] for each in op[2]]
-    return [op[1]] if op[1].__class__ is bytes else []
+    is_counted = op[1].__class__ is bytes and (partition is None or router.partition_of(op[1]) == partition)
+    return [op[1]] if is_counted else []

@@ -24,7 +24,7 @@ class Submitted:
     token: int
     partition: PartitionId | None = None
     ring_version: int = 0
-    """That by which it was thought out; 0 if that does not matter."""
+    """Version of the ring by which it was sent; 0 if that does not matter."""
     awaits_ring: bool = False
     """That ring is later than the one known here, and is being read."""
 
@@ -59,6 +59,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadsAnswered:
+    """Another server has answered reads while others wait for their turn; or `is_look`: it is time to look at these."""
+
+    flight: Flight
+    is_look: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LinkOpened:
     """Operations can be sent to the flight's server."""
 
@@ -67,7 +75,7 @@ class LinkOpened:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """Operations from number `first_unsent` on had not left."""
+    """The link is gone. Operations from number `first_unsent` on had not left."""
 
     flight: Flight
     first_unsent: int
@@ -75,7 +83,8 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class TopologyChanged:
-    """Another topology is in force, and all operations sent by the former one have left. `Expelled` follows."""
+    """Another topology is in force, and all operations that were sent by the former one have left. `Expelled`
+    follows."""
 
     topology: ClusterTopology
 
@@ -108,6 +117,7 @@ Event = (
     | SentByPeer
     | TurnedAway
     | Refused
+    | ReadsAnswered
     | LinkOpened
     | LinkLost
     | TopologyChanged
@@ -180,7 +190,8 @@ class ReadLeader:
 
 @dataclass(frozen=True, slots=True)
 class ReadRing:
-    """Read the ring again. `version`: somebody went by this one, which is later; 0: it does not fit."""
+    """Read the ring again. `version`: an operation was sent by this later one; 0: the one known here does not fit what
+    a partition owns."""
 
     version: int = 0
 

@@ -7,6 +7,7 @@ from itertools import repeat, takewhile
 
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.traits import KEYLESS, UNORDERED
+from kvstore.server.routing.large_reads import LargeReads
 from kvstore.server.routing.pending import Pending, keys_of, written_bytes
 from kvstore.types import PartitionId, ServerId
 
@@ -26,12 +27,16 @@ class Flight:
         """By their numbers, which rise in the order in which they were sent."""
         self.bytes = 0
         self.last_number = 0
+        self.reads = LargeReads()
+        """Reads that wait before they are under way."""
         self._numbers_on: dict[bytes, list[int]] = {}
         self._looked_up_to = 0
 
     def has_room(self, count: int = 1) -> bool:
         return (
-            not self.is_closed_for_more and len(self.pending) + count <= self._most and self.bytes < BYTES_IN_FLIGHT_MAX
+            not self.is_closed_for_more
+            and len(self.pending) + self.reads.count + count <= self._most
+            and self.bytes < BYTES_IN_FLIGHT_MAX
         )
 
     def next_number(self) -> int:
@@ -59,27 +64,29 @@ class Flight:
         return numbers
 
     def end(self, number: int) -> tuple[PartitionId, Pending] | None:
-        """The operation is over, or comes back. None if nobody waits for it any more."""
+        """End an operation that is answered, or comes back; None if nobody waits for it any more."""
         found = self.pending.pop(number, None)
         if found is not None:
             self.bytes -= found[1].size
+        if self.reads.is_on:
+            self.reads.over(number)
         return found
 
     def end_up_to(self, last: int) -> list[Pending]:
-        """Nobody waits any more for what is under way up to this number."""
+        """End the operations up to this number, for which nobody waits any more, and return them."""
         overdue = list(takewhile(lambda number: number <= last, self.pending))
         return [found[1] for number in overdue if (found := self.end(number)) is not None]
 
     def end_all(self) -> dict[int, tuple[PartitionId, Pending]]:
-        """The link is gone."""
+        """End all operations, because the link is gone, and return them by their numbers."""
         pending, self.pending = self.pending, {}
         self.bytes = 0
         self.is_closed_for_more = True
         return pending
 
     def carries(self, partition: PartitionId) -> bool:
-        """Whether an operation on the partition is under way."""
-        return any(each == partition for each, _ in self.pending.values())
+        """Whether an operation on the partition is under way, or waits for its turn."""
+        return any(each == partition for each, _ in self.pending.values()) or self.reads.has(partition)
 
     def misdirected(self, partition_of: Callable[[bytes], PartitionId]) -> Iterator[int]:
         """Numbers of the operations that are under way to a partition which does not own all of their keys."""
@@ -89,8 +96,8 @@ class Flight:
                 yield number
 
     def writes_on(self, keys: set[bytes]) -> list[int]:
-        """Numbers of the writes under way on these keys. Each key's are told once: more come only when all of these
-        have come back. Looks at each operation once, and not before something comes back."""
+        """Return the numbers of the writes under way on these keys. Each key's are told once: more writes on it leave
+        only when all of these have come back. Looks at each operation once, and not before something comes back."""
         for number in reversed(self.pending):
             if number <= self._looked_up_to:
                 break
@@ -110,3 +117,4 @@ class Flight:
         assert all(pending.size == written_bytes(pending.op) for _, pending in self.pending.values())
         assert self.bytes == sum(pending.size for _, pending in self.pending.values())
         assert list(self.pending) == sorted(self.pending)
+        self.reads.check()

@@ -25,14 +25,14 @@ MOVED_S = 0.02
 """Before a partition is asked again that did not own what the ring gives it."""
 MOVED_MAX = 100
 SCAN_BYTES_MAX = 1 << 20
-"""Of keys that one SCAN gathers before it ends; its last page may go beyond."""
+"""Bytes of keys that one SCAN gathers before it ends; its last page may go beyond."""
 MATCH_BYTES_MAX = 64 << 10
-"""Of keys that are looked at for a pattern in one turn of the event loop: each may take as long as the pattern is."""
+"""Bytes of keys that are matched in one turn of the event loop: a key may take as long as the pattern is."""
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
 STRIDE = TOKENS >> 12
-"""Of the ring. Where a SCAN of who may see some keys alone ends without having found any of them, its cursor is a
-multiple of it: a key's own place would tell which keys there are to whoever guesses them."""
+"""A part of the ring. Where the SCAN of a user who may see only some keys ends without having found one, its cursor is
+a multiple of it: a key's own place would tell a user who guesses keys which of them there are."""
 _SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
 
 
@@ -123,7 +123,7 @@ async def all_keys(
 
 
 async def matching(keys: list[bytes], matches: Callable[[bytes], bool]) -> list[bytes]:
-    """Those that do; others have their turn in between."""
+    """Return the keys that match. Other work has its turn in between."""
     found, size = list[bytes](), 0
     for key in keys:
         if size > MATCH_BYTES_MAX:

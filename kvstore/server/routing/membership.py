@@ -24,13 +24,14 @@ log = logging.getLogger(__name__)
 REREAD_S = 10.0
 RETRY_S = 0.2
 DISBELIEF_S = 1.0
-"""After somebody has told of a ring that there is not: so long only watches make this server read it."""
+"""For so long after a hint of a ring that there is not, nothing but watches makes this server read the ring."""
 SPREAD_S = 0.002
 """For each server of the cluster: when the ring changes they do not all read it in the same moment."""
 
 
 class Membership:
-    """`topology` is replaced whole at each change; whoever asked by `on_topology` is told after it."""
+    """One server's knowledge of its cluster. `topology` is replaced whole at each change; then those are told that
+    asked by `on_topology`."""
 
     def __init__(self, env: Env, store: MetadataStore, member: Member) -> None:
         self._env, self._store = env, store
@@ -45,7 +46,7 @@ class Membership:
         self._watches: dict[str, Watch] = {}
         self._failed = False
         self._hinted = 0
-        """The latest routing that somebody has told of, until that was looked at."""
+        """The latest version of the routing that a hint has named, until it was looked for."""
         self._disbelieves_until = 0.0
         self.false_hints = 0
         self.read_at = env.clock.now()
@@ -73,8 +74,8 @@ class Membership:
         return self._topology.ring
 
     async def announce(self) -> None:
-        """Let the cluster know of this server, as soon as that can be: at once, unless the metadata store is away or
-        another process has its place. It stays announced over lost sessions."""
+        """Let the cluster know of this server, as soon as that can be: at once, unless the metadata store is away; if
+        another process has its place, it is waited for that one's end. It stays announced over lost sessions."""
         await self.announcement.publish(self._nursery)
 
     @property
@@ -92,8 +93,9 @@ class Membership:
         return self._listeners.add(changed)
 
     def note_leader(self, partition: PartitionId, server: ServerId | None) -> None:
-        """A replica here has learnt who leads, perhaps before that one's znode is there: whoever is being handed the
-        lead lets clients wait. The znode is read when it changes; and now, if nobody is known to lead."""
+        """Note which server leads, as a replica here has learnt it, perhaps before the leader's znode is there: a
+        server to which a lead is being handed over lets operations wait for it. The znode is read when it changes; and
+        now, if no server is known to lead."""
         found = self._topology
         if found is not None and partition in found.ring.partitions:
             known = found.leaders.get(partition)
@@ -106,7 +108,7 @@ class Membership:
             self.suspect(partition)
 
     def suspect(self, partition: PartitionId) -> None:
-        """The leader known for the partition is not, or not any more: read again."""
+        """Read the partition's leader again: the one known here does not lead it, or not any more."""
         self._want(paths.partition_leader(partition))
 
     @property
@@ -128,12 +130,13 @@ class Membership:
             self._unwatch(known - set(ring.partitions))
 
     def suspect_ring(self) -> None:
-        """Something does not fit the ring that is known: read again."""
+        """Read the ring again: the one known here does not fit what a partition owns."""
         self._want(paths.RING)
 
     def hint_ring(self, routed: int) -> bool:
-        """Somebody says that keys are routed by a later ring: read again, at once (docs/protocol.md H9). False if that
-        is not worth waiting for: it is known, or what was said a moment ago was not so."""
+        """Read the ring again at once, because an operation or an answer says that keys are routed by a later one
+        (docs/protocol.md H9). False if there is nothing to wait for: that ring is known, or a hint a moment ago was of
+        a ring that there is not."""
         if self._topology is None or routed <= self._topology.ring.routed:
             return False
         if self._env.clock.now() < self._disbelieves_until:
@@ -155,8 +158,8 @@ class Membership:
         self._hint.set()
 
     def _want_soon(self, path: str) -> None:
-        """Read it again after a moment of this server's own. Whoever was told MOVED does not wait for that
-        (docs/protocol.md H7)."""
+        """Read the path again after a moment that each server draws, so that they do not all read at once. An operation
+        that was told MOVED does not wait for that (docs/protocol.md H7)."""
         servers = len(self._topology.servers) if self._topology is not None else 0
         delay_s = self._env.random.random() * SPREAD_S * servers
         asyncio.get_running_loop().call_later(delay_s, self._want, path)
@@ -187,7 +190,7 @@ class Membership:
     async def _read_all(self) -> None:
         self._reader.undecodable.clear()
         try:
-            ring = await self._reader.ring()
+            ring = await self._read_hinted_ring()  # a hint that came when this was due is not looked at otherwise
         except NoSuchNode:
             if self._topology is None:
                 return  # a cluster that is only being made
@@ -226,8 +229,8 @@ class Membership:
                 self._replace(self.topology.with_leader(partition, leader))
 
     async def _read_hinted_ring(self) -> Ring:
-        """The ring; and if somebody has told of a later one than this metadata server has, the latest that there is.
-        Who has told of one that there is not is believed again after a while."""
+        """Read the ring; if a hint was of a later one than this metadata server has, the latest that there is. If there
+        is none so late, hints are not believed for a while."""
         ring = await self._reader.ring()
         told = self._hinted
         if ring.routed < told:

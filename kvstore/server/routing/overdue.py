@@ -29,12 +29,13 @@ class Late(NamedTuple):
 
 
 class Overdue:
-    """Of one server. What takes longer than `limit_s` is told when it is over, with the time that it took at least."""
+    """The overdue operations of one server. One that takes longer than `limit_s` is told when it is over, with the time
+    that it took at least."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._marks: dict[ServerId, tuple[Flight, deque[tuple[float, int]]]] = {}
-        """Of each link: its last number at the times of the latest looks."""
+        self._looks: dict[ServerId, tuple[Flight, deque[tuple[float, int]]]] = {}
+        """By server, its flight, and the flight's last number at the times of the latest looks."""
         self._known: dict[Hashable, Late] = {}
 
     def look(
@@ -54,14 +55,14 @@ class Overdue:
     def _all_late(
         self, now: float, flights: Mapping[ServerId, Flight], lines: Mapping[PartitionId, list[Pending]]
     ) -> Iterator[tuple[Hashable, Late]]:
-        self._marks = {server: found for server, found in self._marks.items() if flights.get(server) is found[0]}
+        self._looks = {server: found for server, found in self._looks.items() if flights.get(server) is found[0]}
         before = now - self._limit_s
         for server, flight in sorted(flights.items()):
-            _, marks = self._marks.setdefault(server, (flight, deque()))
-            marks.append((now, flight.last_number))
-            while len(marks) > 1 and marks[1][0] <= before:
-                marks.popleft()
-            since, last = marks[0]
+            _, looks = self._looks.setdefault(server, (flight, deque()))
+            looks.append((now, flight.last_number))
+            while len(looks) > 1 and looks[1][0] <= before:
+                looks.popleft()
+            since, last = looks[0]
             if since > before:
                 continue
             for number, (partition, pending) in islice(flight.pending.items(), LOOKED_AT_MAX):

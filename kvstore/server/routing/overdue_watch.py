@@ -14,7 +14,7 @@ LOOK_S = 0.25
 
 
 class OverdueWatch:
-    """That of one server."""
+    """Watches for the overdue operations of one server."""
 
     def __init__(self, env: Env, dispatcher: Dispatcher) -> None:
         self._env, self._dispatcher = env, dispatcher

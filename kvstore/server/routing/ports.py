@@ -9,6 +9,18 @@ from kvstore.partition.state.commands import NotNow, Op, Sink
 from kvstore.types import PartitionId, ServerId
 
 
+class Reads(Protocol):
+    """Linearizable GETs that take no more than a look: kvstore.partition.leading.leader_reads.LeaderReads."""
+
+    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        """Return the row of a GET at `now`; NOT_NOW if it takes more, and has to be submitted. `token` is the key's."""
+        ...
+
+    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
+        """The same of many keys; NOT_NOW if it takes more for any of them, or reads that came before wait."""
+        ...
+
+
 class LocalReplica(Protocol):
     """A replica on this node: kvstore.partition.Partition."""
 
@@ -21,9 +33,9 @@ class LocalReplica(Protocol):
         """The same for puts of one sink, in this order. False, and none is taken, unless this replica leads."""
         ...
 
-    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        """Return the row of a linearizable GET at `now` that takes no more than a look; else NOT_NOW, and it has to be
-        submitted. `token` is the key's."""
+    @property
+    def reads(self) -> Reads | None:
+        """The reads of its lead; None if it does not lead."""
         ...
 
     def expel(self) -> None:
@@ -48,7 +60,7 @@ class Links(Protocol):
 
     @property
     def lanes(self) -> Mapping[ServerId, Lanes]:
-        """Of each server that there is a link to."""
+        """The lanes to each server that there is a link to."""
         ...
 
     def connect(self, server: ServerId) -> None:

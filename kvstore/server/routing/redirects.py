@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from kvstore.errors import Overloaded, StoreError, Unavailable
 from kvstore.partition.state.commands import Op, Result, Sink
@@ -23,9 +24,9 @@ ON_ITS_WAY = "the key is on its way from one partition to another"
 
 
 class Redirected(Sink):
-    """The sink of such an operation. The replica here that turns it away once more knows only its sink; so this
-    remembers until when it is worth trying, and its place in the order. With a later place it would go out after
-    operations that came behind it and were turned away earlier."""
+    """The sink of a redirected operation. A replica here that turns the operation away once more knows only its sink;
+    so the sink remembers its deadline, and its place in the order. With a later place it would go out after operations
+    that came behind it and were turned away earlier."""
 
     __slots__ = ("_sink", "deadline", "place")
 
@@ -37,6 +38,10 @@ class Redirected(Sink):
     def line(self) -> object:
         return self._sink.line
 
+    @property
+    def is_gone(self) -> bool:
+        return self._sink.is_gone
+
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._sink.complete(token, result)
 
@@ -44,18 +49,26 @@ class Redirected(Sink):
         self._sink.flush()
 
 
+class _Expected(NamedTuple):
+    """A write that is under way, by its number, to a former owner of its keys, which may send it back."""
+
+    flight: Flight
+    number: int
+    keys: list[bytes]
+
+
 class Redirects:
-    """`fail` refuses an operation."""
+    """The redirected operations of one server. `fail` refuses one."""
 
     def __init__(self, fail: Callable[[Sink, int, StoreError], None], *, most: int, bytes_max: int) -> None:
         self._fail, self._most, self._bytes_max = fail, most, bytes_max
         self._items: list[Pending] = []
         self.bytes = 0
-        self._expected: dict[int, tuple[Flight, int, list[bytes]]] = {}
-        """Writes that may come back, by their place in the order: where they are under way, under which number, and
-        their keys."""
+        self._expected: dict[int, _Expected] = {}
+        """Writes that may come back, by their place in the order."""
         self.keys: dict[bytes, int] = {}
-        """Of what is here or expected back → of how many. What comes later on one of them has to wait here."""
+        """The held keys: of operations that are here or expected back, with the number of these. A write that comes
+        later on one of them has to wait here."""
         self.total = 0
 
     def __len__(self) -> int:
@@ -66,14 +79,14 @@ class Redirects:
         return any(key in self.keys for key in keys_of(op))
 
     def expect(self, flight: Flight, numbers: Iterable[int]) -> None:
-        """Operations that may come back, and before which no later one on their keys must be done."""
+        """Expect operations back, before which no later one on their keys must be done."""
         for number in numbers:
             pending = flight.pending[number][1]
             if pending.op[0] not in UNORDERED:
                 keys = keys_of(pending.op)
                 if pending.order not in self._expected:
                     self._hold(keys)
-                self._expected[pending.order] = (flight, number, keys)
+                self._expected[pending.order] = _Expected(flight, number, keys)
 
     def add(self, pending: Pending, now: float) -> None:
         """Keep the operation for a while: until its deadline, if it has one."""
@@ -96,7 +109,7 @@ class Redirects:
         """Take what goes out again, in order: all but what has to wait for something that is expected, and is refused
         when its time is up. Those that come back keep their place."""
         self._forget_what_has_come()
-        blocked = {key for _, _, keys in self._expected.values() for key in keys}
+        blocked = {key for each in self._expected.values() for key in each.keys}
         going: list[Pending] = []
         staying: list[Pending] = []
         for pending in self._items:
@@ -123,9 +136,9 @@ class Redirects:
             self._fail(pending.sink, pending.token, error)
 
     def _forget_what_has_come(self) -> None:
-        over = [order for order, (flight, number, _) in self._expected.items() if number not in flight.pending]
+        over = [order for order, each in self._expected.items() if each.number not in each.flight.pending]
         for order in over:
-            self._let_go(self._expected.pop(order)[2])
+            self._let_go(self._expected.pop(order).keys)
 
     def _hold(self, keys: list[bytes]) -> None:
         for key in keys:
@@ -141,7 +154,7 @@ class Redirects:
 
     def check(self) -> None:
         held: dict[bytes, int] = {}
-        for keys in [*(keys_of(each.op) for each in self._items), *(each[2] for each in self._expected.values())]:
+        for keys in [*(keys_of(each.op) for each in self._items), *(each.keys for each in self._expected.values())]:
             for key in keys:
                 held[key] = held.get(key, 0) + 1
         assert self.keys == held

@@ -1,4 +1,4 @@
-"""The ring's znode as this server sees it and changes it: the Rings of whoever moves ranges and replicas."""
+"""The ring's znode as this server sees it and changes it: the Rings by which ranges and replicas are moved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from kvstore.ring import Ring, codec
 from kvstore.server.routing.membership import Membership
 
 RING_BYTES_MAX = 512 << 10
-"""Of the znode. A plan that would make it larger is refused; it can be made in parts."""
+"""The largest znode with which anything is planned. A plan that would make it larger is refused; it can be made in
+parts."""
+RING_STEP_BYTES_MAX = 768 << 10
+"""The largest one at all, below what ZooKeeper takes. What was planned grows a little while it is carried out, and
+nobody is asked for a range that has been given away until the ring says who owns it."""
 
 
 class RingStore:
@@ -43,10 +47,10 @@ class RingStore:
 
         return self._membership.on_topology(look)
 
-    async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False) -> Ring:
+    async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
         """One write at a time: those of this server would only make each other begin anew. What waits meanwhile is
         written together, each step on what the one before it has made."""
-        mine = _Change(step, soon)
+        mine = _Change(step, soon, plans)
         self._waiting.append(mine)
         try:
             async with self._turn:
@@ -66,7 +70,8 @@ class RingStore:
         together = _together(taken)
         known = self._membership.stored_ring if all(each.soon for each in taken) else None
         try:
-            ring, version = await change_ring_at(self._store, together, known)
+            plans = any(each.plans for each in taken)
+            ring, version = await change_ring_at(self._store, together, known, plans=plans)
         except Overloaded as error:
             if len(taken) == 1:
                 return _end(taken, error)
@@ -92,10 +97,11 @@ class RingStore:
 
 @dataclass(eq=False)
 class _Change:
-    """One that waits for its turn, and what has come of it."""
+    """A change of the ring that waits for its turn, and its outcome."""
 
     step: Callable[[Ring], Ring]
     soon: bool = False
+    plans: bool = False
     ring: Ring | None = None
     error: Exception | None = None
     is_over: bool = False
@@ -108,7 +114,7 @@ def _end(changes: list[_Change], failure: Exception | None) -> None:
 
 
 def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
-    """All of them in one. What one refuses stops no other."""
+    """Return a step that takes all of them. A step that refuses its change stops no other."""
     allowed: set[int] = set()
 
     def step(ring: Ring) -> Ring:
@@ -126,30 +132,30 @@ def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
 
 
 class _Stale(Exception):
-    """The ring that was known here does not tell what comes of the step."""
+    """The outcome of the step cannot be told by the ring that is known here: the stored one has to be read."""
 
 
 async def change_ring(store: MetadataStore, step: Callable[[Ring], Ring]) -> Ring:
-    """Store `step(ring)` by compare-and-set and return it; see kvstore.ring.Rings. Raises Overloaded if that would be
-    too large for its znode."""
-    return (await change_ring_at(store, step))[0]
+    """Store `step(ring)`, perhaps a plan, by compare-and-set and return it; see kvstore.ring.Rings. Raises Overloaded
+    if that would be too large for its znode."""
+    return (await change_ring_at(store, step, plans=True))[0]
 
 
 async def change_ring_at(
-    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None = None
+    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None = None, *, plans: bool = False
 ) -> tuple[Ring, int]:
     """The same; also the znode's version. `known`: a ring, and the version that the znode had with it, to begin with
     instead of reading."""
     if known is not None:
         try:
-            return await _change_ring(store, step, known)
+            return await _change_ring(store, step, known, plans)
         except _Stale:
             pass  # nothing was written
-    return await _change_ring(store, step, None)
+    return await _change_ring(store, step, None, plans)
 
 
 async def _change_ring(
-    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None
+    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None, plans: bool
 ) -> tuple[Ring, int]:
     sent: list[bytes] = []
     """What was written with unknown outcome: if that is what is found, it has succeeded."""
@@ -167,8 +173,9 @@ async def _change_ring(
 
     async def write(ring: Ring, version: int) -> int:
         data = codec.encode(ring)
-        if len(data) > RING_BYTES_MAX:
-            refused = f"the ring would take {len(data)} bytes, at most {RING_BYTES_MAX}: plan less at once"
+        bytes_max = RING_BYTES_MAX if plans else RING_STEP_BYTES_MAX
+        if len(data) > bytes_max:
+            refused = f"the ring would take {len(data)} bytes, at most {bytes_max}: plan less at once"
             raise MetadataUnknown(f"the ring may have been changed; then {refused}") if sent else Overloaded(refused)
         try:
             return await store.set(paths.RING, data, version)

@@ -53,6 +53,7 @@ from kvstore.server.routing.events import (
     LinkOpened,
     ReadLeader,
     ReadRing,
+    ReadsAnswered,
     Refused,
     Send,
     SentByPeer,
@@ -66,23 +67,25 @@ from kvstore.server.routing.events import (
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of, written_bytes_of_each
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
+from kvstore.server.routing.routes import Routes
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.server.routing.waiting_lines import WaitingLines
-from kvstore.server.routing.ways import Ways
 from kvstore.types import PartitionId, ServerId
 
 SUSPECT_AGAIN_S = 0.25
 """How often the ring is read again because a partition did not own what the ring says it does."""
 _ARRIVED = 1 << 60
-"""What was turned away here has smaller places than what has only arrived: it was here before."""
+"""Operations that have only arrived get places above this one, those that were turned away here places below it: they
+were here before."""
 
+_GONE = "who asked for it is gone"
 _LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
 FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
 """Levels of reads that any replica may answer."""
 
 
 class Router:
-    """`serves` tells whether the replica of a partition here leads and answers."""
+    """The router of one server. `serves` tells whether the replica of a partition here leads and answers."""
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Router:
         self._here: set[PartitionId] = set()
         self.waiting = WaitingLines(most=waiting_max, bytes_max=bytes_max)
         self.redirects = Redirects(self._fail, most=waiting_max, bytes_max=bytes_max)
-        self.ways = Ways()
+        self.routes = Routes()
         self._arrivals = _ARRIVED
         self._turned_away = 0
         self._suspected_at = -SUSPECT_AGAIN_S
@@ -120,8 +123,10 @@ class Router:
                 self._turned_away_here(op, sink, token, moved)
             case Refused(flight, errors):
                 self._refused(flight, errors)
+            case ReadsAnswered(flight, is_look):
+                _reads_answered(self, flight, is_look=is_look)
             case LinkOpened(flight):
-                self.ways.open(flight)
+                self.routes.open(flight)
             case LinkLost(flight, first_unsent):
                 self._link_lost(flight, first_unsent)
             case TopologyChanged(topology):
@@ -144,27 +149,27 @@ class Router:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something has to be looked at again."""
+        """Whether operations wait that have to be looked at again."""
         return bool(self.waiting.lines or self.redirects.keys)
 
-    def follow(self, way: Flight, partition: PartitionId, op: Op, sink: Sink, token: int) -> int:
+    def follow(self, flight: Flight, partition: PartitionId, op: Op, sink: Sink, token: int) -> int:
         """Let an operation follow those before it, while no key is held; returns its number, or 0 if there is no
         room."""
-        number = way.begin(partition, Pending(self._arrivals + 1, op, sink, token))
+        number = flight.begin(partition, Pending(self._arrivals + 1, op, sink, token))
         if number:
             self._arrivals += 1
             self.forwarded += 1
         return number
 
     def follow_all(
-        self, way: Flight, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int]
+        self, flight: Flight, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int]
     ) -> range:
         """The same for operations of one sink, for which there is room; returns their numbers."""
         first, count = self._arrivals + 1, len(ops)
         self._arrivals += count
         self.forwarded += count
         orders, sizes = range(first, first + count), written_bytes_of_each(ops)
-        return way.begin_all(partition, list(map(Pending, orders, ops, repeat(sink), tokens, sizes)))
+        return flight.begin_all(partition, list(map(Pending, orders, ops, repeat(sink), tokens, sizes)))
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,11 +237,13 @@ class Router:
                 moved.update(keys_of(pending.op))
         if moved:
             self.redirects.expect(flight, flight.writes_on(moved))
+        _send_reads(self, flight)
 
     def _link_lost(self, flight: Flight, first_unsent: int) -> None:
-        """Reads, and what was not sent, can go elsewhere; what became of the mutations that were sent is unknown."""
+        """Send reads elsewhere, and what had not been sent; the outcome of mutations that had been sent is unknown."""
         server = flight.server
-        self.ways.lost(flight)
+        self.routes.lost(flight)
+        _recall_reads(self, flight)
         for number, (partition, pending) in flight.end_all().items():
             if number >= first_unsent or pending.op[0] in READS:
                 error: StoreError = Unavailable(f"the link to {server} broke before it was asked")
@@ -247,9 +254,10 @@ class Router:
                 )
 
     def _take_back(self, partition: PartitionId, pending: Pending, error: StoreError, server: ServerId) -> None:
-        """An operation that `server` refused, or that did not reach it: it goes out again, or fails with `error`."""
+        """Take back an operation that `server` refused, or that did not reach it: it goes out again, or fails with
+        `error`."""
         if isinstance(error, NotLeader):
-            self.ways.note_refused(partition, server, self._now)
+            self.routes.note_refused(partition, server, self._now)
             self._commands.append(ReadLeader(partition))
         if self._now >= pending.deadline > 0:
             self._fail(pending.sink, pending.token, error)
@@ -266,14 +274,16 @@ class Router:
         before, self.topology = self.topology, topology
         self.partition_of, self.owner_of = topology.ring.partition_of, topology.ring.owner_of
         self.ring_version = topology.ring.routed
-        self.ways.note_leaders(before, topology, self._now)
+        self.routes.note_leaders(before, topology, self._now)
+        for _, flight in sorted(self.routes.flights.items()):
+            _recall_reads(self, flight)
         if topology.ring.routed != before.ring.routed:
-            for flight, numbers in self.ways.misdirected(self.partition_of):
+            for flight, numbers in self.routes.misdirected(self.partition_of):
                 self.redirects.expect(flight, numbers)
             self._commands.append(ExpelHere())
 
     def _hosting_changed(self, partition: PartitionId, is_here: bool) -> None:
-        self.ways.bend(partition)
+        self.routes.end_direct(partition)
         if is_here:
             self._here.add(partition)
         else:
@@ -292,48 +302,61 @@ class Router:
 
     def _closing(self) -> None:
         error = Unavailable("this server is stopping")
+        for _, flight in sorted(self.routes.flights.items()):
+            _recall_reads(self, flight)
         for _, pending in self.waiting.take_all():
             self._fail(pending.sink, pending.token, error)
         self.redirects.fail_all(error)
 
     # ── what goes out ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, partition: PartitionId, pending: Pending) -> bool:
-        """Give the operation to whoever leads. False if nobody is known to."""
+    def _send(self, partition: PartitionId, pending: Pending, *, is_its_turn: bool = False) -> bool:
+        """Give the operation to the partition's leader, or let it wait for its client's turn. False if the leader is
+        not known, or nothing can be sent to it now."""
         if self._serves(partition):
-            if not self.ways.is_settled(partition, self._server):
+            if not self.routes.is_settled(partition, self._server):
                 return False
             self._commands.append(SubmitHere(partition, pending.op, pending.sink, pending.token))
             return True
-        leader = self.topology.leaders.get(partition)
-        if pending.is_of_peer and (partition not in self._here or (leader is not None and leader[0] != self._server)):
+        leader = self.topology.leader_of(partition)
+        if pending.is_of_peer and (partition not in self._here or (leader is not None and leader != self._server)):
             self._fail(pending.sink, pending.token, self.topology.not_leader(partition))
             return True
-        if leader is None or leader[0] == self._server or self.ways.is_left_alone(partition):
+        if leader is None or leader == self._server or self.routes.is_left_alone(partition):
             return False
-        flight = self.ways.flights.get(leader[0])
+        flight = self.routes.flights.get(leader)
         if flight is None:
-            self._commands.append(Connect(leader[0]))
-        if flight is None or not flight.has_room() or not self.ways.is_settled(partition, leader[0]):
+            self._commands.append(Connect(leader))
+        if flight is None or not flight.has_room() or not self.routes.is_settled(partition, leader):
             return False
-        self._commands.append(Send(leader[0], partition, flight.begin(partition, pending), pending.op))
-        self.ways.take(partition, flight, is_straight=partition not in self.waiting)
+        is_weighed = flight.reads.is_on and pending.op[0] in POINT_READS
+        if is_weighed and not is_its_turn and not flight.reads.may_begin(pending):
+            flight.reads.wait(partition, pending, self._now)
+            self.routes.take(partition, flight, is_direct=partition not in self.waiting)
+            return True
+        number = flight.begin(partition, pending)
+        if is_weighed:
+            flight.reads.begin(number, pending)
+        self._commands.append(Send(leader, partition, number, pending.op))
+        self.routes.take(partition, flight, is_direct=partition not in self.waiting)
         self.forwarded += 1
         return True
 
     def _drain(self) -> None:
         """Send what can be sent, in order; refuse what has waited too long."""
         for partition in sorted(self.waiting.lines):
-            self.ways.ask_again(partition, self._now)
+            self.routes.ask_again(partition, self._now)
             self.waiting.drain(partition, partial(self._goes_on, partition))
             if partition in self.waiting:  # a link may have become full: what comes now goes behind the rest
-                self.ways.bend(partition)
+                self.routes.end_direct(partition)
 
     def _goes_on(self, partition: PartitionId, pending: Pending) -> bool:
         """Whether the first of a line has left it."""
         if pending.deadline <= self._now:
             self.timed_out += 1
             self._fail(pending.sink, pending.token, self.topology.nobody(partition))
+        elif pending.sink.is_gone and pending.op[0] in READS:
+            self._fail(pending.sink, pending.token, Unavailable(_GONE))
         elif not pending.is_of_peer and self._is_held(pending.op):
             self._redirect(pending)
         else:
@@ -358,7 +381,7 @@ class Router:
         pending.deadline = pending.deadline or self._now + WAIT_S
         if self.waiting.add(partition, pending):
             self.waited += 1
-            self.ways.bend(partition)
+            self.routes.end_direct(partition)
         else:
             error = Overloaded(f"{self.waiting.count} operations of {self.waiting.bytes} bytes wait for leaders")
             self._fail(pending.sink, pending.token, error)
@@ -372,7 +395,7 @@ class Router:
         self.redirects.add(pending, self._now)
 
     def _fail_moved(self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: str = "") -> None:
-        """It was thought out with another ring."""
+        """Refuse an operation that was sent by another ring than the one known here."""
         if ring_version > self.ring_version:
             self._commands.append(ReadRing(ring_version))
         moved = Moved(partition, self.ring_version)
@@ -394,9 +417,32 @@ class Router:
         """Assert the invariants that hold between events."""
         self.waiting.check()
         self.redirects.check()
-        self.ways.check()
-        for partition in self.ways.straight:
+        self.routes.check()
+        for partition in self.routes.direct:
             assert partition not in self.waiting, "what waits would be overtaken"
+
+
+def _reads_answered(router: Router, flight: Flight, *, is_look: bool) -> None:
+    for pending in flight.reads.look(router._now) if is_look else ():
+        late = Unavailable(f"{flight.server} has answered none of its reads for a while, and it was not asked")
+        router._fail(pending.sink, pending.token, late)
+    _send_reads(router, flight)
+
+
+def _send_reads(router: Router, flight: Flight) -> None:
+    """Send the reads whose turn it is."""
+    while flight.reads.count and (pending := flight.reads.next_or_none()) is not None:
+        partition = router.partition_of(pending.op[1])
+        if pending.sink.is_gone:
+            router._fail(pending.sink, pending.token, Unavailable(_GONE))
+        elif partition in router.waiting or not router._send(partition, pending, is_its_turn=True):
+            router._wait(partition, pending)
+
+
+def _recall_reads(router: Router, flight: Flight) -> None:
+    """Take back the reads that wait for their turn: they may have to go elsewhere, before what comes later."""
+    for _, pending in flight.reads.take_all():
+        router._wait(router.partition_of(pending.op[1]), pending)
 
 
 def _may_mean_another(op: Op, ring_version: int, known: int) -> bool:

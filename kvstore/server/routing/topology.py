@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 import orjson
 
 from kvstore import versions
-from kvstore.errors import NotLeader, StoreError, Unavailable, UndecodableNode
+from kvstore.errors import NotLeader, StoreError, Unavailable
+from kvstore.meta import codec
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -30,15 +31,15 @@ class Member:
     zone: str = ""
     roles: tuple[str, ...] = ()
     version: str = ""
-    """Of the software."""
+    """The release of its software."""
     can: int = versions.FIRST
     """The highest cluster version that it can do; servers of the first release do not say it (docs/protocol.md V1)."""
     starting: bool = False
-    """It is not up yet: what it can do does not count for a rise."""
+    """Whether it is still starting: what it can do does not count for a rise yet."""
     nonce: str = ""
-    """Of the process: tells a restarted one from the one before."""
+    """A random value of its process: tells a restarted one from the one before."""
     draining: bool = False
-    """It hosts no replicas until it is started again."""
+    """Whether it hosts no replicas until it is started again."""
 
     def encode(self) -> bytes:
         return orjson.dumps({"format": FORMAT, **asdict(self)})
@@ -46,14 +47,7 @@ class Member:
     @staticmethod
     def decode(data: bytes) -> Member:
         """Raises UndecodableNode for an unknown format, by number, and for anything that is not a member."""
-        try:
-            document = orjson.loads(data)
-            if document.pop("format") != FORMAT:
-                raise UndecodableNode(f"server znode: want format {FORMAT}, got {orjson.loads(data)['format']}")
-            known = {name: document[name] for name in Member.__slots__ if name in document}
-            return Member(**{**known, "roles": tuple(document.get("roles", ()))})
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise UndecodableNode(f"server znode: {error!r}") from error
+        return codec.decode(Member, data, what="server znode", format=FORMAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +66,31 @@ class ClusterTopology:
             leaders[partition] = leader
         return replace(self, leaders=leaders)
 
+    def leader_of(self, partition: PartitionId) -> ServerId | None:
+        """The partition's leader, None if nobody is known to lead it."""
+        found = self.leaders.get(partition)
+        return None if found is None else found[0]
+
     def is_led_by(self, server: ServerId, partition: PartitionId) -> bool:
-        leader = self.leaders.get(partition)
-        return leader is not None and leader[0] == server
+        return self.leader_of(partition) == server
 
     def may_answer(self, partition: PartitionId, key: bytes, ring_version: int) -> bool:
-        """Whether the partition may answer for the key to somebody who goes by another version of the ring
+        """Whether the partition may answer for the key to a sender that goes by another version of the ring
         (docs/protocol.md M16)."""
         member = self.ring.partitions.get(partition)
         return member is not None and ring_version >= member.owned_at and self.ring.partition_of(key) == partition
 
     def not_leader(self, partition: PartitionId) -> NotLeader:
         """Make the error for a caller of the wrong server: it names the leader and its address."""
-        leader = self.leaders.get(partition)
+        leader = self.leader_of(partition)
         if leader is None:
             return NotLeader(partition)
-        member = self.servers.get(leader[0])
-        return NotLeader(partition, leader[0], member.grpc if member else "")
+        member = self.servers.get(leader)
+        return NotLeader(partition, leader, member.grpc if member else "")
 
     def nobody(self, partition: PartitionId) -> StoreError:
         """Make the error for a caller that waited in vain for a leader."""
-        leader = self.leaders.get(partition)
+        leader = self.leader_of(partition)
         if leader is None:
             return Unavailable(f"partition {partition} has no leader")
-        return Unavailable(f"partition {partition}: its leader {leader[0]} cannot be reached, or does not serve yet")
+        return Unavailable(f"partition {partition}: its leader {leader} cannot be reached, or does not serve yet")

@@ -1,4 +1,4 @@
-"""Operations that wait until their partition has a leader who can be reached: a line for each partition, in the order
+"""Operations that wait until their partition has a leader that can be reached: a line for each partition, in the order
 in which they came. Decides only."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def by_order(pending: Pending) -> int:
 
 
 class WaitingLines:
-    """Bounded in number and bytes, all lines together."""
+    """The lines of all partitions, bounded in number and bytes together."""
 
     def __init__(self, *, most: int, bytes_max: int) -> None:
         self._most, self._bytes_max = most, bytes_max
@@ -36,15 +36,15 @@ class WaitingLines:
         insort(self.lines.setdefault(partition, []), pending, key=by_order)
         return True
 
-    def drain(self, partition: PartitionId, is_gone: Callable[[Pending], bool]) -> None:
-        """Offer the line's operations in order, up to the first that has to stay. What is added meanwhile stays behind
-        these."""
+    def drain(self, partition: PartitionId, takes: Callable[[Pending], bool]) -> None:
+        """Offer the line's operations to `takes`, in order, up to the first that it declines. Operations that are added
+        meanwhile stay behind the rest."""
         line = self.lines.pop(partition)
-        gone = 0
-        while gone < len(line) and is_gone(line[gone]):
-            self._forget(line[gone])
-            gone += 1
-        left = line[gone:] + self.lines.pop(partition, [])
+        taken = 0
+        while taken < len(line) and takes(line[taken]):
+            self._forget(line[taken])
+            taken += 1
+        left = line[taken:] + self.lines.pop(partition, [])
         if left:
             self.lines[partition] = left
 

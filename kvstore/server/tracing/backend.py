@@ -84,3 +84,12 @@ class TracedBackend:
                 self._choice.pass_over(1)
             return row
         return NOT_NOW
+
+    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """The same of many keys, if none of them is to be sampled."""
+        if self._choice.next_among(len(keys)) < len(keys):
+            return NOT_NOW
+        rows = self.behind.read_all_now(keys)
+        if rows is not NOT_NOW:
+            self._choice.pass_over(len(keys))
+        return rows

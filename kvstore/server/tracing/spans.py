@@ -42,7 +42,7 @@ class _Entry:
 
 
 class NodeTraces(Traces):
-    """Those of one node. `close` at its end."""
+    """The traces of one node, until `close`."""
 
     is_on = True
 

@@ -53,7 +53,7 @@ class Ledgers(Protocol):
 
 
 class Dashboard:
-    """One node's, from `start` to `close`."""
+    """The dashboard of one node, from `start` to `close`."""
 
     def __init__(self, nursery: Nursery, survey: Survey, ledgers: Ledgers) -> None:
         self._survey, self._ledgers = survey, ledgers

@@ -126,6 +126,8 @@ class RemoteStore(SnapshotStore):
         if self._is_continued(snapshot):
             mark.unlink(missing_ok=True)
             return False
+        if not mark.exists() and (self.folder(snapshot) / manifests.NAME).exists():
+            return False  # it stood still for MARK_S and was taken for dead: a child may have come since
         (self.folder(snapshot) / manifests.NAME).unlink(missing_ok=True)
         self.folder(snapshot).remove_all()
         mark.parent.remove_all()

@@ -30,7 +30,7 @@ COLUMNS, COUNTS = ("key", "value", "expires_at"), ("written", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """In records."""
+    """How many records a restore has written, by kind."""
 
     written: int
     expired: int

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Of two tables, called old and new."""
+    """The differences of two tables, called old and new."""
 
     same: int
     added: int

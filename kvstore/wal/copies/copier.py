@@ -36,7 +36,8 @@ mark that names nobody would mean everybody: whoever is restarted just then woul
 
 # docs/protocol.md W8
 class Copier:
-    """Of one leader's log. `wanted` gives the ledgers to look after, and the last entry of the one that is open."""
+    """Looks after the copies of one leader's log. `wanted` gives the ledgers to look after, and the last entry of the
+    one that is open."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class Fault(NamedTuple):
 
 
 class Copying:
-    """Of one ledger, whose entries are where `metadata` says."""
+    """Copies one ledger, whose entries are where `metadata` says."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class Anchored(Protocol):
 
 
 class Anchors:
-    """Of one leader's log."""
+    """The anchors of one leader's log."""
 
     def __init__(self, log: Anchored, store: MetadataStore, identity: Identity) -> None:
         self._log = log

@@ -344,7 +344,8 @@ class OpenLog:
             self.append(payload, first_seq, done)
 
     async def _close(self, old: LedgerHandle) -> None:
-        """However long it takes: until then there is no other roll."""
+        """However long it takes: until then there is no other roll. Whoever takes a log over that is lost meanwhile
+        closes it."""
         while self.lost is None:
             try:
                 await old.close()
@@ -352,3 +353,4 @@ class OpenLog:
             except MetadataError as error:
                 log.info("ledger=%d not closed yet: %r", old.ledger, error)
                 await asyncio.sleep(CLOSE_RETRY_S)
+        old.stop(self.lost)

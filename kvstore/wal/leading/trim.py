@@ -43,7 +43,7 @@ class ListOwner(Protocol):
 
 
 class Trimmer:
-    """Of one leader's log."""
+    """Trims one leader's log."""
 
     def __init__(
         self, owner: ListOwner, *, store: MetadataStore, ledgers: LedgerStore, pins: Pins, clock: Clock

@@ -16,8 +16,8 @@ together would hold up the event loop."""
 
 
 class FreshEntries:
-    """From `wanted` on. Only packets that prove themselves are kept, which the bookie has made sure of
-    (docs/protocol.md, B21)."""
+    """Fresh entries of one ledger, from `wanted` on. Only packets that prove themselves are kept, which the bookie has
+    made sure of (docs/protocol.md, B21)."""
 
     def __init__(self, digest: DigestType, wanted: EntryId) -> None:
         self._wanted: int = wanted

@@ -9,7 +9,7 @@ TIMER_MIN_S = 0.001
 
 
 class News:
-    """Of one reader, which asks `forget` before it looks and `wait` when it has found nothing."""
+    """The news for one reader, which asks `forget` before it looks and `wait` when it has found nothing."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

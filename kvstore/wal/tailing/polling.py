@@ -19,7 +19,7 @@ ledger begins just then, and to follow another one costs both nodes as much agai
 
 
 class PollChoice:
-    """Of one open ledger."""
+    """Chooses for the tail of one open ledger."""
 
     def __init__(self) -> None:
         self._behind: dict[BookieId, float] = {}

@@ -36,7 +36,7 @@ def _gone_at_once() -> None:
 
 @mutant("takes a lost directory back")
 def _takes_back() -> None:
-    membership._HERE = tuple(State)
+    replace(membership, "_HERE", lambda _: tuple(State))
 
 
 @mutant("starts without a directory that nobody has declared lost")
@@ -118,7 +118,7 @@ def _without_memory(original: Any) -> Any:
 
 @mutant("takes a directory that was restored from a copy for whole")
 def _trusts_copies() -> None:
-    replace(identity._Identification, "_note_this_start", _without_doubt)
+    replace(identity._Identification, "_doubt_of_start", _without_doubt)
 
 
 def _without_doubt(original: Any) -> Any:
@@ -127,6 +127,20 @@ def _without_doubt(original: Any) -> Any:
         return "" if directory in self._others else doubt
 
     return note
+
+
+@mutant("remembers the start of a copy before its doubt is on the disk")
+def _remembers_early() -> None:
+    def make(original: Any) -> Any:
+        def note(self: Any, directory: str, version: int) -> str:
+            doubt: str = original(self, directory, version)
+            if doubt:
+                identity._note_start(self._disk, directory, version, version + 1)
+            return doubt
+
+        return note
+
+    replace(identity._Identification, "_doubt_of_start", make)
 
 
 @mutant("doubts nothing that a start writes once more")

@@ -105,7 +105,7 @@ def _lost_is_absent() -> None:
 
 @mutant("hides a segment's damage behind a checkpoint of what is left")
 def _hidden_damage() -> None:
-    replace(replay._Replay, "_hides_damage", lambda _original: staticmethod(lambda _result: False))
+    replace(replay._Replay, "_hides_damage", lambda _original: lambda *_: False)
 
 
 @mutant("forgets at a start which older copies are wanted no more")
@@ -127,7 +127,7 @@ def _blind_adds() -> None:
 
 @mutant("lists no segment that a start has begun")
 def _unlisted() -> None:
-    replace(opening, "_list_all", lambda _original: lambda _found: None)
+    replace(opening, "_listing", lambda _original: lambda checkpoint, _files: checkpoint)
 
 
 @mutant("lets index files take the room of fences and of the next start")

@@ -21,7 +21,7 @@ def _takes_any_id() -> None:
 @mutant("takes another's start under the id that both were given for its own")
 def _takes_it_for_its_own() -> None:
     async def take(self: Any, cookie: Any, version: int) -> None:
-        self._note_start(f"{self._config.journal_dir}/STARTS", version, version + 1)
+        identity._note_start(self._disk, self._config.journal_dir, version, version + 1)
         await self._claim(cookie, version)
 
     replace(identity._Identification, "_take", lambda _original: take)

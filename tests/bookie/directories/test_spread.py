@@ -178,6 +178,26 @@ def test_a_directory_that_is_missing_is_named(world: SimWorld, store: MemoryStor
         run(world, again((A, B)))
 
 
+def test_a_start_without_room_for_a_segment_says_so(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+    async def again() -> None:
+        await open_spread(world, store, meta)
+
+    async def first() -> None:
+        await fill(await open_spread(world, store, meta))
+
+    def start_on_a_full_disk() -> None:
+        for _ in range(20):
+            disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
+            run(world, again())
+            crash(world)
+
+    run(world, first())
+    crash(world)
+    disk = world.node("b1").disk
+    with pytest.raises(OSError, match="no space left"):  # once no former segment has anything to give back
+        start_on_a_full_disk()
+
+
 def test_a_directory_that_was_restored_from_a_copy_is_doubted(
     world: SimWorld, store: MemoryStore, meta: Naming
 ) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from errno import ENOSPC
 
 import pytest
 
-from kvstore.bookie import Bookie
+from kvstore.bookie import Bookie, BookieStorage
 from kvstore.bookie.age import age_in
 from kvstore.bookie.upkeep.aging import AGE_S
 from kvstore.env import Env
@@ -126,18 +127,20 @@ def test_a_bookie_that_stores_nothing_does_not_age(world: SimWorld, tree: Memory
     run(world, idle())
 
 
-def test_a_metadata_store_that_is_away_when_it_ages_costs_nothing(world: SimWorld, tree: MemoryTree) -> None:
-    async def work() -> None:
-        store = MemoryStore(tree)
-        await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
-        async with Bookie(world.env("b1"), tiny(listen="b1:3181"), store) as bookie:
-            fragment = Fragment(EntryId(0), (bookie.id,))
-            await LedgerStore(store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
-            await add(bookie, 0)
-            store.suspend()
-            await pause(2.5 * AGE_S)
+async def store_alone(world: SimWorld, tree: MemoryTree, seconds: float) -> None:
+    """Store an entry, and go on for so long while the metadata store is away."""
+    store = MemoryStore(tree)
+    await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
+    async with Bookie(world.env("b1"), tiny(listen="b1:3181"), store) as bookie:
+        fragment = Fragment(EntryId(0), (bookie.id,))
+        await LedgerStore(store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
+        await add(bookie, 0)
+        store.suspend()
+        await pause(seconds)
 
-    run(world, work())
+
+def test_a_metadata_store_that_is_away_when_it_ages_costs_nothing(world: SimWorld, tree: MemoryTree) -> None:
+    run(world, store_alone(world, tree, 2.5 * AGE_S))
     crash(world)
     assert found_by(world, tree, 99) is Status.NO_ENTRY
 
@@ -161,6 +164,25 @@ def test_an_age_that_cannot_be_read_is_a_doubt(world: SimWorld, tree: MemoryTree
     (bookie,) = tree.children(paths.AGES)
     tree.apply(1, [SetData(f"{paths.AGES}/{bookie}", b"\xff\xfe", -1)])
     assert found_by(world, tree, 99) is Status.UNKNOWN_LEDGER_STATE
+
+
+# docs/protocol.md B7
+@pytest.mark.parametrize("name", ["AGE", "STARTS"])
+def test_what_the_disk_does_not_give_is_a_doubt_and_keeps_no_bookie_from_starting(
+    world: SimWorld, tree: MemoryTree, name: str
+) -> None:
+    run_while(world, tree, range(1), aged=True)
+    disk = world.node("b1").disk
+    disk.fail_reads(f"{JOURNAL}/{name}")
+    assert found_by(world, tree, 99) is Status.UNKNOWN_LEDGER_STATE
+    disk.fail_reads(f"{JOURNAL}/VERSION")
+
+    async def start() -> None:
+        async with started(world, tree):
+            pass
+
+    with pytest.raises(ConfigError, match=f"{JOURNAL}/VERSION cannot be read"):
+        run(world, start())
 
 
 def test_a_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: MemoryTree) -> None:
@@ -201,6 +223,33 @@ async def beside(env: Env, tree: MemoryTree) -> None:
         raise AssertionError("it has started")
 
 
+# docs/protocol.md B7
+@pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])
+def test_a_start_that_dies_before_the_doubt_is_on_the_disk_leaves_it_to_the_next_one(
+    world: SimWorld, tree: MemoryTree, config: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_while(world, tree, range(1), aged=False, **config)
+    copy = world.node("b1").disk.copy(world.random)
+    run_while(world, tree, range(1, 2), aged=False, **config)  # acknowledged, and younger than any age
+    world.node("b1").disk = copy
+
+    async def has_no_room(*_: object) -> None:
+        raise OSError(ENOSPC, "no room")
+
+    async def dies() -> None:
+        async with started(world, tree, **config):
+            raise AssertionError("it has started")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BookieStorage, "start", has_no_room)
+        with pytest.raises(OSError, match="no room"):
+            run(world, dies())
+    crash(world)
+    assert found_by(world, tree, 1, **config) is Status.UNKNOWN_LEDGER_STATE
+    crash(world)
+    assert found_by(world, tree, 1, **config) is Status.UNKNOWN_LEDGER_STATE, "in the journal by then"
+
+
 # docs/protocol.md B7, B34
 def test_a_metadata_store_that_was_made_again_of_a_file_raises_no_doubt(world: SimWorld, tree: MemoryTree) -> None:
     """Versions of nodes begin again there, so the directories remember a later start than it counts."""
@@ -214,3 +263,27 @@ def test_a_metadata_store_that_was_made_again_of_a_file_raises_no_doubt(world: S
 
     run(world, move())
     assert found_by(world, other, 99) is Status.NO_ENTRY
+
+
+def test_a_copy_that_is_ten_seconds_old_is_known_for_one(world: SimWorld, tree: MemoryTree) -> None:
+    """docs/protocol.md B34: a minute was long enough to put a machine back to a snapshot of it."""
+    copies = []
+
+    async def work() -> None:
+        async with started(world, tree) as bookie:
+            await add(bookie, 0)
+            copies.append(world.node("b1").disk.copy(world.random))
+            await add(bookie, 1)
+            await pause(10.0)
+
+    run(world, work())
+    crash(world)
+    world.node("b1").disk = copies[0]
+    assert found_by(world, tree, 1) is Status.UNKNOWN_LEDGER_STATE
+
+
+def test_that_the_directories_do_not_age_is_said_once(
+    world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(world, store_alone(world, tree, 10 * AGE_S))
+    assert sum("do not age" in record.getMessage() for record in caplog.records) == 1

@@ -9,10 +9,11 @@ import pytest
 
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import FAST, Metadata, Shelf, lac_packet, packet, run, segments, tiny
+from tests.bookie.support import FAST, Metadata, Shelf, crash, lac_packet, packet, run, segments, tiny
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import SimWorld
-from tests.sim.world.oplog import OpLog, crash_images
+from tests.sim.world.oplog import OpLog, _Marked, crash_images
+from tests.sim.world.pause import pause
 
 pytestmark = pytest.mark.sim
 
@@ -154,6 +155,47 @@ def test_a_power_cut_during_the_start_after_a_power_cut_loses_nothing_either(wor
             except BaseException as error:
                 error.add_note(f"{image.name}; then {second.name}")
                 raise
+
+
+# docs/protocol.md B9
+def test_a_power_cut_while_a_start_lets_go_of_what_starts_before_it_have_left_loses_nothing(
+    world: SimWorld, seed: int
+) -> None:
+    disk = world.node("b1").disk
+    promises = OpLog(disk)
+
+    async def write() -> None:
+        shelf = await Shelf(world.env("b1")).start()
+        await Writer(shelf, promises).work(0, 8)
+        shelf.storage.stop()
+
+    async def idle(node: str) -> None:
+        await Shelf(world.env(node)).start()
+        await pause(0.1)
+
+    run(world, write())
+    marks = tuple(op.promise for op in promises.ops if isinstance(op, _Marked))
+    assert len(marks) > 20
+    for _ in range(2):
+        crash(world, power=False)
+        run(world, idle("b1"))
+    crash(world, power=False)
+    before = segments(disk)
+    oplog = OpLog(disk)
+    run(world, idle("b1"))
+    assert len(segments(disk)) == len(before), "of three starts only the last has left a segment, and one ahead"
+    for number, image in enumerate(crash_images(oplog, 400, Random(seed))):
+        node = on_disk(world, image.disk, f"image{number}")
+
+        async def read(node: str = node) -> None:
+            shelf = await Shelf(world.env(node)).start()
+            await check(shelf, marks, 8)
+
+        try:
+            run(world, read(), node)
+        except BaseException as error:
+            error.add_note(image.name)
+            raise
 
 
 def test_many_cuts_in_a_row_lose_nothing(seed: int) -> None:

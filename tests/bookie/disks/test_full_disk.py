@@ -10,7 +10,7 @@ from kvstore.bookie.journal.room import KEPT_MAX, Use, kept_bytes, leaves, start
 from kvstore.bookie.journal.supply import LOOK_S
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import Metadata, Shelf, metadata, run, segments, tiny
+from tests.bookie.support import Metadata, Shelf, crash, metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
 
@@ -210,6 +210,42 @@ def test_no_segment_outgrows_the_room_that_was_made_for_it(world: SimWorld, meta
         assert full >= 2
 
     run(world, scenario())
+
+
+# docs/protocol.md B9
+@pytest.mark.parametrize("end", ["kill", "power cut", "stop"])
+@pytest.mark.parametrize("rest_s", [0, 0.2])
+def test_no_number_of_starts_takes_what_is_left_of_a_full_disk(
+    world: SimWorld, meta: Metadata, end: str, rest_s: float
+) -> None:
+    """A node that cannot come up for another reason is started again every few seconds."""
+    config, disk = tiny(segment_bytes=4 * SEGMENT, reserve_bytes=0), world.node("b1").disk
+
+    async def life(found: list[int]) -> None:
+        shelf = await Shelf(world.env("b1"), config, meta).start()
+        found.append(disk.free_bytes())
+        await pause(rest_s)
+        if end == "stop":
+            shelf.storage.stop()
+
+    async def fill() -> int:
+        shelf = await Shelf(world.env("b1"), config, meta).start()
+        disk.set_capacity(10 * 4 * SEGMENT)
+        return await add_all(shelf, OLD)
+
+    async def last(count: int) -> None:
+        shelf = await Shelf(world.env("b1"), config, meta).start()
+        assert [await shelf.status(OLD, entry) for entry in range(count)] == [Status.OK] * count
+
+    count = run(world, fill())
+    crash(world)
+    disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 20_000)
+    found: list[int] = []
+    for _ in range(30):
+        run(world, life(found))
+        crash(world, power=end == "power cut")
+    assert min(found[5:]) == max(found[5:])
+    run(world, last(count))
 
 
 # docs/protocol.md B9

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+import pytest
+
 from kvstore.bookie.journal.record import (
     FileHeader,
     Kind,
@@ -13,11 +15,11 @@ from kvstore.bookie.journal.record import (
     encode_file_header,
 )
 from kvstore.bookie.journal.scan import scan
-from kvstore.bookie.journal.segment import PAGE
+from kvstore.bookie.journal.segment import PAGE, segment_name
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Shelf, packet, run, segments, tiny
 from tests.sim.world.disk import SimDisk
-from tests.sim.world.env import SimWorld
+from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
 L = 7
@@ -146,6 +148,24 @@ def test_no_byte_of_large_groups_is_written_twice(world: SimWorld) -> None:
         assert shelf.storage.statistics.filled_bytes == 0
 
     run(world, scenario())
+
+
+# docs/protocol.md B35
+def test_a_segment_that_somebody_else_has_made_is_left_to_him(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        disk = world.node("b1").disk
+        another = f"{tiny().journal_dir}/{segment_name(shelf.storage.journal.supply.next_file)}"
+        disk.open(another, create=True).pwrite(0, b"another's")
+        for entry in range(100):
+            await shelf.add(L, entry, b"x" * 300)
+
+    with pytest.raises(NodeCrashed):
+        run(world, scenario())
+    ((_, reason),) = world.fatals
+    assert "somebody else has made this segment" in reason
+    disk = world.node("b1").disk
+    assert b"another's" in [content(disk, path) for path in segments(disk)]
 
 
 def test_few_segments_are_open_at_a_time(world: SimWorld) -> None:

@@ -200,6 +200,44 @@ def test_a_tombstone_outlives_the_segment_that_it_was_written_to(world: SimWorld
         run(world, again(200 + 100 * round))
 
 
+# docs/protocol.md B10
+def test_what_is_known_of_a_ledger_outlives_the_only_segment_that_says_it(world: SimWorld, meta: Metadata) -> None:
+    """Fences, last-add-confirmed, admissions and doubts, of ledgers without entries too."""
+    doubted, empty = 4, 5
+    meta.known |= {ledger: metadata(ledger) for ledger in (doubted, empty)}
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        shelf = store.shelf
+        assert await shelf.add(FENCED, 0) is Status.OK
+        for ledger in (FENCED, empty):
+            await shelf.status(ledger, fence=True)
+        assert await shelf.add(KEPT, 0) is Status.OK
+        await shelf.write_lac(KEPT, 0)
+        assert await shelf.add(doubted, 0) is Status.OK
+        shelf.storage.facts.set_limbo(shelf.storage.inventory.ledgers[doubted], True)
+        entry = 0
+        while shelf.storage.journal.synced_file < 3:
+            assert await shelf.add(GONE, entry, b"x" * 300) is Status.OK
+            entry += 1
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        assert 1 in await store.reclaimer.free_segments()
+
+    async def again() -> None:
+        shelf = (await opened(world, meta)).shelf
+        meta.is_away = True
+        assert [await shelf.add(ledger, 1) for ledger in (FENCED, empty)] == [Status.FENCED] * 2
+        assert (await shelf.read_lac(KEPT))[1] == lac_packet(KEPT, 0)
+        assert await shelf.add(KEPT, 1) is Status.OK, "nobody need be asked about it"
+        assert await shelf.status(doubted, 1) is Status.UNKNOWN_LEDGER_STATE
+        assert [await shelf.payload(ledger, 0) for ledger in (FENCED, KEPT, doubted)] == [b"hello"] * 3
+
+    run(world, scenario())
+    crash(world, power=False)
+    run(world, again())
+
+
 def test_a_dropped_ledger_does_not_come_back_when_the_note_of_it_is_reclaimed(world: SimWorld, meta: Metadata) -> None:
     """Older segments still have its entries and the admission of its writer."""
 

@@ -120,6 +120,7 @@ def test_a_fence_outlives_a_crash_right_after_its_answer(world: SimWorld, power:
     run(world, write())
 
 
+# docs/protocol.md L5
 @pytest.mark.parametrize("entry", [0, 5, -1])
 def test_no_answer_to_a_fencing_read_leaves_before_the_fence_is_on_the_disk(world: SimWorld, entry: int) -> None:
     async def scenario() -> None:

@@ -21,6 +21,7 @@ from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
+from tests.waiting import PATIENCE_S
 
 OTHER = b"{t}/lock/l/other"
 
@@ -255,6 +256,25 @@ async def test_who_waits_on_asyncio_hears_at_once_that_the_session_is_over(is_lo
     assert [type(each) for each in heard] == [SessionEnded] * 3
     assert session._waits == set()
     await session.close()
+
+
+async def test_who_waits_hears_of_the_end_though_the_close_is_cancelled() -> None:
+    session = await AsyncSession(AsyncClient(Store()), b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
+    waiting = asyncio.create_task(AsyncLock(session, b"l").acquire())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert session._waits
+    async with session._mutex:  # a write that hangs
+        closing = asyncio.create_task(session.close())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    assert session.lost.is_set()
+    assert not session.is_alive
+    with pytest.raises(SessionEnded):
+        await asyncio.wait_for(waiting, PATIENCE_S)
 
 
 def renewals_and_an_end() -> list[Change]:

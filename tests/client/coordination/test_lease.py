@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from kvstore.client.coordination.lease import CALL_S_MIN, DISCARDED_MAX, KEPT_BYTES_MAX, KEYS_MAX, TTL_S_MAX, Lease
 from kvstore.client.coordination.steps import SessionEnded, SessionFull, Write
+from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import CHECK, DELETE, GET, PUT
 from kvstore.client.core.values import Item
@@ -171,6 +173,33 @@ def test_what_a_session_keeps_is_bounded() -> None:
         lease.batch(Write(puts={A: b""}), 101.0)
     lease.discard(*(b"{t}/x%d" % number for number in range(2 * DISCARDED_MAX)))
     assert len(lease._discarded) == DISCARDED_MAX
+
+
+def test_a_key_that_another_thread_has_deleted_just_now_is_discarded_as_well() -> None:
+    """The one that renews, between a look at the oldest of too many and its end."""
+
+    class Racing(dict[bytes, None]):
+        def __iter__(self) -> Iterator[bytes]:
+            keys = list(super().__iter__())
+            if len(keys) > DISCARDED_MAX:
+                super().__delitem__(keys[0])
+            return iter(keys)
+
+    lease = opened()
+    lease._discarded = Racing()
+    lease.discard(*(b"{t}/x%d" % number for number in range(2 * DISCARDED_MAX)))
+    assert len(lease._discarded) == DISCARDED_MAX
+
+
+def test_what_is_large_is_written_at_any_time_between_renewals() -> None:
+    """The value of a queue's item, by a session with many keys."""
+    lease = opened()
+    write(lease, 100.0, puts={b"{t}/%d" % number + bytes(1000): b"" for number in range(KEYS_MAX)})
+    item = operations.put(b"{t}/queue/q/item", bytes(BATCH_BYTES_MAX - 1000))
+    for now in (101.0, 103.0):
+        batch = lease.batch(Write(more=(item,)), now)
+        assert sum(len(each.key) + len(each.value) for each in batch.operations) <= BATCH_BYTES_MAX
+    assert (EXPIRE, lease.key) in asked(lease.batch(Write(more=(operations.put(A, b""),)), 103.0))
 
 
 def test_a_session_says_how_much_it_keeps_and_how_much_it_may() -> None:

@@ -4,6 +4,7 @@ servers."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -240,6 +241,46 @@ async def test_over_a_killed_and_restarted_server_the_session_goes_on(own_etcd: 
     assert (data, stat.version, stat.owner) == (b"1", 0, session)
     await store.set("/e", b"2", 0)
     await hint.wait()
+
+
+async def kill_and_replace(store: EtcdStore, etcd: EtcdProcess, replace: Callable[[Path], object]) -> EtcdProcess:
+    """Restart it on what `replace` has made of its directory."""
+    states = States(store)
+    etcd.kill()
+    if store.state is SessionState.CONNECTED:
+        await states.wait_for(SessionState.SUSPENDED)
+    replace(etcd.directory / "data")
+    return restart(etcd)
+
+
+# docs/protocol.md B29
+async def test_an_older_copy_of_etcd_is_not_used_and_the_later_one_is(
+    own_etcd: EtcdProcess, connect: Connect, tmp_path: Path
+) -> None:
+    """Ids would be given again, and what was made since would be taken for deleted."""
+    store, older, later = await connect(f"{own_etcd.address}/kv"), tmp_path / "older", tmp_path / "later"
+    process = await kill_and_replace(store, own_etcd, lambda data: shutil.copytree(data, older))
+
+    async def is_connected() -> bool:
+        return store.state is SessionState.CONNECTED
+
+    await wait_until(is_connected, what="the same one is used")
+    hint = Hint()
+    store.watch("/c", hint)
+    for name in ("/a", "/b", "/c"):
+        await store.create(name)
+    await hint.wait()
+    process = await kill_and_replace(store, process, lambda data: (data.rename(later), older.rename(data)))
+
+    async def is_refused() -> bool:
+        return "an older copy of itself" in store._session.trouble
+
+    await wait_until(is_refused, what="the older copy is refused")
+    with pytest.raises(MetadataUnavailable):
+        await store.create("/d")
+    await kill_and_replace(store, process, lambda data: (data.rename(older), later.rename(data)))
+    await wait_until(is_connected, what="the later one is used")
+    assert sorted(await store.children("/")) == ["a", "b", "c"]
 
 
 async def test_calls_under_way_when_the_server_dies_are_unknown_and_none_is_sent_late(

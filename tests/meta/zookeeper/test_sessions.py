@@ -63,6 +63,14 @@ async def test_no_server_is_said_so_in_time(connect: Connect) -> None:
         await connect(address, connect_timeout_s=0.5)
 
 
+async def test_an_attempt_to_connect_that_is_given_up_leaves_no_task(connect: Connect) -> None:
+    """A node that waits for its ZooKeeper logged an error for each: a task that was destroyed while it was pending."""
+    before = asyncio.all_tasks()
+    with pytest.raises(MetadataUnavailable):
+        await connect(f"127.0.0.1:{free_port()}/x", connect_timeout_s=0.1)
+    assert [task.get_name() for task in asyncio.all_tasks() - before] == []
+
+
 async def test_a_given_up_call_disturbs_no_other(zookeeper_chroot: str, connect: Connect) -> None:
     store = await connect(zookeeper_chroot)
     call = asyncio.ensure_future(store.create("/a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kvstore.errors import MetadataUnavailable
 from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 from tests.meta.drivers import States
+from tests.waiting import wait_until_blocking
 
 pytestmark = [
     pytest.mark.needs_zookeeper,
@@ -52,10 +54,19 @@ class Secured:
                 f"ssl.trustStore.location={self.ca}\nssl.trustStore.type=PEM\n"
             ),
         )
+        wait_until_blocking(lambda: _listens(port), what="ZooKeeper's secure port, which it opens after the plain one")
 
     def client(self, authority: trustme.CA | None = None) -> Tls:
         pem = write(self.folder, authority or self.authority, "client", "client")
         return Tls(ca=self.ca, cert=pem, key=pem)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")

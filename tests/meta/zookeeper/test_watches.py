@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from kazoo.exceptions import NoNodeError, ThrottledOpError
 from kazoo.protocol.states import EventType, WatchedEvent
 
+from kvstore.meta.zookeeper import watches as module
 from kvstore.meta.zookeeper.watches import Standing
+from tests.waiting import PATIENCE_S
 
 PATH = "/a"
 
@@ -18,6 +23,7 @@ class Client:
 
     def __init__(self) -> None:
         self.armed: list[tuple[str, Callable[[WatchedEvent], None]]] = []
+        self.answers: list[Callable[[Any], None]] = []
 
     def exists_async(self, path: str, watch: Callable[[WatchedEvent], None]) -> Client:
         self.armed.append(("data", watch))
@@ -28,7 +34,7 @@ class Client:
         return self
 
     def rawlink(self, answered: Any) -> None:
-        pass
+        self.answers.append(answered)
 
     async def fire(self, kind: str) -> None:
         """The oldest watch of this kind."""
@@ -52,3 +58,39 @@ async def test_a_late_event_of_watches_that_nobody_has_any_more_leaves_those_alo
     second.arm(client)
     await client.fire("children")
     assert among == {PATH: second}, "who is in here is armed again on the next connection"
+
+
+async def test_a_watch_that_the_server_refuses_while_the_connection_stands_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that throttles refuses reads too; and until the next connection nobody would hear of any change."""
+    monkeypatch.setattr(module, "REARM_S", 0.01)
+    client: Any = Client()
+    among: dict[str, Standing] = {}
+    called = asyncio.Event()
+    standing = among[PATH] = Standing(PATH, asyncio.get_running_loop(), among)
+    standing.join(called.set)
+    standing.arm(client)
+    client.armed.clear()
+    for answered in client.answers:
+        answered(SimpleNamespace(exception=ThrottledOpError()))
+    async with asyncio.timeout(PATIENCE_S):
+        await called.wait()  # what has changed meanwhile is read
+    assert sorted(kind for kind, _ in client.armed) == ["children", "data"]
+
+
+async def test_children_of_a_node_that_is_not_there_are_watched_once_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "REARM_S", 0.0)
+    client: Any = Client()
+    among: dict[str, Standing] = {}
+    standing = among[PATH] = Standing(PATH, asyncio.get_running_loop(), among)
+    standing.join(lambda: None)
+    standing.arm(client)
+    client.answers[1](SimpleNamespace(exception=NoNodeError()))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(client.armed) == 2, "asked for again although there is no such node"
+    await client.fire("data")
+    assert sorted(kind for kind, _ in client.armed) == ["children", "children", "data"]

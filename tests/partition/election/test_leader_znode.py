@@ -5,9 +5,11 @@ import pytest
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import Create
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.types import PartitionId, Seq, ServerId
+from tests.meta.drivers import LaggingStore
 
 P = PartitionId("p1")
 A, B = ServerId("a"), ServerId("b")
@@ -102,6 +104,40 @@ async def test_a_claim_that_never_arrived_is_not_taken_for_ones_own(
 
     monkeypatch.setattr(store, "multi", lost)
     assert not await a.claim(FIRST)
+
+
+async def test_the_same_claim_of_an_earlier_session_is_not_taken_for_one_of_unknown_outcome(
+    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes with that session: the leader would serve, and nobody would be told of it."""
+    a, store = await claims_of(tree, A)
+    former, _ = await claims_of(tree, A)
+    assert await former.claim(FIRST)
+
+    async def lost(changes: object) -> None:
+        raise MetadataUnknown("the connection broke")
+
+    monkeypatch.setattr(store, "multi", lost)
+    assert not await a.claim(FIRST)
+    monkeypatch.undo()
+    assert await a.claim(FIRST)
+    _, stat = await store.get(paths.partition_leader(P))
+    assert stat.owner == store.session
+
+
+# docs/protocol.md P23
+async def test_a_claim_of_unknown_outcome_is_withdrawn_also_where_a_metadata_server_has_not_heard_of_it(
+    tree: MemoryTree,
+) -> None:
+    store = LaggingStore(tree)
+    claims = Claims(store, P, A)
+    await claims.prepare()
+    store.lag()
+    await MemoryStore.multi(store, [Create(paths.partition_leader(P), FIRST.encode(), ephemeral=True)])
+    assert await claims.leader() is None
+    await claims.withdraw(FIRST)
+    assert await claims.leader() is None
+    assert paths.partition_leader(P) not in tree.paths()
 
 
 async def test_what_replicas_publish_is_read_by_the_others_and_ends_with_them(tree: MemoryTree) -> None:

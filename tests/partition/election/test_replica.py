@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kvstore.env.real import real_env
-from kvstore.errors import NoSuchLedger
+from kvstore.errors import NoSuchLedger, Unavailable
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import role_events
-from kvstore.partition.election.handover import Turns
+from kvstore.partition.election.handover import PREPARE, Prepare, Turns
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.replica import Replica
@@ -24,7 +24,7 @@ from kvstore.partition.election.trials import Trials
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
-from kvstore.types import PartitionId, Position, ServerId
+from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ledger_list import BEGINNING
 from tests.waiting import PATIENCE_S
 
@@ -129,6 +129,27 @@ async def test_why_nobody_could_take_the_lead_is_told_until_somebody_leads(world
     world.replica._feed(role_events.LeaderRead(LeaderRecord(OTHER, 1, "nonce"), False))
     assert world.replica.leader_server == OTHER
     assert world.replica.lead_failure == ""
+
+
+# docs/protocol.md P26
+async def test_only_the_process_that_is_meant_says_that_it_is_ready_to_lead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one of the same server has only just started: it is not known what it has."""
+    prepared: list[PartitionId] = []
+
+    async def prepare(partition: PartitionId) -> None:
+        prepared.append(partition)
+
+    monkeypatch.setattr(world.log, "prepare", prepare, raising=False)
+    for nonce, is_ready in (("another's", False), (world.replica._nonce, True)):
+        asked = Prepare(OTHER, nonce, Seq(0), False).encode()
+        if is_ready:
+            assert await world.replica.answer(PREPARE, asked) == b"1"
+        else:
+            with pytest.raises(Unavailable, match="not ready to lead"):
+                await world.replica.answer(PREPARE, asked)
+        assert prepared == [P1] * is_ready
 
 
 async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> None:

@@ -45,9 +45,9 @@ def answer_before_it_is_applied(patch: Patch) -> None:
     done = Leader._done
 
     def early(self: Leader, position: Position | None, sent_at: float, error: StoreError | None) -> None:
-        if error is None and self._flights:
-            self._answers.give_all(self._flights[0].replies)
-            self._flights[0].replies = []
+        if error is None and self._in_flight:
+            self._answers.give_all(self._in_flight[0].replies)
+            self._in_flight[0].replies = []
         done(self, position, sent_at, error)
 
     patch.setattr(Leader, "_done", early)

@@ -141,12 +141,62 @@ def told(steps: list[Step], config: PartitionConfig) -> tuple[list[str], list[by
     )
 
 
-@pytest.mark.parametrize("bounds", [{}, {"retry_results_max": 60}, {"retry_bytes_max": 12_000}], ids=str)
+def crowded_history(seed: int) -> list[Step]:
+    """More than are looked up at once, of which a few are repeated while the first ones are under way, in the same
+    entry or in another; acknowledgements in any order."""
+    random = Random(seed)
+    clients = [Asking(number, random) for number in (1, 2)]
+
+    def come_together(time_ms: int) -> list[Op]:
+        own = random.choice([clients[:1], clients])
+        keys = random.choice([KEYS, MANY_KEYS])
+        ops = [random.choice(own).put(random.choice(keys), time_ms) for _ in range(random.choice([6, 40, 150, 300]))]
+        for _ in range(random.choice([0, 0, 1, 2])):
+            ops.insert(random.randrange(len(ops) + 1), random.choice(ops))
+        for _ in range(random.choice([0, 0, 0, 1])):
+            place = random.randrange(len(ops))
+            request = ops[place][-1]
+            ops[place] = (*ops[place][:-1], request._replace(first_unacked=random.randint(1, request.sequence)))
+        if random.random() < 0.5:
+            ops = random.sample(ops, len(ops))
+        if random.random() < 0.3:
+            ops += random.choice(clients).sent[-random.choice([4, 9]) :]
+        return ops
+
+    def step(number: int) -> Step:
+        made = [come_together(TIME_MS + number * STEP_MS) for _ in range(random.randrange(1, 4))]
+        if random.random() < 0.3:
+            made.append(random.choice(made)[-5:])
+        for client in clients:
+            client.first_unacked = random.randint(client.first_unacked, client.next)
+        return made
+
+    return [step(number) for number in range(12)]
+
+
+BOUNDS: list[dict[str, int]] = [{}, {"retry_results_max": 60}, {"retry_bytes_max": 12_000}]
+
+
+@pytest.mark.parametrize("bounds", [*BOUNDS, {"retry_results_max": 400}], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_of_more_than_are_looked_up_at_once_each_is_what_it_would_be_alone(seed: int, bounds: dict[str, int]) -> None:
+    compared(crowded_history(seed), bounds)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_puts_with_request_ids_answer_log_and_leave_what_they_would_one_by_one(
     seed: int, bounds: dict[str, int]
 ) -> None:
-    steps, config = asking_history(seed), PartitionConfig(expiry_sweep_s=0, retry_window_ms=WINDOW_MS, **bounds)
+    in_columns, at_once, lone = compared(asking_history(seed), bounds)
+    assert in_columns > 5
+    assert at_once > 5
+    assert lone > 2
+
+
+def compared(steps: list[Step], bounds: dict[str, int]) -> tuple[int, int, int]:
+    """How often puts were decided on in columns, remembered so, and decided on alone."""
+    config = PartitionConfig(expiry_sweep_s=0, retry_window_ms=WINDOW_MS, **bounds)
     together, are_plain, alone = evaluate.put_together, retry_table._are_plain, evaluate.Evaluator._asked_alone
     in_columns = at_once = lone = 0
 
@@ -177,9 +227,7 @@ def test_puts_with_request_ids_answer_log_and_leave_what_they_would_one_by_one(
         patch.setattr(evaluate, "put_together", lambda *_: None)
         patch.setattr(retry_table, "_are_plain", lambda *_: False)
         assert found == told(steps, config)
-    assert in_columns > 5
-    assert at_once > 5
-    assert lone > 2
+    return in_columns, at_once, lone
 
 
 def asked(sequence: int, first_unacked: int = 1) -> RequestId:

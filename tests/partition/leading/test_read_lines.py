@@ -12,10 +12,10 @@ import pytest
 from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import leader_reads
-from kvstore.partition.leading.leader_reads import AT_ONCE, TURN_BYTES
-from kvstore.partition.leading.read_lines import Read, ReadLines
+from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES
+from kvstore.partition.leading.read_lines import DROPPED_MAX, Read, ReadLines
 from kvstore.partition.leading.traced import TracedSink
-from kvstore.partition.state.commands import Code, Level, Sink, get, put
+from kvstore.partition.state.commands import Code, Flag, Level, Record, Sink, get, put
 from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.redis.gather import Gather
 from kvstore.server.redis.plans import Several
@@ -89,8 +89,87 @@ def test_what_stands_between_a_caller_and_the_leader_has_the_callers_line() -> N
     assert Redirected(caller, 0.0).line is caller
     batch = (Code.BATCH, b"{t}a", [get(b"{t}a"), get(b"{t}b")], None)
     assert BatchBudget().sink(batch, caller).line is caller
-    connection = SimpleNamespace(line=object())
-    assert Gather(cast(Any, connection), 0, Several([get(b"a")], lambda found: b"")).line is connection.line
+    connection = SimpleNamespace(line=object(), is_gone=True)
+    gather = Gather(cast(Any, connection), 0, Several([get(b"a")], lambda found: b""))
+    assert gather.line is connection.line
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_stands_between_a_caller_and_the_leader_tells_that_the_caller_is_gone(is_gone: bool) -> None:
+    caller = Leaving()
+    caller.left = is_gone
+    batch = (Code.BATCH, b"{t}a", [get(b"{t}a"), get(b"{t}b")], None)
+    between = [TracedSink(caller, cast(Any, None)), Redirected(caller, 0.0), BatchBudget().sink(batch, caller)]
+    assert [each.is_gone for each in between] == [is_gone] * len(between)
+    connection = SimpleNamespace(line=object(), is_gone=is_gone)
+    assert Gather(cast(Any, connection), 0, Several([get(b"a")], lambda found: b"")).is_gone is is_gone
+
+
+class Leaving(Caller):
+    """A caller that may leave."""
+
+    left = False
+
+    @property
+    def is_gone(self) -> bool:
+        return self.left
+
+
+def test_what_waits_for_callers_that_have_left_is_not_read(p: Partition) -> None:
+    """Clients that asked for very much and are gone keep the leader from nothing."""
+    p.do(put(b"fat", bytes(FAT)), put(b"small", b"v"))
+    gone = [Leaving() for _ in range(4)]
+    p.caller.results.clear()
+    for each in gone:
+        for token in range(GREEDY):
+            p.loop.call_soon(p.leader.submit, get(b"fat"), each, token)
+    p.loop.call_soon(p.leader.submit, put(b"small", b"w"), gone[0], GREEDY)
+
+    def leave() -> None:
+        for each in gone:
+            each.left = True
+
+    gone[0].on_complete = lambda token, result: leave()
+    p.settle()
+    p.log.acknowledge(len(p.log.under_way))
+    p.settle()
+    while p.leader.reads:
+        p.settle()
+    assert all(len(each.results) >= GREEDY for each in gone), "each is completed all the same"
+    read = sum(1 for each in gone for result in each.results.values() if isinstance(result, Record))
+    assert read <= 2 * AT_ONCE
+    assert isinstance(gone[0].results[GREEDY], int), "a write that was submitted goes on"
+    assert p.do(get(b"small")).value == b"w"
+
+
+def test_scans_of_callers_that_have_left_are_not_begun_and_those_under_way_end(p: Partition) -> None:
+    p.do(*(put(b"fat%d" % number, bytes(FAT)) for number in range(20)))
+    caller, other = Leaving(), Caller()
+    scans = 3 * STEPPING_MAX
+    caller.on_complete = lambda token, result: setattr(caller, "left", True)
+    for token in range(scans):
+        p.loop.call_soon(p.leader.submit, (Code.RANGE, b"", b"", 20, int(Flag.COUNT_ONLY), 0, 0), caller, token)
+    p.loop.call_soon(p.leader.submit, (Code.COUNT, b"", 0), other, 0)
+    p.settle()
+    while p.leader.reads:
+        p.settle()
+    assert other.results == {0: 20}
+    assert sorted(caller.results) == list(range(scans))
+    assert sum(1 for each in caller.results.values() if isinstance(each, Unavailable)) >= scans - STEPPING_MAX
+
+
+def test_thousands_of_reads_are_dropped_a_few_thousand_in_a_turn() -> None:
+    lines, gone, other = ReadLines(), [Leaving() for _ in range(3)], Caller()
+    for each in gone:
+        each.left = True
+        lines.add((get(b"k"), each, token) for token in range(DROPPED_MAX))
+    lines.add([(get(b"k"), other, 0)])
+    dropped = []
+    for _ in gone:
+        assert lines.take(1) == []
+        dropped.append(len(lines.dropped))
+    assert dropped == [DROPPED_MAX] * 3
+    assert (lines.take(1), lines.dropped, lines.count) == ([(get(b"k"), other, 0)], [], 0)
 
 
 def test_one_who_asks_for_hundreds_of_large_values_keeps_only_himself_waiting(p: Partition) -> None:

@@ -10,6 +10,7 @@ from kvstore.partition.leading.leader_reads import NOW_BYTES
 from kvstore.partition.state.commands import NOT_NOW, get, put
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.move_records import Founded, Freeze, Release
+from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.tokens import Span
 from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
@@ -67,6 +68,42 @@ def test_expiries_and_large_values_wait_for_their_turn(p: Partition) -> None:
     assert p.read_now(b"k") is not NOT_NOW
 
 
+def test_many_are_read_together_or_none(p: Partition) -> None:
+    p.do(put(b"short", b"v", expires_ms=TIME_MS + 100), put(b"large", b"x" * NOW_BYTES), put(b"l", b"w"))
+    found = p.read_all_now(b"k", b"absent", b"l", b"k")
+    assert isinstance(found, list)
+    assert [None if row is None else record_of(row) for row in found] == p.do(*map(get, (b"k", b"absent", b"l", b"k")))
+    assert p.read_all_now(b"absent", b"none") == [None, None]
+    assert p.read_all_now(b"k", b"short") is NOT_NOW
+    assert p.read_all_now(b"large", b"absent", b"k") is NOT_NOW
+
+
+def test_many_do_not_overtake_a_read_that_has_just_arrived(p: Partition) -> None:
+    """It may see no more than what is there now, and they would see no less."""
+    p.leader.submit(get(b"k"), p.caller, 90)
+    assert p.read_all_now(b"absent", b"k") is NOT_NOW
+    p.settle()
+    assert isinstance(p.read_all_now(b"absent", b"k"), list)
+
+
+def test_many_do_not_overtake_a_read_that_waits_while_values_are_large(p: Partition) -> None:
+    reads = p.leader.reads
+    reads.lines.add([(get(b"k"), p.caller, 91)])
+    assert p.read_all_now(b"absent", b"k") is NOT_NOW
+    reads.turn()
+    assert isinstance(p.read_all_now(b"absent", b"k"), list)
+
+
+def test_many_do_not_overtake_a_read_that_waits_for_a_delete(p: Partition) -> None:
+    p.do(put(b"short", b"v", expires_ms=TIME_MS + 100))
+    p.wait(0.2)
+    p.submit(get(b"short"))
+    assert p.read_all_now(b"absent", b"k") is NOT_NOW
+    p.acknowledge()
+    p.settle()
+    assert isinstance(p.read_all_now(b"absent", b"k"), list)
+
+
 def test_keys_of_others_are_not_answered_for() -> None:
     moving, staying = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
     (moved,), (kept,) = keys_in(moving, 1, b"m"), keys_in(staying, 1, b"s")
@@ -82,6 +119,7 @@ def test_keys_of_others_are_not_answered_for() -> None:
     p.settle()
     assert p.read_now(moved) is NOT_NOW, "from the moment in which the release is sent"
     assert p.read_now(kept) is None
+    assert p.read_all_now(kept, moved) is NOT_NOW
     assert freeze.result() == Position(LedgerId(1), EntryId(1))
 
 
@@ -90,4 +128,5 @@ def test_an_engine_that_cannot_be_read_is_left_to_the_turn(p: Partition, monkeyp
         raise OSError("a bad block")
 
     monkeypatch.setattr(MemoryEngine, "get", broken)
+    monkeypatch.setattr(MemoryEngine, "multi_get", broken)
     assert p.read_now(b"k") is NOT_NOW

@@ -111,6 +111,13 @@ def test_whatever_the_log_says_the_bounds_hold_and_what_is_dropped_is_refused() 
     with pytest.raises(RequestExpired):
         table.find(RequestId(X, 1, 1, TIME_MS), key_hash(b"0"), TIME_MS)
     assert table.find(RequestId(X, count, 1, TIME_MS), key_hash(b"%d" % (count - 1)), TIME_MS) == b"r" * 2_000
+    refused = 0
+    for sequence in range(1, count + 1):  # none is taken for new, and applied again: the last one that was dropped too
+        try:
+            assert table.find(RequestId(X, sequence, 1, TIME_MS), key_hash(b"%d" % (sequence - 1)), TIME_MS) is not None
+        except RequestExpired:
+            refused += 1
+    assert 0 < refused < count
 
 
 def test_the_tokens_of_a_batch_cost_what_they_take() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.serving_ranges import ServingRanges
-from kvstore.partition.leading.waiting import Waiting
+from kvstore.partition.leading.waiting import WaitingWrites
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.engine_memory import MemoryEngine
@@ -32,9 +32,9 @@ def expel(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
     return gone, [item[2] for _, item in waiting.queue.take_all(1.0)]
 
 
-def waiting_of(queued: list[Op], frozen: list[Op]) -> Waiting:
+def waiting_of(queued: list[Op], frozen: list[Op]) -> WaitingWrites:
     """Since time 0, numbered: first the frozen ones."""
-    waiting = Waiting(CONFIG)
+    waiting = WaitingWrites(CONFIG)
     assert waiting.put_aside([(0.0, (op, None, number)) for number, op in enumerate(frozen)]) == []
     for number, op in enumerate(queued, len(frozen)):
         waiting.queue.offer((op, None, number))
@@ -104,7 +104,7 @@ def test_what_goes_on_with_an_operation_begins_to_wait_then() -> None:
 
 
 def test_a_part_of_what_came_together_keeps_its_time() -> None:
-    waiting = Waiting(CONFIG)
+    waiting = WaitingWrites(CONFIG)
     for number in range(1500):
         waiting.queue.offer((commands.put(KEPT, b"1"), None, number))
     first = waiting.queue.take(3.0)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvstore import versions
-from kvstore.errors import Unavailable
+from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.moves import pages
+from kvstore.partition.moves import pages, source
 from kvstore.partition.moves.catch_up import Following
 from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
 from kvstore.partition.moves.import_steps import Step
@@ -183,3 +183,73 @@ def test_a_page_of_the_first_version_has_the_bytes_that_the_first_release_knows(
     assert pages.decode(first) == page(7, b"r")
     later = page(7, b"r")._replace(version=2)
     assert pages.decode(pages.encode(later)) == later
+
+
+class Asking(Copying):
+    """One whose source has three replicas: the first is a machine that is off, the last leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+        means: Any = self._m
+        means.silent_until, means.peers = {}, self
+        means.rings.ring.partitions = {P1: SimpleNamespace(replicas=("off", "follows", "leads"))}
+
+    async def call(self, server: str, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        self.called.append(server)
+        if server == "off":
+            self.now += 2.0
+            raise Unavailable("connecting took too long")
+        if server != "leads" and method != source.PAGE:
+            raise NotLeader(partition)
+        return b""
+
+    def ask(self, method: str) -> list[str]:
+        """Whom it asks for this, one after the other."""
+        self.called = []
+        asyncio.run(ImportDriver._call(self, MOVE, method))
+        return self.called
+
+
+def test_a_replica_that_is_silent_holds_up_one_page_a_minute_and_not_each() -> None:
+    asking = Asking()
+    assert asking.ask(source.PIN) == ["off", "follows", "leads"]
+    assert [asking.ask(source.PAGE) for _ in range(3)] == [["follows"]] * 3, "and the leader is spared"
+    assert asking.ask(source.FREEZE) == ["leads"]
+    asking.now += 61.0
+    assert [asking.ask(source.PAGE) for _ in range(2)] == [["off", "follows"], ["follows"]]
+
+
+def test_a_replica_that_refuses_at_once_is_asked_first_again() -> None:
+    """It may only lag a moment behind; the leader would give all pages."""
+    asking = Asking()
+    asking.ask(source.PIN)
+    asking.now += 61.0
+
+    async def refuses(server: str, *_: Any) -> bytes:
+        asking.called.append(server)
+        if server != "leads":
+            raise Unavailable("stands before the pin")
+        return b""
+
+    asking._m.peers = SimpleNamespace(call=refuses)  # type: ignore[assignment]
+    assert [asking.ask(source.PAGE) for _ in range(2)] == [["off", "follows", "leads"]] * 2
+
+
+async def test_the_pin_is_given_back_though_a_replica_stops_while_its_reader_ends() -> None:
+    copying, ends, given_back = Copying(), asyncio.Event(), list[str]()
+
+    async def forget() -> None:
+        await ends.wait()
+
+    async def give_back() -> None:
+        given_back.append("pin")
+
+    copying._following.forget = forget  # type: ignore[method-assign]
+    copying._pin.give_back = give_back  # type: ignore[method-assign]
+    closing = asyncio.ensure_future(copying.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert given_back == ["pin"]

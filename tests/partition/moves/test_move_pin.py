@@ -24,9 +24,12 @@ class Away:
         self.names: set[str] = set()
         self.is_away = False
         self.tries = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def hold(self, partition: PartitionId, name: str, ledger: LedgerId) -> None:
         self.names.add(name)
+        await self.may_answer.wait()
 
     async def release(self, partition: PartitionId, name: str) -> None:
         self.tries += 1
@@ -61,3 +64,35 @@ async def test_a_pin_goes_when_the_metadata_store_is_back_although_the_replica_h
     await wait_until(is_given_back)
     await server_env.nursery.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("gives_back", [False, True])
+async def test_a_pin_goes_though_its_replica_is_closed_while_it_is_made_or_given_back(
+    tmp_path: Path, gives_back: bool
+) -> None:
+    server_env, store = real_env(tmp_path), Away()
+    pins: Any = store
+    replica = server_env.nursery.child("replica")
+    held = MovePin(server_env, pins, count(1))
+    if gives_back:
+        await held.hold(PartitionId("p1"), "move", LedgerId(3))
+    released, store.may_answer = store.release, asyncio.Event()
+
+    async def release(partition: PartitionId, name: str) -> None:
+        await store.may_answer.wait()
+        await released(partition, name)
+
+    pins.release = release
+    work = held.give_back() if gives_back else held.hold(PartitionId("p1"), "move", LedgerId(3))
+    replica.spawn(work, name="move")
+    await asyncio.sleep(0)
+    assert store.names
+    await replica.close()
+    await held.give_back()
+    store.may_answer.set()
+
+    async def is_given_back() -> bool:
+        return not store.names
+
+    await wait_until(is_given_back)
+    await server_env.nursery.close()

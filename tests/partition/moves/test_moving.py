@@ -7,9 +7,23 @@ from typing import Any
 import pytest
 
 from kvstore.errors import Corrupted, InvalidRequest, Moved, RequestExpired
+from kvstore.namespaces import Book, Namespace, NamespaceTable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages
-from kvstore.partition.state.commands import Code, Level, RequestId, batch, count, delete, delete_range, get, put, scan
+from kvstore.partition.state import rows
+from kvstore.partition.state.commands import (
+    Code,
+    Flag,
+    Level,
+    RequestId,
+    batch,
+    count,
+    delete,
+    delete_range,
+    get,
+    put,
+    scan,
+)
 from kvstore.partition.state.digest import RangeDigest
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import decode
@@ -243,6 +257,44 @@ def test_imported_rows_are_seen_once_they_are_owned_with_their_versions(p: Parti
     assert target.state.seq == p.state.seq, "versions go on behind the source's"
     assert target.state.record_time_ms >= p.state.record_time_ms
     assert target.do(put(M1, b"next")) == p.state.seq + 1
+
+
+# docs/protocol.md N1
+def test_a_range_that_went_and_came_back_between_two_looks_is_counted_anew(p: Partition) -> None:
+    """It makes the tokens that were counted, with the records that others have written."""
+    usage, book = p.leader.usage, Book()
+    book.take(NamespaceTable(namespaces=(Namespace(name="moving", prefix=b"m"),)))
+    usage.join(book)
+    while not usage.count_some():
+        pass
+    assert usage.amounts["moving"].bytes == len(M1) + 1
+    freeze = log(p, Freeze(1, P2, MOVING))
+    log(p, Release(1, freeze, 1))
+    log(p, Drop(1, b""))
+    other = founded(MOVING)
+    other.do(put(M1, b"longer"))
+    imported(p, other)
+    owned(p, other)
+    assert not usage.is_counted
+    while not usage.count_some():
+        pass
+    assert usage.amounts["moving"].bytes == len(M1) + len(b"longer")
+
+
+def test_record_time_goes_on_behind_the_sources(p: Partition) -> None:
+    """By a date that is behind, the target would show again what had expired (docs/protocol.md, M9)."""
+    p.do(put(M1, b"short", 1_000, Flag.RELATIVE_TTL))
+    p.wait(2.0)
+    p.do(put(S1, b"later"))
+    assert p.do(get(M1)) is None
+    assert rows.data_key(M1) in dict(p.engine.iterate(*ALL_DATA)), "its delete is not logged"
+    target = founded(STAYING)
+    target.wall_offset_ms = -60_000
+    imported(target, p)
+    owned(target, p)
+    assert target.state.record_time_ms >= p.state.record_time_ms
+    assert target.do(get(M1)) is None
+    assert target.do(put(M1, b"new", flags=Flag.IF_ABSENT)) > p.state.seq
 
 
 def test_results_come_along_with_the_keys_of_a_request_or_a_batch(p: Partition) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from kvstore.errors import Moved, NotLeader
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.state.commands import Level, count, get, put, scan
-from kvstore.partition.state.move_records import Freeze, Release
+from kvstore.partition.leading import range_reads
+from kvstore.partition.state.commands import Flag, Level, count, get, put, range_, scan
+from kvstore.partition.state.move_records import Drop, Freeze, Release
 from kvstore.partition.state.scope import bound
 from kvstore.partition.state.tokens import EVERYTHING
 from kvstore.types import Position
@@ -29,6 +30,14 @@ def freeze(p: Partition) -> Position:
 
 def release(p: Partition) -> None:
     log(p, Release(1, freeze(p), 2))
+
+
+def answer_of(work: range_reads.Steps) -> object:
+    while True:
+        try:
+            next(work)
+        except StopIteration as ended:
+            return ended.value
 
 
 # ── the source ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -63,6 +72,19 @@ def test_a_released_range_is_not_read_however_little_time_has_passed_and_without
         p.acknowledge()
         send(p, Release(1, p.state.ownership.frozen[0].position, 1))
         assert isinstance(p.do(get(M1)), Moved)
+
+
+# docs/protocol.md M1
+def test_a_count_counts_no_key_that_is_dropped_before_it_ends(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes through the keys as they were when it began."""
+    monkeypatch.setattr(range_reads, "ROWS_PER_STEP", 1)
+    release(p)
+    owned = p.state.ownership.owned
+    work = range_reads.steps(p.state, range_(b"", b"", 0, Flag.COUNT_ONLY), TIME_MS, owned)
+    next(work)
+    log(p, Drop(1, b""))
+    assert p.state.ownership.owned == owned
+    assert answer_of(work) == range_reads.Page(1, None)
 
 
 def test_nothing_else_is_done_with_what_is_released(p: Partition) -> None:

@@ -29,7 +29,7 @@ from kvstore.partition.state.move_records import (
 )
 from kvstore.partition.state.tokens import EVERYTHING, Span
 from kvstore.ring.hashing import token_of
-from kvstore.types import PartitionId, Position
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 from tests.partition.one_partition import UNKNOWN, Partition
 
@@ -187,6 +187,25 @@ def test_a_pin_comes_from_a_leader_that_has_proved_that_it_leads() -> None:
     assert isinstance(follower.exception(), NotLeader)
 
 
+@pytest.mark.parametrize("method", [source.RELEASE, source.CANCEL])
+def test_only_who_has_proved_that_it_leads_says_that_a_range_is_kept(method: str) -> None:
+    """A leader that was deposed does not know what its successor has released: the target would drop its copy, and the
+    range would be nobody's."""
+    moving = Moving().start()
+    part = moving.partition
+    answers = []
+    for is_deposed in (False, True):
+        answers.append(moving.ask(method, Asked(1, P2, SPAN, position=Position(LedgerId(1), EntryId(7)))))
+        part.settle()
+        assert not answers[-1].done(), "it waits for its proof"
+        if is_deposed:
+            part.log.fail(UNKNOWN)
+        moving.finish()
+    kept, unknown = answers
+    assert verdict(kept) == Verdict(None)
+    assert isinstance(unknown.exception(), StoreError)
+
+
 @pytest.mark.parametrize("second", [Freeze(2, P2, Span(5, 9)), Unfreeze(1), Release(1, NOWHERE, 0), Drop(1, b"")])
 def test_no_record_is_sent_that_could_not_be_applied_behind_what_is_under_way(second: MoveRecord) -> None:
     """No replica could apply it, nor anything behind it: the partition would be lost."""
@@ -308,3 +327,17 @@ def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(m
     moving.finish()
     assert verdict(cancelled).released is None
     assert counts.stuck == []
+
+
+def test_a_count_that_is_stopped_before_its_first_step_is_compared_with_nothing(moving: Moving) -> None:
+    """The move may be cancelled in the turn in which its copy is found to differ."""
+    counts = moving.source.counts
+    moving.freeze(Asked(1, P2, SPAN))
+
+    async def differ_and_stop() -> None:
+        assert not counts.doubt(1)
+        counts.stop(1)
+
+    moving.partition.run(differ_and_stop())
+    moving.finish()
+    assert not moving.failed

@@ -237,6 +237,22 @@ def test_a_long_range_is_known_as_under_way_whatever_its_retry_says_of_the_clien
     assert isinstance(p.result(again), Overloaded)
 
 
+def test_a_long_range_that_came_with_a_malformed_operation_is_done_once(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came together is decided on again, one by one: the range must not be taken for one that is under way."""
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
+    request = RequestId(b"c" * 16, 7, 1, TIME_MS)
+    malformed: Any = put(b"k", "text")  # type: ignore[arg-type]
+    first, refused = p.submit(delete_range(b"", b"", request), malformed)
+    while p.log.under_way:
+        p.acknowledge()
+    assert p.result(first) == 95
+    assert isinstance(p.result(refused), InvalidRequest)
+    assert p.do(delete_range(b"", b"", request)) == 95
+
+
 def test_a_long_range_that_has_waited_for_too_long_can_be_asked_for_again(
     p: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:

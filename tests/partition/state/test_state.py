@@ -190,6 +190,20 @@ async def test_durable_is_what_a_completed_flush_held() -> None:
     assert state_over(engine).seq == 1
 
 
+async def test_a_flush_of_what_was_replaced_meanwhile_makes_nothing_durable() -> None:
+    """The log would be trimmed up to where only the former state had come."""
+    writer, state = Writer(1), state_over(MemoryEngine())
+    log = [writer.any() for _ in range(20)]
+    for logged in log:
+        state.apply(logged)
+    done = asyncio.get_running_loop().create_future()
+    state.submit_flush(done.set_result)
+    state.engine.clear()
+    state.load()
+    assert await done is None
+    assert state.durable_seq == 0
+
+
 def test_rows_of_an_unknown_format_are_refused_by_number() -> None:
     writer, engine = Writer(0), MemoryEngine()
     state_over(engine).apply(writer.put(a="1"))

@@ -1,14 +1,17 @@
 """A state that arrives at another replica is the one that left."""
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.rows import ORIGINS_KEY, origins_of
+from kvstore.partition.state.rows import META_KEY, ORIGINS_KEY, encode_meta, meta_of, origins_of
 from kvstore.partition.state.state import State
 from kvstore.partition.state.transfer import Export, Import
+from kvstore.proto import entry_pb2
 from kvstore.types import ServerId
 from tests.partition.effects import Writer, all_records, state_over
 
@@ -92,6 +95,52 @@ def test_a_chunk_that_is_lost_repeated_or_damaged_is_noticed(lost: int) -> None:
     damaged[len(damaged) // 2] ^= 1
     with pytest.raises(Corrupted):
         Import(state_over(MemoryEngine()), frozenset({DONOR})).add(bytes(damaged))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_chunk_is_refused_by_name_and_the_first_one_costs_nothing(seed: int) -> None:
+    random = Random(seed)
+    _, source = exported(seed, 30)
+    _, target = exported(seed + 100, 10)
+    sent = list(chunks(Export(source)))
+    stood = all_records(target), target.position
+    for _ in range(150):
+        number = random.choice((0, len(sent) - 1))
+        arriving = Import(target if number == 0 else state_over(MemoryEngine()), frozenset({DONOR}))
+        for chunk in sent[:number]:
+            arriving.add(chunk)
+        damaged = bytearray(sent[number])
+        damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
+        if not says_the_same(bytes(damaged), sent[number]):
+            with pytest.raises(Corrupted):
+                arriving.add(bytes(damaged))
+    assert (all_records(target), target.position) == stood
+
+
+def says_the_same(one: bytes, other: bytes) -> bool:
+    """Whether it is but another way to write it."""
+    try:
+        found, wanted = entry_pb2.Chunk.FromString(one), entry_pb2.Chunk.FromString(other)
+    except DecodeError:
+        return False
+    found.DiscardUnknownFields()
+    return found == wanted
+
+
+def test_a_state_whose_keys_are_not_as_many_as_it_says_is_refused() -> None:
+    _, source = exported(0, 30)
+    row = source.engine.get(META_KEY)
+    assert row is not None
+    position, seq, epoch, record_time_ms, key_count, crc, released = meta_of(row)
+    batch = source.engine.batch()
+    batch.put(META_KEY, encode_meta(position, seq, epoch, record_time_ms, key_count + 1, crc, released))
+    source.engine.write(batch)
+    arriving = Import(state_over(MemoryEngine()), frozenset({DONOR}))
+    *sent, last = chunks(Export(source))
+    for chunk in sent:
+        arriving.add(chunk)
+    with pytest.raises(Corrupted, match=f"has {key_count + 1} keys, {key_count} came"):
+        arriving.add(last)
 
 
 def test_a_closed_export_gives_nothing_more() -> None:

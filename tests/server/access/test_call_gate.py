@@ -18,7 +18,7 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, PermissionDenied
 from kvstore.partition.state.commands import Code
-from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from kvstore.proto import admin_pb2, admin_pb2_grpc, feed_pb2, feed_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
 from kvstore.rpc.login import Login
 from kvstore.rpc.server import GrpcServer
@@ -40,6 +40,15 @@ class Services(kv_pb2_grpc.KVServicer):
     def __init__(self) -> None:
         self.admin_calls = 0
         self.ended = asyncio.Event()
+        self.begun, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.is_done = False
+
+    async def Put(self, request: Any, context: Any) -> kv_pb2.PutResponse:  # type: ignore[override]
+        """Done is a write once it is handed over, whatever becomes of its call."""
+        self.is_done = True
+        self.begun.set()
+        await self.may_answer.wait()
+        return kv_pb2.PutResponse(version=7)
 
     async def Watch(self, request: Any, context: Any) -> None:  # type: ignore[override]
         try:
@@ -83,10 +92,11 @@ async def world() -> AsyncIterator[World]:
     logins = Logins(env_of(nursery), access, audit)
     gate = CallGate(access, logins)
     server = GrpcServer(
-        ("kvstore.v1.KV", "kvstore.v1.Admin"),
+        ("kvstore.v1.KV", "kvstore.v1.Admin", "kvstore.v1.Feed"),
         (
             lambda each: kv_pb2_grpc.add_KVServicer_to_server(services, each),
             lambda each: admin_pb2_grpc.add_AdminServicer_to_server(Admin(services), each),
+            lambda each: feed_pb2_grpc.add_FeedServicer_to_server(Changes(services), each),
         ),
         gate=gate,
     )
@@ -96,6 +106,17 @@ async def world() -> AsyncIterator[World]:
     await server.stop(0)
     logins.close()
     await nursery.close()
+
+
+class Changes(feed_pb2_grpc.FeedServicer):
+    """Waits for news that never come."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def Changes(self, request: Any, context: Any) -> None:  # type: ignore[override]
+        self._services.begun.set()
+        await asyncio.Event().wait()
 
 
 async def failure_of(call: Any) -> Exception:
@@ -152,6 +173,28 @@ async def test_a_watch_ends_with_the_right_to_it(world: World, change: Any, kind
         assert isinstance(await failure_of(call.read()), kind)
         await asyncio.wait_for(world.services.ended.wait(), PATIENCE_S)
         assert not staying.done()
+
+
+@pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
+async def test_a_write_that_has_begun_is_answered_when_its_user_is_gone(world: World, change: Any) -> None:
+    """NotAuthenticated would say that nothing was done, and whoever logs in again would do it twice."""
+    async with world.channel("tenant") as channel:
+        call: Any = kv_pb2_grpc.KVStub(channel).Put(kv_pb2.PutRequest(key=b"t/k", value=b"v"))
+        await asyncio.wait_for(world.services.begun.wait(), PATIENCE_S)
+        world.access.take(table(change))
+        world.services.may_answer.set()
+        assert (await asyncio.wait_for(call, PATIENCE_S)).version == 7
+        assert world.services.is_done
+        later: Any = kv_pb2_grpc.KVStub(channel).Put(kv_pb2.PutRequest(key=b"t/k", value=b"v"))
+        assert isinstance(await failure_of(later), NotAuthenticated)
+
+
+async def test_a_call_that_waits_for_changes_ends_with_the_right_to_them(world: World) -> None:
+    async with world.channel("tenant") as channel:
+        call: Any = feed_pb2_grpc.FeedStub(channel).Changes(feed_pb2.ChangesRequest(start=b"t/", end=b"t0"))
+        await asyncio.wait_for(world.services.begun.wait(), PATIENCE_S)
+        world.access.take(table(RevokeRole("tenant", "owns")))
+        assert isinstance(await failure_of(call), PermissionDenied)
 
 
 async def test_a_watch_of_a_stranger_ends_when_the_cluster_begins_to_ask(world: World) -> None:

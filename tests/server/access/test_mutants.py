@@ -59,6 +59,10 @@ class Backend:
         self.reached.append(commands.get(key))
         return b""
 
+    def read_all_now(self, keys: list[bytes]) -> list[bytes]:
+        self.reached += map(commands.get, keys)
+        return [b""] * len(keys)
+
 
 class Sink:
     def __init__(self) -> None:
@@ -82,6 +86,10 @@ async def let_through(identity: Identity, access: Access, ops: Sequence[Op]) -> 
     for op in ops:
         if op[0] == Code.GET and guard.read_now(op[1]) is NOT_NOW:
             sink.results[200] = PermissionDenied("not now")
+    keys = [op[1] for op in ops if op[0] == Code.GET]
+    for some in ([*keys, b"t/more"], [b"t/more", *keys]) if keys else ():
+        if guard.read_all_now(some) is NOT_NOW:
+            sink.results[201] = PermissionDenied("not now")
     await asyncio.sleep(0)
     return backend.reached, sink.results
 
@@ -118,7 +126,7 @@ async def test_what_is_refused_is_answered_and_what_is_allowed_is_not() -> None:
     assert [op for op in WITHIN if op not in reached] == []
     assert answers == {}
     _, answers = await let_through(tenant, access, BEYOND)
-    assert len(answers) == len(BEYOND) + 3
+    assert len(answers) == len(BEYOND) + 4
     assert all(isinstance(each, PermissionDenied) for each in answers.values())
     _, answers = await let_through(access.nobody, access, WITHIN[:3])
     assert all(isinstance(each, NotAuthenticated | PermissionDenied) for each in answers.values())
@@ -156,6 +164,13 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     ),
     "reads at once are not looked at": lambda patch: patch.setattr(
         Guard, "read_now", lambda self, key: self._backend.read_now(key)
+    ),
+    "reads of many at once are not looked at": lambda patch: patch.setattr(
+        Guard, "read_all_now", lambda self, keys: self._backend.read_all_now(keys)
+    ),
+    "of many reads at once the first is looked at": lambda patch: patch.setattr(
+        *(Guard, "read_all_now"),
+        lambda self, keys: self._backend.read_all_now(keys) if keys[0].startswith(self._identity.read) else NOT_NOW,
     ),
     "a removed user goes on": lambda patch: patch.setattr(Identity, "allow", _keep),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -12,16 +13,29 @@ import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from kvstore.access import AddToken, Change, RemoveToken, RemoveUser, RevokeRole, Right, SetPassword
+from kvstore.access import (
+    AccessTable,
+    AddToken,
+    Change,
+    RemoveToken,
+    RemoveUser,
+    RevokeRole,
+    Right,
+    SetPassword,
+    Switch,
+)
 from kvstore.access.tokens import hash_of, made
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import NotAuthenticated
+from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import Watch
 from kvstore.meta.tables.access import AccessStore
 from kvstore.partition.state import commands
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
+from kvstore.server import table_follower
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.access.guard import Guard
@@ -217,6 +231,68 @@ async def test_a_server_notices_by_itself_that_one_has_expired() -> None:
     await wait_until(async_of(lambda: identity.is_gone), what="it has expired")
     await AccessStore(store).change(RemoveToken(ID))
     await wait_until(async_of(lambda: access.statistics()["access_tokens"] == 0), what="changes are followed as before")
+    await follower.close()
+    await nursery.close()
+
+
+@pytest.mark.parametrize("reread_s", [0.0, 0.01])
+async def test_a_right_that_is_taken_away_is_gone_also_where_the_watch_was_lost(
+    reread_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a wait is over the table is read, though the clock may say that some of it is left: what is less than it can
+    tell apart would be waited for without end."""
+
+    class Deaf(MemoryStore):
+        def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+            return super().watch(path, lambda: None)
+
+    monkeypatch.setattr(table_follower, "REREAD_S", reread_s)
+    nursery, store, clock = TaskNursery("test"), Deaf(), Dated(NOW_MS)
+    env: Any = replace(env_of(nursery), clock=clock)  # type: ignore[arg-type]
+    for change in (*CHANGES, add()):
+        await AccessStore(store).change(change)
+    access = Access()
+    follower = AccessFollower(env, store, access)
+    taken: list[AccessTable] = []
+    monkeypatch.setattr(access, "take", lambda table: (taken.append(table), Access.take(access, table)))
+    await follower.open()
+    assert access.statistics()["access_tokens"] == 1
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(taken) == 1, "what is as it was is taken again"
+    await AccessStore(store).change(RemoveToken(ID))
+    await wait_until(async_of(lambda: access.statistics()["access_tokens"] == 0), what="the table is read again")
+    await follower.close()
+    await nursery.close()
+
+
+@pytest.mark.parametrize("is_hinted", [True, False])
+async def test_a_table_that_is_lost_while_access_control_is_on_does_not_switch_it_off(
+    is_hinted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Store(MemoryStore):
+        def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+            return super().watch(path, changed if is_hinted else lambda: None)
+
+    monkeypatch.setattr(table_follower, "REREAD_S", 10.0 if is_hinted else 0.0)
+    nursery, store, clock = TaskNursery("test"), Store(), Dated(NOW_MS)
+    env: Any = replace(env_of(nursery), clock=clock)  # type: ignore[arg-type]
+    for change in (*CHANGES, add()):
+        await AccessStore(store).change(change)
+    access = Access()
+    follower = AccessFollower(env, store, access)
+    await follower.open()
+    assert access.is_on
+    await store.delete(paths.ACCESS, -1)
+    await wait_until(async_of(lambda: access.identity_or_none("root") is None), what="the loss is noticed")
+    for _ in range(50):
+        await asyncio.sleep(0)
+        assert access.is_on
+    with pytest.raises(NotAuthenticated):
+        access.nobody.check_known()
+    for change in (*CHANGES, Switch(False)):
+        await AccessStore(store).change(change)
+    await wait_until(async_of(lambda: not access.is_on), what="somebody has switched it off")
     await follower.close()
     await nursery.close()
 

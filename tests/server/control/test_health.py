@@ -308,6 +308,20 @@ def test_what_is_too_old_counts_as_away_whatever_the_session_says() -> None:
     assert finding.code == "metadata_away"
 
 
+def test_where_nobody_reaches_a_zookeeper_that_may_be_an_older_one_what_its_log_says_then_is_told() -> None:
+    """Emptied, or put back to a copy, it runs and refuses all nodes: to start it would be no help."""
+    [finding] = found_in(cut_off_all)
+    assert "`Refusing session`" in finding.next_step
+
+    def etcd(report: ClusterReport) -> None:
+        cut_off_all(report)
+        for node in report.nodes:
+            node.report.metadata.kind = "etcd"
+
+    [finding] = found_in(etcd)
+    assert "Refusing" not in finding.next_step
+
+
 def test_a_scarce_disk_of_a_data_directory_is_found_too() -> None:
     [finding] = found_in(scarce_data)
     assert (finding.code, finding.subject) == ("disk_scarce", "node n2")

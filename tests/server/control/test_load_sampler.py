@@ -16,11 +16,21 @@ from kvstore.partition.state.commands import NOT_NOW, Code, NotNow
 from kvstore.server.control import load_sampler as module
 from kvstore.server.control.load import Load, encode
 from kvstore.server.control.load_sampler import BURST, LoadSampler, Tap, loads_of_cluster
-from kvstore.server.routing.ports import LocalReplica
+from kvstore.server.routing.ports import LocalReplica, Reads
 from kvstore.types import PartitionId, ServerId
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+class AtHand:
+    """A lead's reads, of one key."""
+
+    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        return b"a row" if key == b"at hand" else NOT_NOW
+
+    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
+        return [b"a row"] * len(keys) if set(keys) == {b"at hand"} else NOT_NOW
 
 
 class Replica(LocalReplica):
@@ -32,8 +42,9 @@ class Replica(LocalReplica):
     def submit(self, op: Any, sink: Any, token: int) -> None:
         self.got.append((op, token))
 
-    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        return b"a row" if key == b"at hand" else NOT_NOW
+    @property
+    def reads(self) -> Reads:
+        return AtHand()
 
     def expel(self) -> None:
         """Nothing waits here."""
@@ -100,12 +111,19 @@ async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
 ) -> None:
     here, load_sampler = tapped
     tap = here.local[P1]
-    assert tap.read_now(b"elsewhere", 0, 0.0) is NOT_NOW
+    assert tap.reads.now(b"elsewhere", 0, 0.0) is NOT_NOW
     assert tap.seen == [], "it is submitted, and seen then"
     for _ in range(BURST):
-        assert here.local[P1].read_now(b"at hand", 0, 0.0) == b"a row"
+        assert here.local[P1].reads.now(b"at hand", 0, 0.0) == b"a row"
     assert tap.seen == [(b"at hand", 0)] * BURST
     assert here.local[P1] is here.replica
+    tap.seen.clear()
+    here.local[P1] = tap
+    assert tap.reads.all_now([b"at hand", b"elsewhere"], [0, 0], 0.0) is NOT_NOW
+    assert tap.reads.all_now([b"at hand"] * 30, [0] * 30, 0.0) == [b"a row"] * 30
+    assert tap.seen == [(b"at hand", 0)] * 30
+    tap.reads.all_now([b"at hand"] * 30, [0] * 30, 0.0)
+    assert tap.seen == [(b"at hand", 0)] * BURST, "a burst, however many come together"
     await load_sampler.close()
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.server.control.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator
+from kvstore.errors import Unavailable
+from kvstore.meta import paths
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.cookies import Cookie
+from kvstore.meta.lost import with_lost
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.service_info import encode_service_info
+from kvstore.meta.store import ensure_path
+from kvstore.server.control.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator, recopying
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists
@@ -89,6 +97,85 @@ def test_without_another_bookie_it_says_so() -> None:
     run(case, bookies=3)
 
 
+async def with_cookie(bench: Bench, bookie: BookieId) -> CookieStore:
+    """The cookies, with one of that bookie, which has never started."""
+    store = MemoryStore(bench.tree)
+    await ensure_path(store, paths.AVAILABLE)
+    cookies = CookieStore(store)
+    where = {"journal_dirs": ("/j",), "ledger_dirs": ("/j",), "index_dirs": ("/i",)}
+    await cookies.write(Cookie(bookie=bookie, instance_id="c", **where), None)
+    return cookies
+
+
+# docs/protocol.md A10
+def test_a_bookie_that_comes_back_while_it_is_given_up_keeps_its_places_and_its_id() -> None:
+    """Ledgers are made on it from then on: with its cookie gone, or its directories emptied, they would lack its
+    copies."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        cookies = await with_cookie(bench, B3)
+        bench.bookies.stop(B3)
+        operator = recopier(bench)
+        assert [each.blocked for each in await operator.replace(B3)] == [""]
+        node = MemoryStore(bench.tree)
+        await node.create(paths.available(B3), ephemeral=True)
+        with pytest.raises(Unavailable, match=f"bookie {B3} is back"):
+            await operator.forget(B3)
+        fragment = Fragment(EntryId(0), (B1, B2, B3))
+        await bench.ledgers.create(LedgerMetadata(LedgerId(7), Quorum(3, 3, 2), (fragment,), token=2))
+        await node.delete(paths.available(B3), -1)
+        with pytest.raises(Unavailable, match=r"may be named by ledgers \[7\]"):
+            await operator.forget(B3)
+        assert await cookies.bookies() == [B3]
+        await bench.ledgers.remove(LedgerId(7), 0)
+        await operator.forget(B3)
+        assert await cookies.bookies() == []
+
+    run(case, bookies=4)
+
+
+# docs/protocol.md A10
+def test_a_command_of_an_operator_hears_of_bookies_that_come_back_as_long_as_it_takes() -> None:
+    async def case(bench: Bench) -> None:
+        store, node = MemoryStore(bench.tree), MemoryStore(bench.tree)
+        await ensure_path(node, paths.READONLY)
+        async with recopying(bench.env, store) as recopying_now:
+            assert not recopying_now.is_up(B3)
+            await node.create(paths.available(B3), encode_service_info("b3:3181"), ephemeral=True)
+            await bench.pass_time(1)
+            assert recopying_now.is_up(B3)
+
+    run(case)
+
+
+# docs/protocol.md A10
+@pytest.mark.parametrize("registers", [False, True])
+def test_a_start_at_the_last_moment_keeps_a_bookies_id(registers: bool) -> None:
+    """It raises the version of the cookie; or has done so long before, and registers between the last look and the
+    delete."""
+
+    async def case(bench: Bench) -> None:
+        cookies = await with_cookie(bench, B3)
+        found, version = await cookies.read(B3)
+        delete, node = CookieStore.delete, MemoryStore(bench.tree)
+
+        async def late(self: CookieStore, bookie: BookieId, at: int) -> None:
+            if registers:
+                await node.create(paths.available(B3), ephemeral=True)
+            else:
+                await cookies.write(found, version)
+            await delete(self, bookie, at)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CookieStore, "delete", late)
+            with pytest.raises(Unavailable, match=f"bookie {B3} (is back|has just been started)"):
+                await recopier(bench).forget(B3)
+        assert (await cookies.read(B3))[0] == found
+
+    run(case, bookies=4)
+
+
 def test_an_open_ledger_is_left_to_its_writer() -> None:
     async def case(bench: Bench) -> None:
         await appended(bench, bench.handle(await bench.ledger()), COUNT)
@@ -169,5 +256,20 @@ def test_a_scrub_finds_what_is_missing_or_damaged_and_repairs_it_if_told() -> No
         assert await recopier(bench).scrub(B2, repair=False) == []
         assert await recopier(bench).scrub(B1, repair=False) == []
         assert bookie.entries == bench.bookies.at[B1].entries
+
+    run(case, bookies=3)
+
+
+# docs/protocol.md A14
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_scrub_misses_nothing_that_was_given_up(*, repair: bool) -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        for bookie in (B1, B2, B3):
+            del bench.bookies.at[bookie].entries[LEDGER, EntryId(3)]
+        assert [entry for _, entry, _ in await recopier(bench).scrub(B2, repair=repair)] == [3]
+        await bench.ledgers.update(LEDGER, lambda metadata: with_lost(metadata, [EntryId(3)]))
+        del bench.bookies.at[B2].entries[LEDGER, EntryId(5)]
+        assert [entry for _, entry, _ in await recopier(bench).scrub(B2, repair=repair)] == [5]
 
     run(case, bookies=3)

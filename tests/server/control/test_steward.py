@@ -97,6 +97,17 @@ async def test_a_newcomer_takes_its_place_only_when_it_is_close_behind(world: Wo
     assert set(world.ring.partitions[P1].replicas) == {N2, N3, N4}
 
 
+# docs/protocol.md P34
+async def test_a_newcomer_of_which_nothing_can_be_read_keeps_nothing_else_from_being_done(world: World) -> None:
+    """No replica of the one partition has ever begun: its znodes are not there."""
+    world.ring = begin_replacing(begin_replacing(world.ring, P1, N4, N1), P2, N4, N1)
+    await world.publish(P2, N2, 9_000)
+    await world.publish(P2, N4, 9_000)
+    await looks(world.steward())
+    assert N1 in world.ring.partitions[P1].replicas
+    assert set(world.ring.partitions[P2].replicas) == {N2, N3, N4}
+
+
 async def test_a_newcomer_alone_has_nothing_to_be_measured_against(world: World) -> None:
     world.ring = begin_replacing(world.ring, P1, N4, N1)
     await world.publish(P1, N4, 5)
@@ -209,6 +220,24 @@ async def test_what_a_leader_lists_while_a_log_is_set_apart_is_kept_too(
     assert await remove_log(world.store, P1, now_ms=0)
     assert await LedgerStore(world.store).list_ids() == [1, 2, 4]
     assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2, 4]
+
+
+async def test_a_log_is_not_set_apart_by_a_ring_that_another_has_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Perhaps it has forgotten the partition, and its log was dropped: an empty one would then be kept for good."""
+    await log_of(world, P1, 1)
+    await retire(world)
+    read = LedgerLists.read
+
+    async def and_another_changes_the_ring(lists: LedgerLists, partition: PartitionId, *, latest: bool = False) -> Any:
+        found = await read(lists, partition, latest=latest)
+        await world.change(lambda ring: steps.set_pace(ring, Pace(paused=True)))
+        return found
+
+    monkeypatch.setattr(LedgerLists, "read", and_another_changes_the_ring)
+    assert not await remove_log(world.store, P1, now_ms=0)
+    assert await partitions_kept(world.store) == []
 
 
 async def test_a_ledger_that_is_listed_and_kept_is_kept_once(world: World) -> None:

@@ -13,7 +13,8 @@ from kvstore.ring import new_ring
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control.steward import LATELY_S
 from kvstore.server.routing.cluster_version import ClusterVersion, ClusterVersionStore
-from kvstore.types import Seq
+from kvstore.types import Seq, ServerId
+from tests.meta.drivers import LaggingStore
 from tests.server.control.stewards import N1, N2, N3, N4, P1, P2, World, looks
 from tests.waiting import wait_until
 
@@ -38,6 +39,37 @@ async def test_the_clusters_version_rises_by_what_the_metadata_store_says_of_eac
         return (await versions.read()).version == 2
 
     await wait_until(has_risen, what="the version rises")
+
+
+# docs/protocol.md V1
+async def test_the_version_does_not_rise_by_what_a_metadata_server_says_that_lags(world: World) -> None:
+    """One server has gone back to the release before, which that one has not heard yet."""
+    world.store = store = LaggingStore()
+    await world.store_ring()
+    await ensure_path(store, paths.SERVERS)
+    world.up = {each: replace(member, can=2) for each, member in world.up.items()}
+    for each, member in world.up.items():
+        await store.create(paths.server(each), member.encode())
+    store.lag()
+    await store.set(paths.server(N3), replace(world.up[N3], can=1).encode(), -1)
+    await looks(world.steward())
+    assert (await ClusterVersionStore(store).read()).version == 1
+
+
+# docs/protocol.md V1
+async def test_the_version_waits_for_who_has_a_replica_by_a_ring_that_the_steward_has_not_read_yet(
+    world: World,
+) -> None:
+    known = world.ring
+    world.ring = new_ring([P1, P2], {ServerId("n9"): "", N1: "", N2: ""}, 3)
+    await world.store_ring()
+    world.ring = known
+    await ensure_path(world.store, paths.SERVERS)
+    world.up = {each: replace(member, can=2) for each, member in world.up.items()}
+    for each, member in world.up.items():
+        await world.store.create(paths.server(each), member.encode())
+    await looks(world.steward())
+    assert (await ClusterVersionStore(world.store).read()).version == 1
 
 
 # docs/protocol.md V1

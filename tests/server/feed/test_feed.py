@@ -366,6 +366,27 @@ async def test_a_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
         await reading.hold("stream", {"p1": 0}, 60)
 
 
+# docs/protocol.md H5, F6
+async def test_a_hold_of_a_log_that_is_just_set_apart_pins_it(reading: Reading) -> None:
+    """Its list is empty already, and the ring has the partition still: a stream ended as if its place were trimmed."""
+    world, log = reading.world, reading.world.logs["p1"]
+    log.put((b"a", b""))
+    log.roll()
+    log.put((b"a", b""))
+    retired = replace(world.ring.partitions[P1], state=PartitionState.RETIRED)
+    world.ring = replace(world.ring, version=9, partitions={**world.ring.partitions, P1: retired})
+    await world.store.set(paths.RING, codec_of_ring.encode(world.ring), -1)
+    for path in ("/partitions", "/partitions/p1", paths.KEPT):
+        await world.store.create(path, b"")
+    await world.store.create(paths.partition_log(P1), codec.encode(LedgerList()))
+    await world.store.create(paths.kept_log(P1), codec.encode(LedgerList(1, tuple(log.ledgers[1:]))))
+    await reading.hold("stream", {"p1": 2}, 60)
+    pins = Pins(world.store, LedgerLists(world.store))
+    assert [pin.ledger for _, pin in await pins.all(P1)] == [2]
+    with pytest.raises(PositionTrimmed):
+        await reading.hold("stream", {"p1": 0}, 60)
+
+
 async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
     """Of one that it does not name, and of one that has logged nothing yet: what it would get to read stays."""
     world = reading.world

@@ -32,6 +32,7 @@ from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access.identities import Access
 from kvstore.server.control.ledger_survey import LedgerSurvey
+from kvstore.server.grpc import admin
 from kvstore.server.grpc.admin import Admin, numbers
 from kvstore.types import (
     BookieId,
@@ -85,6 +86,11 @@ class Source:
     async def drain(self) -> list[PartitionId]:
         await self.held.wait()
         return [P1]
+
+    async def undrain(self) -> bool:
+        if not self.held.is_set():
+            raise Unavailable("node n1 stops")
+        return True
 
 
 async def metadata() -> MemoryStore:
@@ -157,12 +163,12 @@ async def test_surveys_of_the_metadata_store_are_few(stub: Any, monkeypatch: pyt
     monkeypatch.setattr(calls, "FEW", 2)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def survey(self: Admin) -> admin_pb2.BookiesResponse:
+    async def survey(store: MemoryStore) -> admin_pb2.BookiesResponse:
         begun.set()
         await go_on.wait()
         return admin_pb2.BookiesResponse()
 
-    monkeypatch.setattr(Admin, "_bookies", survey)
+    monkeypatch.setattr(admin, "_bookies", survey)
     first = asyncio.ensure_future(stub.Bookies(admin_pb2.BookiesRequest(), timeout=PATIENCE_S))
     await begun.wait()
     for call, request in (
@@ -233,6 +239,13 @@ async def test_draining_waits_until_nothing_is_led(stub: Any, source: Source) ->
 async def test_draining_that_takes_too_long_says_so(stub: Any) -> None:
     error = await failure_of(stub.Drain(admin_pb2.DrainRequest(timeout_s=0.05), timeout=PATIENCE_S))
     assert isinstance(error, Unavailable)
+
+
+async def test_a_drain_is_undone_and_a_node_that_stops_says_so(stub: Any, source: Source) -> None:
+    error = await failure_of(stub.Undrain(admin_pb2.UndrainRequest(), timeout=PATIENCE_S))
+    assert isinstance(error, Unavailable)
+    source.held.set()
+    assert (await stub.Undrain(admin_pb2.UndrainRequest(), timeout=PATIENCE_S)).was_draining
 
 
 def test_numbers_of_nested_statistics_have_dotted_names() -> None:

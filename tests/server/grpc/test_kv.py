@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvstore.client.core.batching import answered
 from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.proto import kv_pb2, kv_pb2_grpc
@@ -335,6 +336,20 @@ async def test_reads_that_do_not_fit_a_unary_answer_are_refused_so_that_they_can
     answers = await stub.Execute(frame, timeout=PATIENCE_S)
     assert len(answers.found) == 2
     assert [(each.reason, len(each.numbers)) for each in answers.failures] == [("OVERLOADED", 2)]
+
+
+@pytest.mark.parametrize("with_ttl", [b"first", b"last", b""])
+async def test_each_read_of_a_large_unary_answer_has_its_own_expiry(stub: Any, with_ttl: bytes) -> None:
+    """Of one gathered from messages of which some leave their expiries out, as all of those are 0."""
+    keys, value = (b"first", b"middle", b"last"), b"v" * (600 << 10)
+    for key in keys:
+        ttl = {"expires_ms": 60_000, "flags": int(Flag.RELATIVE_TTL)} if key == with_ttl else {}
+        await stub.Put(kv_pb2.PutRequest(key=key, value=value, **ttl), timeout=PATIENCE_S)
+    frame = kv_pb2.Frame(lanes=[lane(*((int(Code.GET), key, b"", 0) for key in keys))])
+    answers = await stub.Execute(frame, timeout=PATIENCE_S)
+    assert len(answers.found) == len(keys)
+    items = {keys[number - 1]: item for number, item in answered(answers)}
+    assert [key for key in keys if items[key].expires_ms] == [key for key in keys if key == with_ttl]
 
 
 async def test_a_scan_gives_all_partitions_in_order(stub: Any) -> None:

@@ -50,13 +50,15 @@ class Node:
         self.rings = self
         self.versions = Fixed()
         self.silent: set[str] = set()
+        self.plans: list[bool] = []
         self.parts: dict[MoveId, float] = {}
 
     @property
     def ring(self) -> Ring:
         return self.topology.ring
 
-    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
+    async def change(self, step: Callable[[Ring], Ring], *, plans: bool = False) -> Ring:
+        self.plans.append(plans)
         self.have(step(self.ring))
         return self.ring
 
@@ -200,6 +202,13 @@ async def test_pause_resume_and_throttle_change_the_pace_only(admin: RingAdmin, 
     assert (node.ring.pace.paused, node.ring.pace.bytes_per_s) == (False, 1_000_000)
 
 
+async def test_only_what_plans_says_that_it_does(admin: RingAdmin, node: Node) -> None:
+    """The rest may be written where the ring is too large for another plan."""
+    for action, names in ((Action.ADD, ["p7"]), (Action.PAUSE, []), (Action.CANCEL, [])):
+        await admin.change(Action(action=action, partitions=names))
+    assert node.plans == [True, False, False]
+
+
 async def test_cancelling_all_leaves_what_is_through(admin: RingAdmin, node: Node) -> None:
     before = node.ring
     await admin.change(Action(action=Action.ADD, count=1))
@@ -284,6 +293,9 @@ async def test_a_server_is_drained_only_if_its_replicas_have_somewhere_to_go(adm
     node.topology.servers[ServerId("n4")] = Endpoint("n4:1", "n4:2", "n4:3", "")
     assert (await admin.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"))).draining == ["n1"]
     assert (await admin.change_replicas(admin_pb2.ChangeReplicasRequest(undrain="n1"))).draining == []
+    node.topology.servers[ServerId("n4")] = replace(node.topology.servers[ServerId("n4")], draining=True)
+    undrained = await admin.change_replicas(admin_pb2.ChangeReplicasRequest(undrain="n4"))
+    assert undrained.draining == [], "it drains, holds nothing, and the ring does not know of it"
 
 
 async def test_loads_show_hot_keys_and_what_to_move_where(admin: RingAdmin, node: Node) -> None:

@@ -188,3 +188,21 @@ async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None
 
         await wait_until(are_applied)
         assert not list(session.take())
+
+
+async def test_reads_of_a_stream_that_has_ended_or_whose_time_is_over_need_not_be_done(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        backend.held_reads = []
+        ended, late = Session(backend, env.clock), Session(backend, env.clock)
+        lane = kv_pb2.Lane(first=1, keys=[b"a", b"b"], codes=[kv_pb2.GET] * 2)
+        ended.accept(kv_pb2.Frame(lanes=[lane]))
+        late.accept(kv_pb2.Frame(lanes=[lane], timeout_ms=1))
+        first, second = backend.held_reads[0][1], backend.held_reads[-1][1]
+        assert (first.is_gone, second.is_gone) == (False, False)
+        assert (first.line, second.line) == (ended, late), "a stream is one caller, however many lanes it has"
+        ended.close()
+        await asyncio.wait_for(late.wait_all_done(), PATIENCE_S)
+        assert (first.is_gone, second.is_gone) == (True, True)
+        backend.do_held_reads()
+        await asyncio.wait_for(ended.wait_all_done(), PATIENCE_S)
+        late.close()

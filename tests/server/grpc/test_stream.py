@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.client.core.values import Item
+from kvstore.limits import KEY_BYTES_MAX
 from kvstore.proto import brief, kv_pb2
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.session_stream import BRIEF, WELCOME, WORD, hello, message_of, protobuf_message_of
@@ -129,17 +130,57 @@ async def test_a_lone_get_is_answered_in_the_call_that_brought_it(subject: Subje
     assert answers.progress[0].sequence >= version
 
 
+async def test_gets_of_one_lane_are_answered_in_the_call_that_brought_them(subject: Subject) -> None:
+    keys = [b"{k}%d" % number for number in range(5)]
+    subject.send(subject.put(1, *keys[:3], b"{k}last"))
+    await subject.wait_answers(1, 2, 3, 4)
+    submitted = len(subject.backend.submitted)
+    subject.send(subject.get(5, *keys, b"{k}last"))
+    assert sorted(subject.wire.numbers()) == list(range(1, 11))
+    answers = subject.wire.answers[-1]
+    assert (answers.found, answers.absent) == ([5, 6, 7, 10], [8, 9])
+    assert [item.value for item in answers.records] == [b"v"] * 4
+    versions = subject.wire.answers[0].versions
+    assert [item.version for item in answers.records] == versions
+    assert answers.progress[0].sequence >= versions[-1]
+    assert len(subject.backend.submitted) == submitted + 6
+
+
+@pytest.mark.parametrize("keys", [[b"k"], [b"k", b"{k}2"]])
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda lane: lane.codes.append(GET),
+        lambda lane: lane.keys.append(b"k"),
+        lambda lane: lane.keys.__setitem__(-1, b""),
+        lambda lane: lane.keys.__setitem__(-1, b"x" * (KEY_BYTES_MAX + 1)),
+    ],
+)
+async def test_malformed_gets_are_refused(subject: Subject, alter: Any, keys: list[bytes]) -> None:
+    frame = subject.get(1, *keys)
+    alter(frame.lanes[0])
+    subject.send(frame)
+    await wait_until(lambda: is_there(subject.wire.answers), what="they are answered")
+    failures = [failure for each in subject.wire.answers for failure in each.failures]
+    assert {each.reason for each in failures} == {"INVALID_REQUEST"}
+
+
+async def is_there(answers: list[Any]) -> bool:
+    return bool(answers)
+
+
+@pytest.mark.parametrize("keys", [[b"k"], [b"k", b"{k}2"]])
 @pytest.mark.parametrize(
     "alter",
     [
         lambda lane: setattr(lane, "token", 1 << 40),
         lambda lane: setattr(lane, "level", kv_pb2.STRICT),
-        lambda lane: setattr(lane, "codes", [META]),
+        lambda lane: setattr(lane, "codes", [META] * len(lane.codes)),
     ],
 )
-async def test_other_reads_wait_for_their_turn(subject: Subject, alter: Any) -> None:
+async def test_other_reads_wait_for_their_turn(subject: Subject, alter: Any, keys: list[bytes]) -> None:
     """A token that the partition has not reached: it must be refused, not answered with what is older."""
-    frame = subject.get(1, b"k")
+    frame = subject.get(1, *keys)
     alter(frame.lanes[0])
     subject.send(frame)
     assert subject.wire.answers == []
@@ -157,10 +198,11 @@ async def test_a_get_by_another_ring_waits_for_its_turn(subject: Subject) -> Non
     assert subject.wire.answers == []
 
 
-async def test_a_get_behind_a_write_of_its_stream_does_not_overtake_it(subject: Subject) -> None:
-    subject.send(subject.put(1, b"k"), subject.get(2, b"k"))
+@pytest.mark.parametrize("keys", [[b"k"], [b"k", b"{k}2"]])
+async def test_a_get_behind_a_write_of_its_stream_does_not_overtake_it(subject: Subject, keys: list[bytes]) -> None:
+    subject.send(subject.put(1, b"k"), subject.get(2, *keys))
     assert subject.wire.answers == []
-    await subject.wait_answers(1, 2)
+    await subject.wait_answers(*range(1, 2 + len(keys)))
 
 
 async def test_an_empty_frame_is_a_sign_of_life(subject: Subject) -> None:

@@ -36,7 +36,7 @@ class Backend:
 async def test_a_client_that_waits_is_told_of_what_routes_keys_and_not_of_every_step_of_a_move() -> None:
     ring = grown(3, 1)
     backend = Backend(ring)
-    topologies = Topologies(backend, ModelClock(), "n1")  # type: ignore[arg-type]
+    topologies = Topologies(backend, ModelClock(), "n1", "c1")  # type: ignore[arg-type]
     known = (await topologies.wait(0, 0)).known
     waiting = asyncio.ensure_future(topologies.wait(known, 10_000))
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_a_client_that_waits_is_told_of_what_routes_keys_and_not_of_every_
 
 async def test_a_client_is_told_of_another_leader_and_of_other_replicas() -> None:
     backend = Backend(ring_of(3))
-    topologies = Topologies(backend, ModelClock(), "n1")  # type: ignore[arg-type]
+    topologies = Topologies(backend, ModelClock(), "n1", "c1")  # type: ignore[arg-type]
     known = topologies.message().known
     backend.have(leaders={PartitionId("p1"): (ServerId("n2"), 2)})
     assert topologies.message().known == known + 1

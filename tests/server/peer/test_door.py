@@ -50,7 +50,7 @@ async def test_who_only_says_that_he_is_a_server_is_none(cluster: Servers) -> No
     assert (await raw.read_line()).startswith(b"+")
     raw.writer.write(call + bytes(32))
     assert (await raw.read_to_end()).startswith(b"-ERR peer: ")
-    assert (counted(cluster), len(cluster["n2"].peers._sessions)) == (2, 0)
+    assert (counted(cluster), len(cluster["n2"].peers._connections)) == (2, 0)
 
 
 @pytest.mark.parametrize("own", [{"keys": ANOTHER}, {"cluster": "another"}], ids=["secret", "cluster"])
@@ -185,7 +185,7 @@ async def test_a_server_has_one_link_and_those_that_it_has_left_behind_do_not_ad
         await cluster["n1"].introduce(raw, "n2")
         with contextlib.suppress(ConnectionResetError):
             assert await former.read_to_end() == b""
-        assert [each.server for each in cluster["n2"].peers._sessions.values()] == ["n1"]
+        assert [each.server for each in cluster["n2"].peers._connections.values()] == ["n1"]
         former.close()
         former = raw
     former.close()

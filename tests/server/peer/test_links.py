@@ -20,7 +20,7 @@ from kvstore.server.peer import link as peer_link
 from kvstore.server.peer.frames import Frames, Lane, Operations, Results
 from kvstore.server.peer.link import SWEEP_S, Link
 from kvstore.server.peer.proof import NONCE_BYTES, Credentials
-from kvstore.server.peer.server import PeerSession
+from kvstore.server.peer.server import PeerConnection
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId, ServerId
@@ -136,8 +136,8 @@ class Leader:
         self.leads = False
         self.done: list[int] = []
 
-    def submit_puts_here(self, *_: Any) -> bool:
-        return False
+    def replica_here(self, *_: Any) -> None:
+        """None may just do it."""
 
     def submit_here(self, partition: PartitionId, op: commands.Op, sink: Any, token: int, ring_version: int) -> None:
         if self.leads:
@@ -156,20 +156,20 @@ def sent(number: int, heard: int, partition: str = "p1") -> bytes:
 async def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> None:
     """Else the refused one, sent again, would be done after those that came later."""
     leader, stream = Leader(), Stream()
-    session = PeerSession(cast(Any, Owner(leader)), N2, cast(Any, stream))
-    session.data_received(sent(1, 0))
-    session.flush()
+    connection = PeerConnection(cast(Any, Owner(leader)), N2, cast(Any, stream))
+    connection.data_received(sent(1, 0))
+    connection.flush()
     leader.leads = True
-    session.data_received(sent(2, 0))
-    session.data_received(sent(3, 0, "p2"))
-    session.flush()
+    connection.data_received(sent(2, 0))
+    connection.data_received(sent(3, 0, "p2"))
+    connection.flush()
     assert leader.done == [3], "another partition's order is another matter"
     refused = [number for each in stream.written if isinstance(each, Results) for number, _ in each.others]
     assert refused == [1, 2]
-    session.data_received(sent(4, 1))
-    session.flush()
+    connection.data_received(sent(4, 1))
+    connection.flush()
     assert leader.done == [3]
-    session.data_received(sent(5, len(stream.written)))
+    connection.data_received(sent(5, len(stream.written)))
     assert leader.done == [3, 5]
 
 
@@ -282,10 +282,10 @@ class Links:
 
 def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None:
     stream = Stream()
-    session = PeerSession(cast(Any, Owner(Leader())), N2, cast(Any, stream))
-    session.complete(1, [b"x" * (1 << 20)] * 33)
-    session.complete(2, 7)
-    session.flush()
+    connection = PeerConnection(cast(Any, Owner(Leader())), N2, cast(Any, stream))
+    connection.complete(1, [b"x" * (1 << 20)] * 33)
+    connection.complete(2, 7)
+    connection.flush()
     found = {number: each for frame in stream.written if isinstance(frame, Results) for number, each in frame.others}
     assert isinstance(found[1], OutcomeUnknown)
     assert [frame.numbers for frame in stream.written if isinstance(frame, Results) and frame.numbers] == [[(2, 7)]]

@@ -150,7 +150,7 @@ async def test_a_call_is_answered_by_the_other_servers_replica(cluster: Servers)
     assert await links.call(N2, P1, "ask", large, PATIENCE_S) == b"n1 ask " + large
     answers = await asyncio.gather(*(links.call(N2, P1, "ask", b"%d" % i, PATIENCE_S) for i in range(50)))
     assert answers == [b"n1 ask %d" % i for i in range(50)]
-    assert len(cluster["n2"].peers._sessions) == 1, "one link serves all"
+    assert len(cluster["n2"].peers._connections) == 1, "one link serves all"
 
 
 async def test_a_call_to_oneself_needs_no_link(cluster: Servers) -> None:
@@ -230,14 +230,14 @@ async def test_a_link_lost_during_a_call_is_an_unknown_outcome_at_once(cluster: 
     cluster["n2"].peers.serve(P1, forever)
     call = asyncio.ensure_future(cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S))
     await wait_until(lambda: has_calls(cluster["n2"]), what="the call is at n2")
-    for session in list(cluster["n2"].peers._sessions.values()):
-        session.close()
+    for connection in list(cluster["n2"].peers._connections.values()):
+        connection.close()
     with pytest.raises(OutcomeUnknown, match="broke"):
         await asyncio.wait_for(call, PATIENCE_S)
 
 
 async def has_calls(server: Server) -> bool:
-    return any(session._calls for session in server.peers._sessions.values())
+    return any(connection._calls for connection in server.peers._connections.values())
 
 
 async def test_a_bug_in_an_answer_costs_the_link_and_not_the_server(cluster: Servers) -> None:
@@ -262,18 +262,18 @@ async def test_links_of_a_lower_version_end_once_the_cluster_has_risen(
     peers = cluster["n2"].peers
     lower, half_open = await connect(cluster), await connect(cluster)
     await cluster["n1"].introduce(lower, "n2")
-    assert [each.version for each in peers._sessions.values()] == [LINK_FIRST]
+    assert [each.version for each in peers._connections.values()] == [LINK_FIRST]
     caller = Caller(cluster["n1"].credentials, N2)
     half_open.writer.write(caller.hello())
     proof, _ = caller.take(await half_open.read_line())
     peers.versions = Fixed(cluster=2)
     half_open.writer.write(proof)
     assert await half_open.read_line() == b"-ERR peer version: want at least 3, got 2: the cluster has risen\r\n"
-    assert len(peers._sessions) == 1, "the link of before is still there"
+    assert len(peers._connections) == 1, "the link of before is still there"
     peers.end_outdone()
     with suppress(ConnectionResetError):
         assert await lower.read_to_end() == b""
-    assert peers._sessions == {}
+    assert peers._connections == {}
     higher = await connect(cluster)
     await cluster["n1"].introduce(higher, "n2", LINK_LATEST)
     peers.end_outdone()

@@ -16,7 +16,7 @@ from kvstore.server.peer import frames as peer_frames
 from kvstore.server.peer.frames import Lane, Operations, Results
 from kvstore.server.peer.link import Link
 from kvstore.server.peer.refusals import Refusals
-from kvstore.server.peer.server import PeerSession
+from kvstore.server.peer.server import PeerConnection
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink, Pending
 from kvstore.types import PartitionId, ServerId
@@ -62,7 +62,7 @@ def test_reads_and_other_keys_wait_for_no_refused_write_and_no_write_for_a_refus
         assert refusals.of(P1, op, 0) is None
     refusals = Refusals()
     refusals.refuse(commands.get(b"k"))
-    assert not refusals.keys.said_by
+    assert not refusals.keys.frame_of
 
 
 def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None:
@@ -82,9 +82,9 @@ def test_what_has_been_heard_is_forgotten_and_nothing_else() -> None:
     refusals.refuse(commands.put(b"1", b"v"))
     refusals.tell(4)
     refusals.forget(2)
-    assert refusals.keys.said_by == {b"3": 3, b"1": 4}
+    assert refusals.keys.frame_of == {b"3": 3, b"1": 4}
     refusals.forget(4)
-    assert not refusals.keys.said_by
+    assert not refusals.keys.frame_of
 
 
 # ── the answering side ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -97,8 +97,8 @@ class Owning:
         self.owns = False
         self.done: list[int] = []
 
-    def submit_puts_here(self, *_: Any) -> bool:
-        return False
+    def replica_here(self, *_: Any) -> None:
+        """None may just do it."""
 
     def submit_here(self, partition: PartitionId, op: Op, sink: PeerSink, token: int, ring_version: int) -> None:
         if self.owns:
@@ -111,9 +111,9 @@ class Owning:
         return (0, 0)
 
 
-def session_of(owner: Owning) -> tuple[PeerSession, Stream]:
+def connection_of(owner: Owning) -> tuple[PeerConnection, Stream]:
     stream = Stream()
-    return PeerSession(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream)), stream
+    return PeerConnection(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream)), stream
 
 
 def sent(number: int, heard: int, op: Op = PUT) -> bytes:
@@ -126,40 +126,40 @@ def refused(stream: Stream) -> list[int]:
 
 async def test_a_write_behind_one_that_came_to_the_owner_too_early_is_not_done_before_it() -> None:
     owner = Owning()
-    session, stream = session_of(owner)
-    session.data_received(sent(1, 0))
+    connection, stream = connection_of(owner)
+    connection.data_received(sent(1, 0))
     owner.owns = True
-    session.data_received(sent(2, 0))
-    session.flush()
-    session.data_received(sent(3, len(stream.written) - 1))
-    session.data_received(sent(4, 0, commands.put(b"other", b"v")))
-    session.flush()
+    connection.data_received(sent(2, 0))
+    connection.flush()
+    connection.data_received(sent(3, len(stream.written) - 1))
+    connection.data_received(sent(4, 0, commands.put(b"other", b"v")))
+    connection.flush()
     assert owner.done == [4]
     assert refused(stream) == [1, 2, 3]
-    session.data_received(sent(5, len(stream.written)))
+    connection.data_received(sent(5, len(stream.written)))
     assert owner.done == [4, 5]
-    assert not session._refused_keys
+    assert not connection._refused_keys
 
 
 async def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_have_heard() -> None:
     owner = Owning()
-    session, stream = session_of(owner)
-    session.data_received(sent(1, 0))
-    session.flush()
-    session._pace.is_held = True
-    session.data_received(sent(2, 0))
+    connection, stream = connection_of(owner)
+    connection.data_received(sent(1, 0))
+    connection.flush()
+    connection._flow.is_held = True
+    connection.data_received(sent(2, 0))
     owner.owns = True
-    session.data_received(sent(3, len(stream.written)))
-    session._pace.is_held = False
-    session.flush()
+    connection.data_received(sent(3, len(stream.written)))
+    connection._flow.is_held = False
+    connection.flush()
     await asyncio.sleep(0)
     assert owner.done == [], "the second was sent before the first one's refusal was heard, and the third waits for it"
     assert refused(stream) == [1, 2, 3]
 
 
 async def test_a_refusal_is_told_though_nothing_else_is() -> None:
-    session, stream = session_of(Owning())
-    session.turn_away(PUT, 1, MOVED)
+    connection, stream = connection_of(Owning())
+    connection.turn_away(PUT, 1, MOVED)
     await asyncio.sleep(0)
     assert refused(stream) == [1]
 
@@ -228,6 +228,6 @@ async def test_a_write_that_comes_to_an_owner_too_early_is_held_against_those_be
     here, elsewhere = commands.put(cluster.key_of("p1"), b"v"), commands.put(cluster.key_of("p2"), b"v")
     dispatcher.submit_here(P1, elsewhere, peer, 1, cluster.ring.routed + 1)
     dispatcher.submit_here(P1, here, peer, 2, cluster.ring.routed + 1)
-    dispatcher.turn_away(P1, here, peer, 3, MOVED)
+    dispatcher.turn_away(here, peer, 3, MOVED)
     assert turned_away == [1, 3]
     assert isinstance((await peer.wait(2))[0], int)

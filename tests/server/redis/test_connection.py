@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from kvstore.server.config import Limits
 from kvstore.server.redis import door as resp_door
 from kvstore.server.redis import gather, reply_queue
 from kvstore.server.redis.parser import BULK_BYTES_MAX
+from kvstore.server.redis.pipeline import TOGETHER_MIN
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
@@ -101,24 +103,89 @@ async def test_a_read_behind_one_that_waits_is_not_answered_before_it(
         door.backend.held_reads = []
         raw.writer.write(packed(b"GET", b"k"))
         await wait_until(lambda: at_least(len(door.backend.submitted), before + 1), what="the first is submitted")
-        monkeypatch.setattr(door.backend, "read_now", lambda key: pytest.fail("it was looked up at once"))
+        for name in ("read_now", "read_all_now"):
+            monkeypatch.setattr(door.backend, name, lambda _: pytest.fail("it was looked up at once"))
         raw.writer.write(packed(b"GET", b"k"))
         await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the second is submitted")
+        raw.writer.write(packed(b"GET", b"k") * TOGETHER_MIN)
+        count = 2 + TOGETHER_MIN
+        await wait_until(lambda: at_least(len(door.backend.submitted), before + count), what="the rest is submitted")
         door.backend.do_held_reads()
-        assert await raw.read(2 * len(bulk(b"v"))) == bulk(b"v") * 2
+        assert await raw.read(count * len(bulk(b"v"))) == bulk(b"v") * count
 
 
-async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
+async def test_reads_of_a_transaction_or_of_another_level_are_not_looked_up_at_once(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_now, asked = door.backend.read_now, []
-    monkeypatch.setattr(door.backend, "read_now", lambda key: asked.append(key) or read_now(key))
+    for name in ("read_now", "read_all_now"):
+        monkeypatch.setattr(door.backend, name, lambda _: pytest.fail("it was looked up at once"))
+    count = TOGETHER_MIN
     async with door.raw() as raw:
-        await raw.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
-        await raw.ask(packed(b"GET", b"k"), bulk(b"v"))
-        assert asked == [b"k"]
-        await raw.ask(packed(b"GET", b"k") * 3, bulk(b"v") * 3)
-        assert asked == [b"k"]
+        for asked, wanted in (
+            (packed(b"MULTI"), b"+OK\r\n"),
+            (packed(b"GET", b"k") * count, b"+QUEUED\r\n" * count),
+            (packed(b"EXEC"), b"*%d\r\n" % count + b"$-1\r\n" * count),
+            (packed(b"READONLY"), b"+OK\r\n"),
+            (packed(b"GET", b"k") * count, b"$-1\r\n" * count),
+        ):
+            assert await raw.ask(asked, wanted) == wanted
+
+
+@pytest.mark.parametrize(("get", "set_"), [(b"GET", b"SET"), (b"get", b"set")])
+async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
+    door: Door, monkeypatch: pytest.MonkeyPatch, get: bytes, set_: bytes
+) -> None:
+    """In small letters too, as go-redis and ioredis write them."""
+    puts, submit_puts = list[int](), door.backend.submit_puts
+    read_now, read_all_now, asked = door.backend.read_now, door.backend.read_all_now, []
+    monkeypatch.setattr(door.backend, "read_now", lambda key: asked.append([key]) or read_now(key))
+    monkeypatch.setattr(door.backend, "read_all_now", lambda keys: asked.append(keys) or read_all_now(keys))
+    async with door.raw() as raw:
+        await raw.ask(packed(set_, b"k", b"v"), b"+OK\r\n")
+        await raw.ask(packed(get, b"k"), bulk(b"v"))
+        assert asked == [[b"k"]]
+        few = TOGETHER_MIN - 1
+        assert await raw.ask(packed(get, b"k") * few, bulk(b"v") * few) == bulk(b"v") * few
+        assert asked == [[b"k"]]
+        wanted = bulk(b"v") * TOGETHER_MIN
+        assert await raw.ask(packed(get, b"k") * TOGETHER_MIN, wanted) == wanted
+        assert asked == [[b"k"], [b"k"] * TOGETHER_MIN]
+        monkeypatch.setattr(
+            *(door.backend, "submit_puts"), lambda ops, *rest: puts.append(len(ops)) or submit_puts(ops, *rest)
+        )
+        done = b"+OK\r\n" * TOGETHER_MIN
+        assert await raw.ask(packed(set_, b"k", b"w") * TOGETHER_MIN, done) == done
+        assert puts == [TOGETHER_MIN]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_pipeline_of_reads_is_answered_as_each_of_them(door: Door, protocol: int) -> None:
+    """Whatever stands among them: keys of other partitions and none, large values, expiries, other commands."""
+    rng = random.Random(protocol)
+    kinds = {
+        b"small": packed(b"SET", b"{k}small", b"v"),
+        b"large": packed(b"SET", b"{k}large", b"x" * 5_000),
+        b"short": packed(b"SET", b"{k}short", b"v", b"EX", b"1000"),
+        b"absent": b"",
+    }
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"HELLO", b"%d" % protocol) + packed(b"PING"))
+        await raw.read_until(b"+PONG\r\n")
+        raw.writer.write(b"".join(kinds.values()))
+        assert await raw.read(5 * 3) == b"+OK\r\n" * 3
+        null = b"_\r\n" if protocol == 3 else b"$-1\r\n"
+        answers = {b"{k}small": bulk(b"v"), b"{k}large": bulk(b"x" * 5_000), b"{k}short": bulk(b"v")}
+        for turn in range(60):
+            names = rng.choices(list(kinds), [20, 1, 1, 5] if turn % 2 else [1, 0, 0, 1], k=rng.randrange(2, 90))
+            asked = [packed(b"GET", b"{k}" + name) for name in names]
+            wanted = [answers.get(b"{k}" + name, null) for name in names]
+            if turn % 3 == 0:
+                place = rng.randrange(len(names))
+                other = rng.choice([(b"EXISTS {k}small", b":1\r\n"), (b"SET {k}small v", b"+OK\r\n")])
+                asked.insert(place, packed(*other[0].split()))
+                wanted.insert(place, other[1])
+            raw.writer.write(b"".join(asked))
+            assert await raw.read(len(b"".join(wanted))) == b"".join(wanted)
 
 
 async def has_changed(door: Door) -> bool:
@@ -208,6 +275,34 @@ async def test_readonly_makes_reads_stale_until_readwrite(door: Door) -> None:
         await raw.ask(stream, b"+OK\r\n$-1\r\n+OK\r\n$-1\r\n")
     levels = [op[2] for op in door.backend.submitted if op[0] == Code.GET]
     assert levels == [Level.STALE, Level.LINEARIZABLE]
+
+
+@pytest.mark.parametrize(
+    ("ending", "reply"),
+    [
+        (packed(b"UNWATCH"), b"+OK\r\n"),
+        (packed(b"MULTI") + packed(b"DISCARD"), b"+OK\r\n+OK\r\n"),
+        (packed(b"MULTI") + packed(b"DEL", b"k") + packed(b"EXEC"), b"+OK\r\n+QUEUED\r\n*1\r\n:0\r\n"),
+        (packed(b"READONLY"), b"+OK\r\n"),
+    ],
+    ids=["unwatch", "discard", "exec", "readonly"],
+)
+async def test_what_is_read_under_a_watch_is_not_stale(door: Door, ending: bytes, reply: bytes) -> None:
+    """EXEC would stand under the version that WATCH saw, and write what was made of an older one."""
+
+    def stale() -> int:
+        return sum(op[0] == Code.GET and op[2] == Level.STALE for op in door.backend.submitted)
+
+    get, none = packed(b"GET", b"k"), b"$-1\r\n"
+    async with door.raw() as raw:
+        await raw.ask(packed(b"READONLY") + get, b"+OK\r\n" + none)
+        assert stale() == 1
+        assert await raw.ask(packed(b"WATCH", b"k") + get, b"+OK\r\n" + none) == b"+OK\r\n" + none
+        assert await raw.ask(get, none) == none
+        assert stale() == 1
+        assert await raw.ask(ending, reply) == reply
+        await raw.ask(get, none)
+        assert stale() == (1 if b"READONLY" in ending else 2)
 
 
 async def test_quit_and_the_end_of_input_answer_what_is_under_way(door: Door) -> None:

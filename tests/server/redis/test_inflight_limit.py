@@ -17,48 +17,48 @@ from tests.waiting import wait_until
 class Client:
     """Begins `size` commands when it is woken."""
 
-    def __init__(self, window: InflightLimit, size: int = 1) -> None:
-        self.window, self.size, self.woken = window, size, 0
+    def __init__(self, limit: InflightLimit, size: int = 1) -> None:
+        self.limit, self.size, self.woken = limit, size, 0
 
     def resume(self) -> None:
         self.woken += 1
-        self.window.begin(self.size, 0)
+        self.limit.begin(self.size, 0)
 
 
 def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
-    window = InflightLimit(commands_max=10, bytes_max=100)
-    window.begin(9, 99)
-    assert not window.is_full
-    window.begin(1, 0)
-    assert window.is_full
-    window.end(5, 0)
-    assert window.is_full, "too many bytes are still under way"
-    window.end(0, 50)
-    assert not window.is_full
-    window.begin(0, 60)
-    assert window.is_full
+    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit.begin(9, 99)
+    assert not limit.is_full
+    limit.begin(1, 0)
+    assert limit.is_full
+    limit.end(5, 0)
+    assert limit.is_full, "too many bytes are still under way"
+    limit.end(0, 50)
+    assert not limit.is_full
+    limit.begin(0, 60)
+    assert limit.is_full
 
 
 def test_who_waits_goes_on_in_order_and_only_while_there_is_room() -> None:
-    window = InflightLimit(commands_max=10, bytes_max=100)
-    window.begin(10, 0)
-    first, second, third = Client(window, 4), Client(window, 4), Client(window, 4)
+    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit.begin(10, 0)
+    first, second, third = Client(limit, 4), Client(limit, 4), Client(limit, 4)
     for each in (first, second, third):
-        window.wait(each)
-    window.forget(second)
-    window.end(4, 0)
+        limit.wait(each)
+    limit.forget(second)
+    limit.end(4, 0)
     assert (first.woken, third.woken) == (0, 0)
-    window.end(2, 0)
+    limit.end(2, 0)
     assert (first.woken, second.woken, third.woken) == (1, 0, 1), "4 + 4 more fit below 10 one after the other"
-    assert window.is_full
-    window.end(12, 0)
+    assert limit.is_full
+    limit.end(12, 0)
     assert (first.woken, second.woken, third.woken) == (1, 0, 1)
 
 
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
     async with redis_door(tmp_path) as opened:
-        opened.server.window = InflightLimit(commands_max=40, bytes_max=4_000)
+        opened.server.inflight_limit = InflightLimit(commands_max=40, bytes_max=4_000)
         yield opened
 
 
@@ -72,18 +72,50 @@ async def test_connections_that_send_more_than_there_is_room_for_wait_and_are_al
         for i in range(100):
             raw.writer.write(packed(b"SET", b"%d-%d" % (number, i), b"x" * size))
             await raw.writer.drain()
-    await wait_until(lambda: is_full(door), what="the window is full")
+    await wait_until(lambda: is_full(door), what="the limit is reached")
     begun = len(door.backend.submitted)
     assert begun < 800, "the rest waits in its connections"
     door.backend.let_go()
     for raw in raws:
         assert await raw.read(500) == b"+OK\r\n" * 100
         raw.close()
-    assert (door.server.window.commands, door.server.window.bytes) == (0, 0)
+    assert (door.server.inflight_limit.commands, door.server.inflight_limit.bytes) == (0, 0)
 
 
 async def is_full(door: Door) -> bool:
-    return door.server.window.is_full
+    return door.server.inflight_limit.is_full
+
+
+async def test_who_has_nothing_under_way_does_not_wait_for_those_who_have_much(door: Door) -> None:
+    """Reads of others that take long, as large ones do, kept everybody waiting for as long as they took."""
+    door.backend.held_reads = []
+    greedy = [await door.connect() for _ in range(2)]
+    for raw in greedy:
+        raw.writer.write(b"".join(packed(b"GET", b"%d" % number) for number in range(100)))
+    await wait_until(lambda: is_full(door), what="the limit is reached")
+    async with door.raw() as raw:
+        for _ in range(3):
+            raw.writer.write(packed(b"SET", b"k", b"v") + packed(b"APPEND", b"k", b"w") + packed(b"SET", b"k", b"x"))
+            assert await raw.read(14) == b"+OK\r\n:2\r\n+OK\r\n"
+        assert door.server.inflight_limit.is_full
+        raw.writer.write(b"".join(packed(b"SET", b"k%d" % number, b"v") for number in range(30)))
+        assert await raw.read(5 * 30) == b"+OK\r\n" * 30
+    door.backend.do_held_reads()
+    for raw in greedy:
+        assert await raw.read(500) == b"$-1\r\n" * 100
+        raw.close()
+    await wait_until(lambda: is_empty(door), what="nothing is counted any more")
+
+
+def test_what_has_nothing_under_way_is_bounded_too() -> None:
+    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit.begin(10, 0)
+    assert limit.has_spare
+    limit.begin(0, 100)
+    assert not limit.has_spare, "values take memory"
+    limit.end(0, 100)
+    limit.begin(10, 0)
+    assert not limit.has_spare
 
 
 async def test_nothing_stays_counted_whatever_ends_a_connection(door: Door) -> None:
@@ -109,8 +141,8 @@ async def test_nothing_stays_counted_whatever_ends_a_connection(door: Door) -> N
 
 
 async def under_way(door: Door) -> bool:
-    return door.server.window.commands >= 5
+    return door.server.inflight_limit.commands >= 5
 
 
 async def is_empty(door: Door) -> bool:
-    return (door.server.window.commands, door.server.window.bytes) == (0, 0)
+    return (door.server.inflight_limit.commands, door.server.inflight_limit.bytes) == (0, 0)

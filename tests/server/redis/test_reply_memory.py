@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ from kvstore.partition.state.commands import Code
 from kvstore.server.config import Limits
 from kvstore.server.redis import reply_memory, reply_queue
 from kvstore.server.redis.connection import RespConnection
+from kvstore.server.redis.gather import READS_AT_ONCE
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, ReplyMemory
 from kvstore.server.redis.server_commands import _asking
@@ -166,7 +169,7 @@ def held(door: Door) -> int:
 
 
 async def is_put_off(door: Door) -> bool:
-    return door.server.room.put_off > 0
+    return door.server.reply_memory.put_off > 0
 
 
 async def test_a_client_that_reads_late_gets_all_replies_and_little_is_held_for_it_meanwhile(door: Door) -> None:
@@ -186,7 +189,7 @@ async def test_a_client_that_reads_late_gets_all_replies_and_little_is_held_for_
         for i in range(60):
             assert await slow.read(len(bulk(value(0)))) == bulk(value(0))
             assert await slow.read(len(bulk(b"%d" % i))) == bulk(b"%d" % i)
-        assert door.server.room.closed == 0
+        assert door.server.reply_memory.closed == 0
 
 
 async def test_reads_that_are_done_again_never_go_back_in_time(door: Door) -> None:
@@ -215,24 +218,27 @@ async def test_what_is_put_off_for_a_client_that_goes_is_not_counted_any_more(do
     raw.writer.transport.abort()
 
     async def is_empty() -> bool:
-        return door.server.window.commands == 0 and not door.server._connections
+        return door.server.inflight_limit.commands == 0 and not door.server._connections
 
     await wait_until(is_empty, what="nothing is counted")
 
 
 async def test_what_is_put_off_for_clients_that_do_not_read_takes_no_others_place(door: Door) -> None:
     """With some hundred of them all that may be under way was theirs, and nobody else was served."""
-    window = door.server.window = InflightLimit(commands_max=50, bytes_max=1_000)
+    limit = door.server.inflight_limit = InflightLimit(commands_max=50, bytes_max=1_000)
 
     async def is_free() -> bool:
-        return (window.commands, window.bytes) == (0, 0)
+        has_come = sum(op[0] == Code.PUT and op[1] == b"n" for op in door.backend.submitted) == begun
+        return has_come and (limit.commands, limit.bytes) == (0, 0)
 
+    begun = 0
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(door.raw())
         await other.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
         slow = [await stack.enter_async_context(door.raw()) for _ in range(3)]
         for raw in slow:
             stop_reading(raw)
+            begun += 1
             raw.writer.write(packed(b"GET", b"k") * 30 + packed(b"SET", b"n", b"x" * 400))
             await wait_until(is_free, what="what its leader has answered is not under way")
         assert await other.ask(packed(b"GET", b"n"), bulk(b"x" * 400)) == bulk(b"x" * 400)
@@ -247,7 +253,7 @@ async def test_one_command_with_many_values_is_done_again_with_room_for_all_of_t
         await raw.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
         expected = b"*20\r\n" + bulk(value(0)) * 20
         assert await raw.ask(packed(b"MGET", *[b"k"] * 20), expected) == expected
-        assert door.server.room.put_off == 1
+        assert door.server.reply_memory.put_off == 1
 
 
 async def test_slow_readers_do_not_keep_the_room_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +270,7 @@ async def test_slow_readers_do_not_keep_the_room_from_others(tmp_path: Path, mon
         for _ in range(20):
             assert await other.ask(packed(b"GET", b"k"), expected) == expected
             assert held(door) <= 12 * MIB + 4 * MIB
-        assert door.server.room.closed <= 4
+        assert door.server.reply_memory.closed <= 4
 
 
 async def test_transactions_that_read_begin_when_there_is_room_for_all_that_they_may_answer(tmp_path: Path) -> None:
@@ -291,7 +297,7 @@ async def test_walks_over_keys_begin_when_there_is_room_for_what_they_gather(tmp
         raws = [await stack.enter_async_context(door.raw()) for _ in range(3)]
         await raws[0].ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
         others = Connection(held=24 * MIB - MIB // 2)
-        door.server.room.take(others, others.held_bytes)
+        door.server.reply_memory.take(others, others.held_bytes)
         for raw, words in zip(
             raws, ([b"KEYS", b"*"], [b"SCAN", b"0", b"COUNT", b"10000"], [b"SCAN", b"0"]), strict=True
         ):
@@ -299,7 +305,7 @@ async def test_walks_over_keys_begin_when_there_is_room_for_what_they_gather(tmp
         assert await raws[2].read_line() == b"*2\r\n", "a few keys are little"
 
         async def wait() -> bool:
-            return len(door.server.room._waiting) == 2
+            return len(door.server.reply_memory._waiting) == 2
 
         await wait_until(wait, what="both wait for room")
         assert [op[0] for op in door.backend.submitted if op[0] == Code.COUNT] == []
@@ -314,7 +320,7 @@ async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
     monkeypatch.setattr(reply_memory, "REFUSE_S", 0.0)
     async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, door.raw() as raw:
         others = Connection(held=MIB)
-        door.server.room.take(others, MIB)
+        door.server.reply_memory.take(others, MIB)
         raw.writer.write(packed(b"KEYS", b"*") + packed(b"PING"))
         assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
         assert await raw.read_line() == b"+PONG\r\n"
@@ -322,10 +328,35 @@ async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
 
 async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) -> None:
     connection = RespConnection(door.server)
-    connection.replies.is_lost = True
+    connection.replies.is_gone = True
     with pytest.raises(Unavailable):
         await _asking(connection.pipeline, [b"DBSIZE"])((Code.COUNT, b"", 0), PartitionId("p1"))
     assert door.backend.submitted == []
+
+
+async def test_of_a_command_with_many_reads_the_rest_is_not_begun_once_its_client_is_gone(door: Door) -> None:
+    door.backend.held_reads = []
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"MGET", *(b"%d" % number for number in range(4 * READS_AT_ONCE))))
+
+        async def begun() -> bool:
+            return len(door.backend.submitted) == READS_AT_ONCE
+
+        await wait_until(begun, what="some have begun")
+        raw.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sinks = {id(sink): sink for _, sink, _ in door.backend.held_reads}
+
+    async def is_gone() -> bool:
+        return all(sink.is_gone for sink in sinks.values())
+
+    await wait_until(is_gone, what="the door knows that the client is gone")
+    door.backend.do_held_reads()
+
+    async def ended() -> bool:
+        return door.server.inflight_limit.commands == 0
+
+    await wait_until(ended, what="the command has ended")
+    assert len(door.backend.submitted) == READS_AT_ONCE
 
 
 async def test_commands_that_answer_old_values_are_begun_a_few_at_a_time(door: Door) -> None:

@@ -53,6 +53,7 @@ def some_pipelines(seed: int) -> list[bytes]:
                             (b"GET", key),
                             (b"DEL", key),
                             (b"set", key, value),
+                            (b"sEt", key, value),
                             (b"SET", b"", value),
                             (b"SET", b"k" * (KEY_BYTES_MAX + 1), value),
                             (b"SET", key, value, b"PX", b"60000"),
@@ -187,8 +188,8 @@ async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> N
     while not connection.replies.is_full:
         connection.data_received(packed(b"GET", b"k"))
         await asyncio.sleep(0)
-    door.server.room.look()
-    assert door.server.room.bytes >= len(stream.written) > stream.high
+    door.server.reply_memory.look()
+    assert door.server.reply_memory.bytes >= len(stream.written) > stream.high
 
 
 async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -> None:
@@ -227,10 +228,10 @@ async def test_a_lone_get_that_takes_a_turn_is_timed_like_any_other(door: Door) 
 
 async def test_a_transaction_waits_while_too_much_is_under_way(door: Door) -> None:
     async with door.raw() as raw:
-        door.server.window.begin(COMMANDS_MAX, 0)
+        door.server.inflight_limit.begin(COMMANDS_MAX, 0)
         raw.writer.write(packed(b"MULTI") + packed(b"SET", b"k", b"v") + packed(b"EXEC"))
         assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
-        door.server.window.end(COMMANDS_MAX, 0)
+        door.server.inflight_limit.end(COMMANDS_MAX, 0)
         assert await raw.ask(packed(b"PING"), b"*1\r\n+OK\r\n+PONG\r\n") == b"*1\r\n+OK\r\n+PONG\r\n"
 
 
@@ -266,9 +267,9 @@ async def test_nothing_stays_counted_however_commands_come(
                     await asyncio.sleep(0)
             replies = connection.replies
             await wait_until(lambda: is_true(replies.issued == replies.answered), what="all is answered")  # noqa: B023
-            window = door.server.window
+            limit = door.server.inflight_limit
             assert not connection.pipeline.waiting
-            assert (window.commands, window.bytes, replies._held, replies._reserved, replies.early) == (0, 0, 0, 0, {})
+            assert (limit.commands, limit.bytes, replies._held, replies._reserved, replies.early) == (0, 0, 0, 0, {})
             assert all(each.leader._queue.bytes == 0 for each in door.backend.partitions.values())
             found.append((bytes(stream.written), replies.issued, await get_all(door)))
     assert found[0] == found[1]

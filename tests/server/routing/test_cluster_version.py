@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -139,8 +140,11 @@ async def test_who_cannot_be_announced_yet_reads_the_version_again_once_it_is(en
     await other.create(paths.server(N1), another.encode(), ephemeral=True)
     announcement = Announcement(own, Member(id="n1", resp="here:1", can=2, starting=True))
     announcement.on_placed = lambda: placed.append(announcement.member.resp)
-    await announcement.publish(env.nursery)
+    publishing = env.nursery.spawn(announcement.publish(env.nursery), name="publish")
+    for _ in range(20):
+        await asyncio.sleep(0)
     assert placed == []
+    assert not publishing.done(), "the other process has its place (H12)"
     await other.close()
 
     async def is_placed() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from kvstore.errors import (
     NotLeader,
     OutcomeUnknown,
     Overloaded,
+    RateExceeded,
     StoreError,
     Unavailable,
 )
+from kvstore.namespaces.rates import Rates
+from kvstore.namespaces.table import Namespace
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Level, Record, RequestId
 from kvstore.partition.state.rows import record_of
@@ -27,6 +31,7 @@ from kvstore.server.routing import flight, router
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId, ServerId
+from tests.server.backends import Collector
 from tests.server.servers import Server, Servers, servers
 from tests.waiting import wait_until
 
@@ -126,8 +131,53 @@ async def test_a_read_is_looked_up_at_once_only_where_it_is_led_alone_and_behind
     assert found is not None
     assert record_of(found).value == b"v"
     assert other.read_now(b"k") is commands.NOT_NOW
+    assert leads.read_all_now([b"k", b"{k}absent"]) == [found, None]
+    assert other.read_all_now([b"k", b"{k}absent"]) is commands.NOT_NOW
     monkeypatch.setattr(leads, "_held_keys", {b"k": 1})
     assert leads.read_now(b"k") is commands.NOT_NOW, "a write that was sent back may be about to be done"
+    assert leads.read_all_now([b"k", b"k"]) is commands.NOT_NOW
+
+
+class Leaving(Collector):
+    """A caller that may leave."""
+
+    left = False
+
+    @property
+    def is_gone(self) -> bool:
+        return self.left
+
+
+async def test_reads_that_wait_for_a_leader_are_not_sent_for_who_is_gone_and_writes_are(cluster: Servers) -> None:
+    server, leaving = cluster["n1"], Leaving()
+    ops = [commands.get(b"k"), commands.put(b"k", b"v"), commands.meta(b"k")]
+    for token, op in enumerate(ops):
+        server.dispatcher.submit(op, leaving, token)
+    leaving.left = True
+    await cluster.lead("p1", "n2")
+    results = await leaving.wait(*range(len(ops)))
+    assert [type(each) for each in results] == [Unavailable, int, Unavailable]
+    assert server.dispatcher.statistics()["forwarded_total"] == 1
+
+
+# docs/protocol.md N5
+async def test_a_page_that_all_partitions_are_asked_for_counts_once(tmp_path: Path) -> None:
+    """Each partition's part counted: where there were more of them than a namespace's rate, no scan ever ended."""
+    async with servers(tmp_path, ["n1"], partitions=5) as cluster:
+        server, partitions = cluster["n1"], [f"p{number}" for number in range(1, 6)]
+        for partition in partitions:
+            await cluster.lead(partition, "n1")
+        rates = Rates(lambda: 0.0, Counter())
+        rates.take([Namespace(name="shop", prefix=b"shop/", ops_per_s=2)])
+        server.dispatcher.rates = rates
+        for op in (commands.scan(b"shop/", b"shop0", 10), commands.range_(b"shop/", b"shop0", 10)):
+            pages = [await result_of(server, op, partition) for partition in partitions]
+            assert [each[0] for each in pages] == [[]] * 5
+        assert rates.passed == {"shop": 2}
+        owner = server.dispatcher.topology.ring.partition_of(b"shop/k")
+        going_on = commands.scan(b"shop/k", b"shop0", 10)
+        assert isinstance(await result_of(server, going_on, owner), RateExceeded)
+        assert isinstance(await result_of(server, commands.get(b"shop/k")), RateExceeded)
 
 
 async def test_what_has_no_leader_waits_until_there_is_one(cluster: Servers) -> None:
@@ -166,8 +216,8 @@ async def test_what_waits_for_a_leader_is_bounded_in_bytes_too(
     assert all(isinstance(result, Overloaded) for result in results)
     await cluster.lead("p1", "n1")
     assert not [result for result in await server.sink.wait(*tokens[:5]) if isinstance(result, StoreError)]
-    monkeypatch.setattr(routing.ways, "is_settled", lambda *_: False)
-    routing.ways.sent_to[P1] = ServerId("n2")
+    monkeypatch.setattr(routing.routes, "is_settled", lambda *_: False)
+    routing.routes.sent_to[P1] = ServerId("n2")
     tokens = [send(server, large[number % 2]) for number in range(5)]
     assert not server.sink.results.keys() & set(tokens), "there is room again"
     monkeypatch.undo()
@@ -302,8 +352,8 @@ async def has_arrived(server: Server, count: int) -> bool:
 
 async def kill(cluster: Servers, name: str) -> None:
     server = cluster.servers.pop(name)
-    for session in list(server.peers._sessions.values()):
-        session.close()
+    for connection in list(server.peers._connections.values()):
+        connection.close()
     server.resp._listener.close()  # type: ignore[union-attr]
     for replica in server.hosted.values():
         replica.log.close_for_good()
@@ -363,12 +413,12 @@ async def test_a_link_that_owes_answers_and_is_silent_is_closed(
     monkeypatch.setattr(peer_link, "SWEEP_S", 0.05)
     replica = await cluster.lead("p1", "n2")
     replica.log.is_held = True
-    for session in cluster["n2"].peers._sessions.values():
-        session.data_received = lambda data: None  # type: ignore[method-assign]  # as a stopped process
+    for connection in cluster["n2"].peers._connections.values():
+        connection.data_received = lambda data: None  # type: ignore[method-assign]  # as a stopped process
     token = send(cluster["n1"], commands.put(b"k", b"v"))
     await wait_until(lambda: has_arrived(cluster["n2"], 1), what="the write is at n2")
-    for session in cluster["n2"].peers._sessions.values():
-        session._write = lambda data: None  # type: ignore[method-assign]
+    for connection in cluster["n2"].peers._connections.values():
+        connection._write = lambda data: None  # type: ignore[method-assign]
     (result,) = await cluster["n1"].sink.wait(token)
     assert isinstance(result, OutcomeUnknown)
     assert cluster["n1"].links.statistics()["peer_links_lost_total"] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Level, Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
@@ -27,6 +27,7 @@ class Holding(LocalReplica):
     """A replica that answers when the test wants it to."""
 
     serving = True
+    reads = None
 
     def __init__(self) -> None:
         self.held: list[tuple[Op, Sink, int]] = []
@@ -34,9 +35,6 @@ class Holding(LocalReplica):
 
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         self.held.append((op, sink, token))
-
-    def read_now(self, key: bytes, token: int, now: float) -> NotNow:
-        return NOT_NOW
 
     def expel(self) -> None:
         self.is_expelled = True
@@ -74,10 +72,10 @@ async def has(holding: Holding, count: int) -> bool:
     return len(holding.held) >= count
 
 
-def turn_away(cluster: Servers, name: str, holding: Holding, partition: PartitionId) -> None:
+def turn_away(cluster: Servers, name: str, holding: Holding) -> None:
     held, holding.held = holding.held, []
     for op, sink, token in held:
-        cluster[name].dispatcher.turn_away(partition, op, sink, token, Moved("p2", 0))
+        cluster[name].dispatcher.turn_away(op, sink, token, Moved("p2", 0))
         sink.flush()
 
 
@@ -95,7 +93,7 @@ async def test_what_follows_a_write_that_comes_back_goes_out_behind_it(cluster: 
     second = send(server, commands.put(key, b"second"))
     assert isinstance(await result_of(server, commands.put(other, b"v")), int), "other keys do not wait"
     assert second not in server.sink.results
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     one, two = await server.sink.wait(first, second)
     assert one < two
     assert await value_of(cluster, key) == b"second"
@@ -138,7 +136,7 @@ async def test_what_follows_a_batch_waits_for_each_of_its_keys(cluster: Servers)
     await wait_until(lambda: has(holding, 1), what="the batch is at n2")
     learn(cluster, flipped(cluster.ring, key))
     second = send(server, commands.put(also, b"second"))
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     await server.sink.wait(first, second)
     assert await value_of(cluster, also) == b"second"
 
@@ -148,7 +146,7 @@ async def test_what_follows_a_write_that_was_turned_away_here_goes_out_behind_it
     server, key = cluster["n2"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     first = send(server, commands.put(key, b"first"))
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     second = send(server, commands.put(key, b"second"))
     assert not holding.held
     learn(cluster, flipped(cluster.ring, key))
@@ -161,13 +159,13 @@ async def test_what_was_submitted_by_one_ring_says_so_though_the_next_has_come_b
 ) -> None:
     server, there, versions = cluster["n1"], cluster["n2"].dispatcher, []
     await result_of(server, commands.put(cluster.key_of("p1"), b"the link is open"))
-    submit = there.submit_puts_here
+    replica_here = there.replica_here
 
-    def look(partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int], ring_version: int) -> bool:
+    def look(partition: PartitionId, ring_version: int) -> LocalReplica | None:
         versions.append(ring_version)
-        return submit(partition, ops, sink, tokens, ring_version)
+        return replica_here(partition, ring_version)
 
-    monkeypatch.setattr(there, "submit_puts_here", look)
+    monkeypatch.setattr(there, "replica_here", look)
     token = send(server, commands.put(cluster.key_of("p1", 1), b"v"))
     learn(cluster, flipped(cluster.ring, cluster.key_of("p1")), "n1")
     await server.sink.wait(token)
@@ -197,10 +195,10 @@ async def test_what_was_turned_away_first_stays_first_when_it_is_turned_away_aga
     holding = hold(cluster, "n2", P1)
     first, second = (send(server, commands.put(key, value)) for value in (b"first", b"second"))
     behind = holding.held.pop()
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     await wait_until(lambda: has(holding, 1), what="the first is here again")
     holding.held.insert(0, behind)
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     learn(cluster, flipped(cluster.ring, key))
     one, two = await server.sink.wait(first, second)
     assert one < two
@@ -211,7 +209,7 @@ async def test_a_read_does_not_wait_behind_a_write_that_was_turned_away(cluster:
     server, key = cluster["n2"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     write = send(server, commands.put(key, b"first"))
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     send(server, commands.get(key))
     assert [op for op, _, _ in holding.held] == [commands.get(key)]
     learn(cluster, flipped(cluster.ring, key))
@@ -232,11 +230,11 @@ async def test_what_waited_for_the_former_owners_leader_goes_out_behind_what_is_
     await result_of(server, commands.put(cluster.key_of("p2"), b"the link is open"))
     first = send(server, commands.put(key, b"first"))
     await wait_until(lambda: has(holding, 1), what="the first is at n2")
-    server.dispatcher._router.ways._refused_by[P1] = (ServerId("n2"), 1e12)
+    server.dispatcher._router.routes._refused_by[P1] = (ServerId("n2"), 1e12)
     second = send(server, commands.put(key, b"second"))
     learn(cluster, flipped(cluster.ring, key))
     assert second not in server.sink.results
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     one, two = await server.sink.wait(first, second)
     assert one < two
 
@@ -275,7 +273,7 @@ async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
     await wait_until(lambda: has(holding, 20), what="they are at n2")
     learn(cluster, flipped(cluster.ring, key))
     tokens += [send(server, commands.put(key, b"%d" % number)) for number in range(20)]
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     versions = await server.sink.wait(*tokens)
     assert versions == sorted(versions)
     server.dispatcher._router.check()
@@ -290,7 +288,7 @@ async def test_a_batch_whose_keys_a_flip_has_parted_is_refused_for_good_and_at_o
     parted = send(server, commands.batch(key, (commands.put(key, b"v"), commands.put(staying, b"v"))))
     await wait_until(lambda: has(holding, 1), what="the batch is at n2")
     learn(cluster, flipped(cluster.ring, key))
-    turn_away(cluster, "n2", holding, P1)
+    turn_away(cluster, "n2", holding)
     (refused,) = await server.sink.wait(parted)
     assert isinstance(refused, InvalidRequest)
     assert "p1 and p2" in str(refused)
@@ -347,3 +345,15 @@ async def test_who_comes_by_a_ring_from_before_the_last_range_came_is_turned_awa
     moved, found = await server.sink.wait(9001, 9002)
     assert isinstance(moved, Moved)
     assert found is None
+
+
+async def test_keys_of_several_partitions_are_not_looked_up_in_one_of_them(tmp_path: Path) -> None:
+    async with servers(tmp_path, ["n1"], partitions=2) as cluster:
+        await cluster.lead("p1", "n1")
+        await cluster.lead("p2", "n1")
+        server, keys = cluster["n1"], [cluster.key_of("p1"), cluster.key_of("p2")]
+        for key in keys:
+            await result_of(server, commands.put(key, b"v"))
+            assert server.dispatcher.read_all_now([key, key]) == [server.dispatcher.read_now(key)] * 2
+        assert server.dispatcher.read_all_now(keys) is NOT_NOW
+        assert server.dispatcher.read_all_now(keys[::-1]) is NOT_NOW

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.env.events import end_task
 from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.errors import Corrupted, MetadataUnavailable, NoSuchNode
@@ -196,12 +197,33 @@ async def test_a_restarted_server_takes_its_former_znode_over_at_once_and_a_stra
     await world.other.create(paths.RING, codec.encode(RING))
     await world.other.create(paths.server(N1), Member(id="n1", resp="h:1", nonce="before").encode(), ephemeral=True)
     stranger = world.membership(MemoryStore(world.tree), resp="elsewhere:1")
-    await stranger.announce()
+    announcing = asyncio.create_task(stranger.announce())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not announcing.done()
     assert Member.decode((await world.other.get(paths.server(N1)))[0]).nonce == "before"
+    await end_task(announcing)
     await stranger.close()
     membership = world.membership(MemoryStore(world.tree))
     await membership.announce()
     assert Member.decode((await world.other.get(paths.server(N1)))[0]).nonce == "x"
+
+
+# docs/protocol.md H12
+async def test_a_second_process_of_one_id_waits_until_the_first_is_gone(world: World) -> None:
+    """It would host replicas under that one's name, and each would remove what the other has published."""
+    await world.other.create(paths.RING, codec.encode(RING))
+    first = MemoryStore(world.tree)
+    await world.membership(first).announce()
+    second = world.membership(MemoryStore(world.tree), resp="elsewhere:1")
+    announcing = asyncio.create_task(second.announce())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not announcing.done()
+    first.expire()
+    async with asyncio.timeout(PATIENCE_S):
+        await announcing
+    assert Member.decode((await world.other.get(paths.server(N1)))[0]).resp == "elsewhere:1"
 
 
 async def test_what_a_replica_here_has_learnt_counts_at_once(world: World) -> None:
@@ -214,7 +236,18 @@ async def test_what_a_replica_here_has_learnt_counts_at_once(world: World) -> No
     assert told == [{P1: (N2, 0)}]
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"format": 9, "id": "n1", "resp": ""}', b'{"format": 1}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{}", b"[]", b'{"format": 9, "id": "n1", "resp": ""}', b'{"format": 1}'),
+        b'{"format": 1, "id": "n1", "resp": "h:1", "can": "9"}',
+        b'{"format": 1, "id": "n1", "resp": 5}',
+        b'{"format": 1, "id": "n1", "resp": "h:1", "zone": null}',
+        b'{"format": 1, "id": "n1", "resp": "h:1", "roles": [["server"]]}',
+        b'{"format": 1, "id": "n1", "resp": "h:1", "starting": "no"}',
+        b"[" * 100_000,
+    ],
+)
 def test_what_is_no_member_is_corrupted(data: bytes) -> None:
     with pytest.raises(Corrupted):
         Member.decode(data)

@@ -123,3 +123,42 @@ async def test_a_true_hint_that_comes_while_a_false_one_is_looked_at_is_followed
     flipped = await world.flip(world.membership.topology.ring)
     world.membership.hint_ring(flipped.routed)
     await wait_until(lambda: world.knows(flipped.version), what="the ring is read")
+
+
+class Slow(Lagging):
+    """Its answers take a turn of the event loop."""
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        await asyncio.sleep(0)
+        return await super().get(path)
+
+
+@pytest.fixture
+async def busy(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """One that reads all again as soon as it has: whatever hint comes, all is due."""
+    monkeypatch.setattr(module, "REREAD_S", 0.0)
+    store = Slow(world.store.tree)
+    membership = Membership(world.membership._env, store, Member(id="n2", resp="h:2"))
+    membership.start()
+    await membership.wait_ring()
+    return World(store, membership, world.other)
+
+
+async def test_a_hint_that_comes_when_all_is_due_is_followed_behind_a_sync_all_the_same(busy: World) -> None:
+    """What is read then may be of a metadata server that lags, and whoever names the version again is told that it is
+    being looked for."""
+    busy.store.lags = True
+    await busy.store.get(paths.RING)
+    flipped = await busy.flip(busy.membership.topology.ring)
+    assert busy.membership.hint_ring(flipped.routed)
+    await wait_until(lambda: busy.knows(flipped.version), what="the ring is read")
+
+
+async def test_a_false_hint_that_comes_when_all_is_due_is_found_out_all_the_same(busy: World) -> None:
+    assert busy.membership.hint_ring(1 << 60)
+
+    async def is_refuted() -> bool:
+        return busy.membership.false_hints == 1
+
+    await wait_until(is_refuted, what="it is found out")
+    assert not busy.membership.hint_ring(1 << 60), "who names it would wait for nothing"

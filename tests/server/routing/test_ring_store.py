@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import pytest
@@ -180,15 +180,34 @@ async def test_a_change_that_is_too_large_fails_alone(
     def too_much(ring: Ring) -> Ring:
         return plan.join(ring, place_members(many, SERVERS, 1))
 
-    made = await asyncio.gather(*map(own.change, (adding(P2), too_much, adding(P3))), return_exceptions=True)
+    def planned(step: ring_store.Callable[[Ring], Ring]) -> Coroutine[None, None, Ring]:
+        return own.change(step, plans=True)
+
+    made = await asyncio.gather(*map(planned, (adding(P2), too_much, adding(P3))), return_exceptions=True)
     pausing = own.change(lambda ring: steps.set_pace(ring, Pace(paused=True)))
-    made += await asyncio.gather(
-        pausing, *map(own.change, (too_much, adding(PartitionId("p4")))), return_exceptions=True
-    )
+    made += await asyncio.gather(pausing, *map(planned, (too_much, adding(PartitionId("p4")))), return_exceptions=True)
     assert [type(each) for each in made] == [Ring, Overloaded, Ring, Ring, Overloaded, Ring]
     ring = await stored(store)
     assert set(ring.partitions) == {P1, P2, P3, "p4"}
     assert ring.pace.paused
+
+
+async def test_what_is_planned_is_carried_out_though_no_more_can_be_planned(
+    store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range that its source has released is owned by nobody for those who ask until the ring is flipped."""
+    own = RingStore(store, membership)
+    move = min((await own.change(adding(P2), plans=True)).moves)
+    copying = await own.change(lambda ring: steps.begin(ring, move, 1))
+    monkeypatch.setattr(ring_store, "RING_BYTES_MAX", len(encode(copying)))
+    assert len(encode(flipped := steps.flip(copying, move, 1 << 40))) > len(encode(copying))
+    flip = own.change(lambda ring: steps.flip(ring, move, 1 << 40), soon=True)
+    made = await asyncio.gather(flip, own.change(adding(P3), plans=True), return_exceptions=True)
+    assert [type(each) for each in made] == [Ring, Overloaded]
+    assert (await stored(store)).moves == flipped.moves
+    monkeypatch.setattr(ring_store, "RING_STEP_BYTES_MAX", len(encode(copying)))
+    with pytest.raises(Overloaded, match="plan less at once"):
+        await own.change(lambda ring: steps.set_pace(ring, Pace(paused=True, bytes_per_s=1 << 60)))
 
 
 async def test_a_change_with_a_fault_of_its_own_fails_alone_and_where_it_was_asked_for(

@@ -10,8 +10,9 @@ import pytest
 from kvstore.server.peer.refusals import Refusals
 from kvstore.server.routing import redirects, waiting_lines
 from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.large_reads import LargeReads
 from kvstore.server.routing.router import Router
-from kvstore.server.routing.ways import Ways
+from kvstore.server.routing.routes import Routes
 from tests.server.routing.world import World
 
 SEEDS = range(150)
@@ -36,6 +37,29 @@ def test_what_comes_while_a_link_is_full_goes_out_behind_what_waits(seed: int) -
     world.check()
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_reads_that_wait_for_their_turn_end_once_whatever_happens_and_writes_keep_their_order(seed: int) -> None:
+    world = World(seed, reads=0.7, large=(0.1, 0.9)[seed % 2], room=(1000, 8)[seed // 2 % 2])
+    world.run(900)
+    world.check()
+
+
+def test_reads_do_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else that they end says nothing."""
+    waited = 0
+    wait = LargeReads.wait
+
+    def counting(reads: LargeReads, *rest: Any) -> None:
+        nonlocal waited
+        waited += 1
+        wait(reads, *rest)
+
+    monkeypatch.setattr(LargeReads, "wait", counting)
+    for seed in range(10):
+        World(seed, reads=0.7, large=0.9).run(900)
+    assert waited > 200
+
+
 def test_most_writes_are_done() -> None:
     """Else the order of those that are would say little."""
     world = World(1)
@@ -44,14 +68,14 @@ def test_most_writes_are_done() -> None:
 
 
 BREAKAGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
-    "a partition goes to another server at once": (Ways, "is_settled", lambda *_: True),
+    "a partition goes to another server at once": (Routes, "is_settled", lambda *_: True),
     "what comes on a held key goes out": (Router, "_is_held", lambda *_: False),
     "what is under way to a former owner holds no key": (Flight, "misdirected", lambda *_: []),
     "what is under way behind a write that came back holds no key": (Flight, "writes_on", lambda *_: []),
     "what is redirected goes out in the order in which it came back": (redirects, "by_order", lambda _: 0),
     "what waits for a leader stands in the order in which it came back": (waiting_lines, "by_order", lambda _: 0),
     "what was sent before a refusal was heard is done": (Refusals, "of", lambda *_: None),
-    "who refused is asked again before all has come back": (Ways, "_carries", lambda *_: False),
+    "who refused is asked again before all has come back": (Routes, "_carries", lambda *_: False),
 }
 
 

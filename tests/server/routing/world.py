@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Op, Sink
+from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import token_of
@@ -22,6 +22,7 @@ from kvstore.ring.moves import MoveId
 from kvstore.server.peer.refusals import Refusals
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.large_reads import BYTES_AT_ONCE
 from kvstore.server.routing.pending import PeerSink
 from kvstore.server.routing.router import Router
 from kvstore.server.routing.topology import ClusterTopology
@@ -30,6 +31,7 @@ from kvstore.types import PartitionId, ServerId
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 NAMES = [ServerId(f"n{number}") for number in (1, 2, 3)]
 WAITING_MAX = 1000
+LARGE = BYTES_AT_ONCE // 4
 
 
 @dataclass
@@ -57,6 +59,29 @@ class Door(Sink):
         """Nothing gathers."""
 
 
+class Reader(Sink):
+    """A client that reads, and may leave: what it is told goes to its door."""
+
+    def __init__(self, door: Door) -> None:
+        self._door, self.left = door, False
+
+    @property
+    def is_gone(self) -> bool:
+        return self.left
+
+    def complete(self, token: int, result: Any) -> None:
+        self._door.complete(token, result)
+
+    def flush(self) -> None:
+        """Nothing gathers."""
+
+
+class Value(NamedTuple):
+    """What a read has found."""
+
+    is_large: bool
+
+
 class Replica:
     """A partition's replica: does what has come when it is told to."""
 
@@ -78,6 +103,8 @@ class Replica:
             truth = self._server.world.truth
             if truth.owner[op[1]] != self._partition:
                 self._server.handle(events.TurnedAway(op, sink, token, Moved("", 0)))
+            elif op[0] == Code.GET:
+                sink.complete(token, Value(self._server.world.random.random() < self._server.world.large))
             else:
                 truth.done.setdefault(op[1], []).append(int(op[2]))
                 sink.complete(token, len(truth.done[op[1]]))
@@ -99,7 +126,7 @@ class Replica:
 
 
 class Session(PeerSink):
-    """The answering end of a link: what `PeerSession` does, without bytes."""
+    """The answering end of a link: what `PeerConnection` does, without bytes."""
 
     def __init__(self, server: Server, link: Link) -> None:
         self._server, self._link = server, link
@@ -170,10 +197,18 @@ class Link:
             self.flush()
             self.asking.handle(events.Refused(self.flight, refused))
         self._heard += 1
+        reads = self.flight.reads
         for number, result in results:
+            if isinstance(result, Value) and result.is_large and number in self.flight.pending:
+                reads.note_large(self.flight.pending[number][1].sink.line, LARGE, self.asking.world.now)
+            if reads.is_on and not isinstance(result, NotLeader | Moved):
+                size = LARGE if isinstance(result, Value) and result.is_large else 0
+                reads.ended(number, size, self.asking.world.now)
             found = self.flight.end(number)
             if found is not None:
                 found[1].sink.complete(found[1].token, result)
+        if reads.count:
+            self.asking.handle(events.ReadsAnswered(self.flight))
 
     def lose(self) -> None:
         first = self._lane[0][0] if self._lane else self.flight.last_number + 1
@@ -193,19 +228,19 @@ class Server:
         for partition in self.replicas:
             self.handle(events.HostingChanged(partition, is_here=True))
 
-    def submit(self, key: bytes, number: int) -> None:
+    def submit(self, op: Op, sink: Sink, number: int) -> None:
         """As `Dispatcher.submit` does: straight on where that is allowed."""
-        op = commands.put(key, b"%d" % number)
-        partition = self.router.partition_of(key)
+        partition = self.router.partition_of(op[1])
         if not self.router.redirects.keys:
-            way = self.router.ways.straight.get(partition)
+            flight = self.router.routes.direct.get(partition)
             router = self.router
-            if self._serves(partition) and not (partition in router.ways.sent_to or partition in router.waiting):
-                return self.replicas[partition].submit(op, self.door, number)
-            if not self._serves(partition) and way is not None and way.has_room():
-                sent = self.router.follow(way, partition, op, self.door, number)
-                return self.links[way.server].send(partition, sent, op)
-        self.handle(events.Submitted(op, self.door, number))
+            if self._serves(partition) and not (partition in router.routes.sent_to or partition in router.waiting):
+                return self.replicas[partition].submit(op, sink, number)
+            is_weighed = flight is not None and flight.reads.is_on and op[0] == Code.GET
+            if not self._serves(partition) and flight is not None and flight.has_room() and not is_weighed:
+                sent = self.router.follow(flight, partition, op, sink, number)
+                return self.links[flight.server].send(partition, sent, op)
+        self.handle(events.Submitted(op, sink, number))
 
     def learn(self) -> None:
         """Read the ring and who leads."""
@@ -214,6 +249,9 @@ class Server:
             link.flush()
         self.handle(events.TopologyChanged(topology))
         self.handle(events.Expelled())
+
+    def look(self, link: Link) -> None:
+        self.handle(events.ReadsAnswered(link.flight, is_look=True))
 
     def lose(self, server: ServerId) -> None:
         self.links.pop(server).lose()
@@ -252,15 +290,18 @@ class Server:
 class World:
     """Keys of two partitions, one of which goes back and forth between them."""
 
-    def __init__(self, seed: int, room: int = WAITING_MAX) -> None:
-        """`room`: operations under way over one link."""
+    def __init__(self, seed: int, room: int = WAITING_MAX, reads: float = 0.0, large: float = 0.0) -> None:
+        """`room`: operations under way over one link; `reads`: how many of the operations read, and `large` how many of
+        these find a large value."""
         self.random, self.now, self.room = Random(seed), 0.0, room
+        self.reads, self.large = reads, large
         ring = new_ring([P1, P2], dict.fromkeys(NAMES, ""), len(NAMES))
         self.keys = [next(key for n in range(10_000) if ring.partition_of(key := b"key-%d" % n) == p) for p in (P1, P2)]
         self.truth = Truth(ring, {key: ring.partition_of(key) for key in self.keys}, {P1: NAMES[0], P2: NAMES[1]})
         self.servers: dict[ServerId, Server] = {}
         for name in NAMES:
             self.servers[name] = Server(self, name)
+        self.readers = [Reader(self.servers[NAMES[0]].door) for _ in range(5)]
         self.written: Counter[bytes] = Counter()
         self.asked: list[int] = []
 
@@ -273,7 +314,16 @@ class World:
         """All by one door: what comes through another is in no order with it."""
         key = self.random.choice(self.keys)
         self.asked.append(len(self.asked))
-        self.servers[NAMES[0]].submit(key, self.asked[-1])
+        server = self.servers[NAMES[0]]
+        if self.reads and self.random.random() < self.reads:
+            return server.submit(commands.get(key), self.random.choice(self.readers), self.asked[-1])
+        return server.submit(commands.put(key, b"%d" % self.asked[-1]), server.door, self.asked[-1])
+
+    def leave(self) -> None:
+        """A client that reads goes, and another comes."""
+        place = self.random.randrange(len(self.readers))
+        self.readers[place].left = True
+        self.readers[place] = Reader(self.servers[NAMES[0]].door)
 
     def move(self) -> None:
         """The key changes hands in the logs, and then in the ring."""
@@ -308,11 +358,13 @@ class World:
             steps_.append(lambda server=server: server.handle(events.Ticked()))  # type: ignore[misc]
             for link in server.links.values():
                 steps_ += [link.flush, link.arrive, link.session.tell, link.hear]
+                if link.flight.reads.is_on:
+                    steps_.append(lambda server=server, link=link: server.look(link))  # type: ignore[misc]
         self.random.choice(steps_)()
 
     def run(self, steps_: int) -> None:
         """Things happen, then everybody knows everything and all ends."""
-        rare = [self.move, self.elect, self.learn, self.learn, self.lose]
+        rare = [self.move, self.elect, self.learn, self.learn, self.lose, *([self.leave] if self.reads else [])]
         for _ in range(steps_):
             draw = self.random.random()
             (self.write if draw < 0.3 else self.random.choice(rare) if draw < 0.36 else self.go_on)()
@@ -329,6 +381,8 @@ class World:
                 for link in list(server.links.values()):
                     link.session.tell()
                     link.hear()
+                    if link.flight.reads.is_on:
+                        server.look(link)
             self.now += 0.03
 
     def _servers(self) -> Iterator[Server]:

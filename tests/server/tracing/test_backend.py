@@ -86,6 +86,7 @@ async def test_a_sampled_write_has_its_spans_and_its_answer(behind: OneServer) -
     backend.submit_puts([put(b"k", b"w"), put(b"l", b"w")], sink, [2, 3])
     assert [type(each) for each in await sink.wait(1, 2, 3)] == [int] * 3
     assert backend.read_now(b"k") is NOT_NOW  # it is sampled, and so submitted
+    assert backend.read_all_now([b"l", b"k"]) is NOT_NOW
     found.close()
     assert [kept.path(each) for each in kept.named("log append")] == [["redis PUT", "leader", "log append"]] * 3
 
@@ -96,6 +97,7 @@ async def test_a_read_that_is_not_sampled_is_answered_at_once(behind: OneServer)
     backend.submit(put(b"k", b"v"), sink, 1)
     await sink.wait(1)
     assert backend.read_now(b"k") not in (None, NOT_NOW)
+    assert backend.read_all_now([b"k", b"absent"]) == [behind.read_now(b"k"), None]
     assert found.sampled == 0
     found.close()
 

@@ -72,8 +72,8 @@ async def test_a_trace_goes_on_at_the_server_that_leads(tmp_path: Path) -> None:
         assert both.paths("log append") == [way] * 3
         assert both.paths("peer GET") == [["redis GET", "link", "peer GET"]]
         assert len({each.context.trace_id for each in both.kept.spans}) == 4
-        (session,) = both.n2.peers._sessions.values()
-        assert (session.expected, both.found["n1"].live) == ({}, 0)
+        (connection,) = both.n2.peers._connections.values()
+        assert (connection.expected, both.found["n1"].live) == ({}, 0)
 
 
 async def test_a_server_without_traces_does_what_is_announced_to_it(tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ async def test_what_was_announced_and_never_comes_is_let_go(tmp_path: Path) -> N
     async with two(tmp_path, "n1", "n2") as both:
         body = msgspec.msgpack.encode([[1_000_000, PARENT]])
         await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, body, PATIENCE_S)
-        (session,) = both.n2.peers._sessions.values()
-        assert session.expected == {1_000_000: PARENT}
+        (connection,) = both.n2.peers._connections.values()
+        assert connection.expected == {1_000_000: PARENT}
         both.backend.behind.submit(put(b"k", b"v"), both.n1.sink, 1)
         await both.n1.sink.wait(1)
-        assert session.expected == {}
+        assert connection.expected == {}
 
 
 async def test_an_announcement_that_is_none_is_refused_and_the_link_stays(tmp_path: Path) -> None:

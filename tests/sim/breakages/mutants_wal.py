@@ -250,6 +250,7 @@ class _LastOne(tuple[Any, ...]):
         return found[-1:] if where == slice(-2, None) else found
 
 
+# docs/protocol.md T2
 @mutant("a listed successor counts as the end of a ledger")
 def _early_end(patch: pytest.MonkeyPatch) -> None:
     original = TailReader._available

@@ -82,6 +82,32 @@ def test_a_cluster_goes_on_over_garbage_in_any_one_node_of_the_metadata_store() 
     play(story, chosen(), 1)
 
 
+def test_documents_whose_fields_are_of_other_types_end_nobody() -> None:
+    """Of a server and of a replica that are not there, by a session that goes on. What each has is JSON: decoded
+    without a look at its types it would end whoever ranks, trims or plans by it."""
+
+    async def story(stage: Stage) -> None:
+        await write(stage, 5)
+        tree = stage.cluster.metadata.tree
+        session = tree.open_session()
+        tree.observers.remove(stage.cluster.rules)
+        stranger = ServerId("n0")  # the first by name, whose the steward's work would be
+        member = b'{"format":1,"id":"n0","resp":"h:1","can":"9"}'
+        tree.apply(session, [Create(paths.server(stranger), member, True)])
+        for number, said in enumerate((b"[]", b"7", b'{"seq":"3","durable_seq":2,"epoch":1,"nonce":"x"}')):
+            tree.apply(session, [Create(paths.partition_replica(P, ServerId(f"n{number + 7}")), said, True)])
+        tree.observers.append(stage.cluster.rules)
+        await asyncio.sleep(REREAD_S)
+        leader = stage.leader
+        leader.crash()
+        await stage.until_led_by_another(leader)
+        leader.start()
+        await asyncio.sleep(REREAD_S)
+        await serves(stage, "documents of other types")
+
+    play(story, chosen(), 1)
+
+
 def test_garbage_in_everything_of_others_at_once_stops_no_survey_and_no_takeover() -> None:
     """All but what a takeover of this very partition needs: its list, the last two ledgers in it, and the ring."""
 

@@ -41,7 +41,7 @@ def test_a_stranger_is_let_in_nowhere(how: str) -> None:
         assert rings(stage) == before
         for node in stage.cluster.nodes:
             assert node.served is not None
-            assert len(node.served.peers._sessions) <= 2, "the other two servers'"
+            assert len(node.served.peers._connections) <= 2, "the other two servers'"
             assert node.engines.find() == [P]
         assert (await stage.put_until_done(stage.leader)).status is Status.OK
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from kvstore.errors import MetadataUnknown, StoreError
+from kvstore.errors import MetadataDenied, MetadataUnknown, StoreError
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Change, SetData
@@ -114,5 +114,42 @@ def test_a_retired_log_keeps_what_its_kept_list_names() -> None:
             await opened(bench.logs(NEVER, store))
         assert store.kept is not None
         assert {each.id for each in store.kept.ledgers} <= set(await bench.ledgers.list_ids())
+
+    run(case)
+
+
+class Refusing(FrozenStore):
+    """The log is listed and the answer lost; then the store refuses its user for a moment."""
+
+    refusals = -1
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        await super().multi(changes)
+        if self.refusals < 0:
+            self.refusals = 1
+            raise MetadataUnknown("the answer was lost")
+
+    async def sync(self, path: str) -> None:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise MetadataDenied("not authenticated")
+        await super().sync(path)
+
+
+@pytest.mark.parametrize("seals", [False, True], ids=("takeover", "roll"))
+def test_a_store_that_refuses_after_a_lost_answer_deletes_no_ledger(*, seals: bool) -> None:
+    """docs/protocol.md, G22: of what it does not tell nothing is certain."""
+
+    async def case(bench: Bench) -> None:
+        store = Refusing(bench.tree)
+        store.refusals = 0 if seals else -1
+        with suppress(StoreError):
+            writer = Writer(await opened(bench.logs(LogConfig(roll_entries=3, check_every_s=0.05), store)))
+            store.refusals = -1 if seals else store.refusals
+            await writer.append(7, gap_s=0.1)
+        assert store.refusals == 0, "it refused once"
+        listed = (await bench.listed()).ledgers
+        assert len(listed) > 1 or not seals
+        assert {each.id for each in listed} <= set(await bench.ledgers.list_ids())
 
     run(case)

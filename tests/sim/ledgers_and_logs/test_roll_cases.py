@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import (
+    LedgerFenced,
     MetadataUnknown,
     NotEnoughBookies,
     OutcomeUnknown,
@@ -16,6 +17,7 @@ from kvstore.errors import (
 from kvstore.types import BookieId, LedgerId, LedgerState, Quorum, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies import copier
+from kvstore.wal.handle import AppendDone, LedgerHandle
 from kvstore.wal.leading.standstill import STALL_MAX_S
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, FrozenStore, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
@@ -72,6 +74,38 @@ def test_entries_go_to_the_next_ledger_only_when_all_before_are_acknowledged() -
         await writer.append(2)
         assert len(writer.entries.confirmed) == 12
         assert await read_all(bench.logs(), 12) == numbers(1, 12)
+
+    run(case)
+
+
+def test_a_log_that_is_lost_with_the_first_entry_of_the_next_ledger_stops_the_former_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would look for other bookies at the next change of theirs, and raise, as its log's tasks are gone."""
+    append = LedgerHandle.append
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        former = writer.log.handle
+
+        def fenced_at_once(self: LedgerHandle, payload: bytes, done: AppendDone) -> None:
+            if self is not former:
+                monkeypatch.setattr(LedgerHandle, "append", append)
+                self.stop(LedgerFenced("it has another writer"))
+            append(self, payload, done)
+
+        monkeypatch.setattr(LedgerHandle, "append", fenced_at_once)
+        await writer.append(4)
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        await writer.append(4, gap_s=0)
+        await asyncio.sleep(1)  # the roll has begun
+        await writer.append(2, gap_s=0)
+        for bookie in (B2, B3):
+            bench.bookies.release_adds(bookie)
+        await asyncio.sleep(1)
+        assert isinstance(writer.log.lost, LedgerFenced)
+        assert former.is_halted
 
     run(case)
 

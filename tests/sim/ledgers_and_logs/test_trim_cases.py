@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from kvstore.errors import LedgerDeleted, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.store import Stat, ensure_path
+from kvstore.meta.store import Change, Stat, ensure_path
 from kvstore.types import EntryId, LedgerId, LedgerState, Position, Seq
-from kvstore.wal.creator import owner_of
+from kvstore.wal.creator import OWNER_KEY, owner_of
 from kvstore.wal.leading import trim
 from kvstore.wal.leading.trim import TRIMMED_MAX
 from kvstore.wal.ledger_list import Listed
@@ -262,20 +263,37 @@ def test_a_pin_whose_deadline_was_moved_holds_from_where_it_held_before() -> Non
     run(case)
 
 
-def test_a_pin_that_is_renewed_while_the_trimmer_finds_it_too_old_stays() -> None:
+# docs/protocol.md K3
+@pytest.mark.parametrize("anew", [False, True], ids=("renewed", "made anew"))
+def test_a_pin_that_is_renewed_while_the_trimmer_finds_it_too_old_stays(anew: bool) -> None:
+    """Also one that was given back and made again under its name, whose node has the version of the former one."""
+
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         first, now_ms = writer.log.listed.ledgers[0].id, bench.env.clock.wall_ms()
         pins = Pins(bench.store, LedgerLists(bench.store))
         await pins.hold_until(P, "job", first, now_ms + 1_000)
-        delete = bench.store.delete
+        delete, multi = bench.store.delete, bench.store.multi
+
+        async def renew() -> None:
+            bench.store.delete, bench.store.multi = delete, multi  # type: ignore[method-assign]
+            if anew:
+                await pins.release(P, "job")
+                await pins.hold_until(P, "job", first, now_ms + 60_000)
+            else:
+                assert await pins.extend(P, "job", now_ms + 60_000)
 
         async def delete_after_renewal(path: str, version: int) -> None:
-            assert await pins.extend(P, "job", now_ms + 60_000)
+            await renew()
             await delete(path, version)
 
+        async def multi_after_renewal(changes: Sequence[Change]) -> None:
+            await renew()
+            await multi(changes)
+
         bench.store.delete = delete_after_renewal  # type: ignore[method-assign]
-        await pins.oldest(P, now_ms + 2_000)
+        bench.store.multi = multi_after_renewal  # type: ignore[method-assign]
+        assert await pins.oldest(P, now_ms + 2_000) == first, "and it holds what it held"
         assert [pin.deadline_ms for _, pin in await pins.all(P)] == [now_ms + 60_000]
 
     run(case)
@@ -298,6 +316,26 @@ def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
         await bench.ledgers.read(writer.log.handle.ledger)
         await writer.append(1)
         assert await read_all(bench.logs(), 3) == numbers(1, 3)
+
+    run(case)
+
+
+# docs/protocol.md P34
+@pytest.mark.parametrize("tag", [b"\xff", b"", b"..", b"p1/log", b"p1\x00"])
+def test_a_strangers_ledger_under_our_tag_is_nobodys_and_the_sweep_goes_on(tag: bytes) -> None:
+    """Every leader goes over it, a few minutes after it took the lead."""
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        foreign = replace(await bench.ledger(), ledger=LedgerId(1), custom=((OWNER_KEY, tag),))
+        await bench.ledgers.create(foreign)
+        orphan = await bench.logs()._creator.create(P, after=LedgerId(1))
+        await asyncio.sleep(1)
+        assert await writer.log.trimmer.sweep(0) == 1
+        assert owner_of(foreign) is None
+        await bench.ledgers.read(foreign.ledger)
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(orphan.ledger)
 
     run(case)
 

@@ -75,8 +75,8 @@ def test_a_range_goes_on_and_comes_back() -> None:
 
 @pytest.mark.slow
 def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
-    """T1 to T10 of the document that asked for this: B joins and takes keys of A; C joins and takes keys of B before B
-    has them all. No key is left behind, answered by two, or by nobody."""
+    """B joins and takes keys of A; C joins and takes keys of B before B has them all. No key is left behind, answered
+    by two, or by nobody."""
 
     async def joins(world: World, users: Users) -> None:
         await world.change(lambda ring: steps.set_pace(ring, Pace(parallel=1)))

@@ -78,6 +78,7 @@ def to_and_fro(seed: int, users: int) -> Hands:
         loop = asyncio.get_running_loop()
         metadata = world.cluster.metadata
         metadata.config = replace(metadata.config, slow_p=0.0)
+        await asyncio.sleep(metadata.config.slow_s)  # what is slow by now comes to its end
         doors = [node.door[1] for node in world.cluster.nodes if node.door is not None]
         for target in ("p2", "p1") * (MOVES // 2):
             leaders.add(tuple(sorted(node.name for node in map(world.leader_of, PAIR) if node is not None)))

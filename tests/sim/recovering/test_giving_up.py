@@ -4,13 +4,14 @@ lost any more."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from kvstore.autorecovery.giving_up import GivingUp
 from kvstore.autorecovery.mender import Mender
-from kvstore.errors import BookieError, InvalidRequest, Unavailable
+from kvstore.errors import BookieError, InvalidRequest, NodeExists, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.lost import lost_entries
 from kvstore.meta.memory import MemoryStore
@@ -20,6 +21,7 @@ from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.copies.copier import Copier
 from kvstore.wal.copies.pace import Pace
+from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, P, appended, run
 from tests.sim.recovering.cases import COUNT, closed, of_a_log, recorded, until_unmarked
@@ -149,6 +151,96 @@ def test_a_refusal_that_may_be_over_in_a_moment_is_no_loss(status: Status) -> No
         else:
             with pytest.raises(Unavailable):
                 await giving_up(bench).look(LEDGER)
+
+    run(case, bookies=4)
+
+
+# docs/protocol.md A14
+def test_a_ledger_is_not_closed_by_the_answers_of_a_bookie_that_takes_no_fence() -> None:
+    """A disk without room for the fence itself: each fencing read ends in an I/O error, whatever is there."""
+
+    async def case(bench: Bench) -> None:
+        await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        bench.bookies.stop(B2, B3)
+        bench.bookies.at[B1].lacs[LEDGER] = EntryId(2)
+        read = bench.bookies.read
+
+        async def full(
+            bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
+        ) -> ReadAnswer:
+            if fence_key is not None:
+                raise AnsweredError(f"{bookie}: I/O error", Status.IO_ERROR)
+            return await read(bookie, ledger, entry, priority=priority)
+
+        bench.bookies.read = full  # type: ignore[assignment, method-assign]
+        with pytest.raises(Unavailable, match=f"bookie {B1} cannot be fenced: make room"):
+            await giving_up(bench).give_up(LEDGER, 1)
+        assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
+        bench.bookies.read = read  # type: ignore[method-assign]
+        loss, _ = await giving_up(bench).give_up(LEDGER, 1)
+        assert (loss.last, loss.lost) == (COUNT - 1, ())
+
+    run(case, bookies=5)
+
+
+# docs/protocol.md A14
+def test_a_ledger_is_not_closed_below_what_was_seen_before_it_was_fenced() -> None:
+    """A disk whose reads fail from then on."""
+
+    async def case(bench: Bench) -> None:
+        await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        bench.bookies.stop(B2, B3)
+        bench.bookies.at[B1].lacs[LEDGER] = EntryId(2)
+        read, fenced = bench.bookies.read, bench.bookies.at[B1].fenced
+
+        async def failing(bookie: BookieId, ledger: LedgerId, entry: EntryId, **how: Any) -> ReadAnswer:
+            answer = await read(bookie, ledger, entry, **how)
+            if fenced:
+                raise AnsweredError(f"{bookie}: unknown state", Status.UNKNOWN_LEDGER_STATE)
+            return answer
+
+        bench.bookies.read = failing  # type: ignore[assignment, method-assign]
+        with pytest.raises(Unavailable, match=f"entry {COUNT - 1} of ledger {LEDGER} was there, and now the last is 2"):
+            await giving_up(bench).give_up(LEDGER, 1)
+        assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
+        assert (await giving_up(bench).look(LEDGER)).unsure == (B1,)
+
+    run(case, bookies=5)
+
+
+# docs/protocol.md A14
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_nothing_is_given_up_that_a_bookie_may_have_which_has_come_back_meanwhile(is_closed: bool) -> None:
+    """It registers while the others are read; who gives up has not heard of that yet."""
+
+    async def case(bench: Bench) -> None:
+        if is_closed:
+            await closed(bench)
+        else:
+            await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        for bookie in (B1, B2):
+            del bench.bookies.at[bookie].entries[LEDGER, EntryId(5)]
+        bench.bookies.stop(B3)
+        node = MemoryStore(bench.tree)
+        await ensure_path(node, paths.AVAILABLE)
+        read = bench.bookies.read
+
+        async def meanwhile(bookie: BookieId, ledger: LedgerId, entry: EntryId, **how: Any) -> ReadAnswer:
+            if entry == 3:
+                with suppress(NodeExists):
+                    await node.create(paths.available(B3), ephemeral=True)
+            return await read(bookie, ledger, entry, **how)
+
+        before = await bench.recorded()
+        bench.bookies.read = meanwhile  # type: ignore[assignment, method-assign]
+        with pytest.raises(Unavailable, match=f"bookie {B3} is back"):
+            await giving_up(bench).give_up(LEDGER, 1)
+        found = await bench.recorded()
+        assert (found.state, found.fragments) == (in_recovery(before).state, before.fragments)
+        assert lost_entries(found) == []
+        bench.bookies.start(B3)
+        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
 
     run(case, bookies=4)
 

@@ -15,7 +15,7 @@ from kvstore.meta.auditor_votes import auditor_or_none
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import BookieId, LedgerId
-from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5
 from tests.sim.recovering.audits import AuditBench, later, run
 
 pytestmark = pytest.mark.sim
@@ -277,6 +277,31 @@ def test_a_bookie_that_is_back_while_its_ledgers_are_marked_has_no_more_of_them_
         assert 0 < len(await bench.marked()) < 2_000
 
     run(case)
+
+
+def test_a_bookie_that_was_back_for_a_moment_while_ledgers_were_marked_has_all_of_them_marked() -> None:
+    """Those that the walk passed in that moment are walked again, as soon as it is lost again."""
+
+    async def case(bench: AuditBench) -> None:
+        for number in range(3_000):
+            await bench.ledger(number, B3, B4, B5)
+        bench.candidate("n1")
+        await bench.settings.set_lost_bookie_delay_s(2)
+        await later(20)
+        await bench.stop(B4, B5)
+        await later(6)
+        await bench.start(B4)
+        await later(2)
+        await bench.stop(B4)
+        await later(3)
+        first = await bench.marked()
+        assert first[0] == [B4, B5]
+        assert [B5] in first.values(), "it was back"
+        assert len(first) < 3_000, "and is lost again before the walk ends"
+        await later(60)
+        assert await bench.marked() == {number: [B4, B5] for number in range(3_000)}
+
+    run(case, bookies=5)
 
 
 def test_one_audit_marks_all_and_is_not_made_again_and_again() -> None:

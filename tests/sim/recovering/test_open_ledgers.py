@@ -7,10 +7,12 @@ import asyncio
 
 import pytest
 
+from kvstore.autorecovery.mender import Mender
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.types import LedgerState
+from kvstore.wal.copies.pace import Pace
 from tests.sim.ledgers_and_logs.bench import (
     B1,
     B2,
@@ -27,6 +29,23 @@ from tests.sim.ledgers_and_logs.bench import (
 from tests.sim.recovering.cases import COUNT, of_a_log, until, until_unmarked
 
 pytestmark = pytest.mark.sim
+
+
+# docs/protocol.md A13
+def test_a_recovery_that_an_operator_asks_for_waits_out_the_former_leaders_lease() -> None:
+    """Until then that may answer reads alone, without what the recovery has found."""
+
+    async def case(bench: Bench) -> None:
+        await of_a_log(bench, 5000)
+        store = MemoryStore(bench.tree)
+        mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
+        recovering = asyncio.ensure_future(mender.recover(LEDGER))
+        await bench.pass_time(5.4)
+        assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
+        found = await recovering
+        assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
+
+    run(case)
 
 
 def test_a_dead_writers_ledger_is_recovered_and_then_repaired() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.autorecovery import mending
 from kvstore.autorecovery.mender import Mender
 from kvstore.autorecovery.worker import Worker
 from kvstore.errors import BookieError
@@ -89,6 +90,26 @@ def test_the_lock_of_a_worker_that_died_passes_to_another() -> None:
         assert len(copies.made) < COUNT, "what the first has copied is there"
 
     run(case, bookies=4)
+
+
+def test_a_marked_bookie_that_was_back_and_has_gone_again_before_the_repair_ends_keeps_the_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """docs/protocol.md, A3: the auditor writes nothing where the mark names it already, and nobody else would."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        monkeypatch.setattr(mending, "is_incarnation", lambda _: True)  # what they list is not read as well
+        bench.bookies.stop(B2)
+        await bench.mark(B2, B3)
+        bench.worker(bytes_per_s=200)
+        await until_begun(bench)
+        bench.bookies.stop(B3)
+        await until_unmarked(bench)
+        assert sorted(await recorded(bench)) == [B1, B4, B5]
+        assert all(bench.bookies.at[each].of(LEDGER) == list(range(COUNT)) for each in (B4, B5))
+
+    run(case, bookies=5)
 
 
 async def until_locked(bench: Bench, worker: Worker, store: FrozenStore) -> None:

@@ -24,7 +24,7 @@ from kvstore.proto.bookkeeper import BadFrame
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal import batches, connection
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import Bookies, _Remote
 from kvstore.wal.connection import RETRY_MAX_S, NotLetIn
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.ledgers import make_root
@@ -302,6 +302,28 @@ def test_a_bookie_that_is_back_is_reached_again() -> None:
         await asyncio.sleep(1)
         wire.add(1)
         assert (await wire.added(3))[2] is None
+
+    run(case)
+
+
+def test_the_end_of_a_former_connection_fails_nothing_on_the_present_one() -> None:
+    """The system tells of it late; by then entries may be under way on the next one."""
+
+    async def case(wire: Wire) -> None:
+        wire.add(0)
+        assert await wire.added(1) == [None]
+        client = wire.bookies._at(BOOKIE)
+        assert isinstance(client, _Remote)
+        former = client.connection.link
+        assert former is not None
+        client.connection._abort("what came was no frame")
+        await asyncio.sleep(1)
+        wire.add(1)
+        assert await wire.added(2) == [None] * 2
+        assert client.connection.link is not former
+        wire.add(2)
+        former.connection_lost(None)
+        assert await wire.added(3) == [None] * 3
 
     run(case)
 

@@ -18,6 +18,7 @@ from kvstore.client import Client
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.client.pinned.pins import list_pins
+from kvstore.devcluster.processes import is_alive
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import WORK, DirectoryStore
@@ -28,7 +29,7 @@ from kvstore.spark.snapshots.planning import Wanted
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
-from tests.cluster.harness import Cluster, is_alive
+from tests.cluster.harness import Cluster
 from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from kvstore.spark.snapshots.tasks import write_durably
 from kvstore.spark.snapshots.work import Piece, Work, note_of
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED, Killed, died
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +176,8 @@ def test_a_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: R
 # ── two drivers ──
 
 
-def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore) -> None:
+def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before, however slow the machine is
     work = Work.begin(store, PLAN)
     (folder,) = store.remains()
     assert Work.of_the_dead_or_none(store, folder) is None
@@ -250,6 +252,21 @@ def test_who_gives_way_takes_no_mark_away_under_which_another_removes(store: Rem
     assert not store.remove("a")
     assert not store.may_continue("a"), "it would lose its parent"
     work.remove()
+
+
+def test_a_removal_that_was_taken_for_dead_meanwhile_gives_way(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mark is gone, so nobody who looks for one since then would see it."""
+    published(store, "a")
+
+    def stands_still(self: RemoteStore, snapshot: str) -> bool:
+        assert store.remove_remains([store._marks(snapshot)])
+        return False
+
+    monkeypatch.setattr(RemoteStore, "_is_continued", stands_still)
+    assert not store.remove("a")
+    assert store.ids() == ["a"]
 
 
 def test_a_removal_that_was_killed_is_finished_or_taken_back(

@@ -1,4 +1,4 @@
-"""Commands of Redis that are not here, for a clear word to those who try. Decides only."""
+"""The commands of Redis that are not supported here, and why: for clients that try them. Decides only."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ _KINDS = {
     "ZLEXCOUNT ZMPOP ZMSCORE ZPOPMAX ZPOPMIN ZRANDMEMBER ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANGESTORE ZRANK ZREM "
     "ZREMRANGEBYLEX ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANGEBYLEX ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE "
     "ZUNION ZUNIONSTORE",
-    "hashes": "HDEL HEXISTS HEXPIRE HEXPIREAT HGET HGETALL HGETDEL HGETEX HINCRBY HINCRBYFLOAT HKEYS HLEN HMGET HMSET "
-    "HPERSIST HPEXPIRE HPTTL HRANDFIELD HSCAN HSET HSETEX HSETNX HSTRLEN HTTL HVALS",
-    "streams": "XACK XADD XAUTOCLAIM XCLAIM XDEL XGROUP XINFO XLEN XPENDING XRANGE XREAD XREADGROUP XREVRANGE XSETID "
-    "XTRIM",
+    "hashes": "HDEL HEXISTS HEXPIRE HEXPIREAT HEXPIRETIME HGET HGETALL HGETDEL HGETEX HINCRBY HINCRBYFLOAT HKEYS "
+    "HLEN HMGET HMSET HPERSIST HPEXPIRE HPEXPIREAT HPEXPIRETIME HPTTL HRANDFIELD HSCAN HSET HSETEX "
+    "HSETNX HSTRLEN HTTL HVALS",
+    "streams": "XACK XACKDEL XADD XAUTOCLAIM XCFGSET XCLAIM XDEL XDELEX XGROUP XINFO XLEN XPENDING XRANGE XREAD "
+    "XREADGROUP XREVRANGE XSETID XTRIM",
     "scripts and functions": "EVAL_RO EVALSHA_RO FCALL FCALL_RO FUNCTION",
     "channels": "PSUBSCRIBE PUBLISH PUBSUB PUNSUBSCRIBE SPUBLISH SSUBSCRIBE SUBSCRIBE SUNSUBSCRIBE UNSUBSCRIBE",
     "bitmaps": "BITCOUNT BITFIELD BITFIELD_RO BITOP BITPOS GETBIT SETBIT",
     "places": "GEOADD GEODIST GEOHASH GEOPOS GEORADIUS GEORADIUS_RO GEORADIUSBYMEMBER GEORADIUSBYMEMBER_RO GEOSEARCH "
     "GEOSEARCHSTORE",
+    "vectors": "VADD VCARD VDIM VEMB VGETATTR VINFO VISMEMBER VLINKS VRANDMEMBER VREM VSETATTR VSIM",
     "hyperloglogs": "PFADD PFCOUNT PFDEBUG PFMERGE PFSELFTEST",
 }
 _ELSEWHERE = {
-    "what is answered is on disk already": "BGREWRITEAOF BGSAVE LASTSAVE SAVE",
+    "what is answered is on disk already": "BGREWRITEAOF BGSAVE LASTSAVE SAVE WAITAOF",
     "copies are made by the log, and leaders are elected: `kvstore status` shows both": "FAILOVER PSYNC REPLCONF "
     "REPLICAOF SLAVEOF SYNC",
     "`kvstore snapshot` and `kvstore load-tree` carry data from store to store": "DUMP MIGRATE RESTORE RESTORE-ASKING",
@@ -32,7 +34,8 @@ _ELSEWHERE = {
     "nobody is shown what others do: `kvstore watch` shows changes, `kvstore node slow-log` what took long": "MONITOR",
     "`kvstore node` looks after nodes": "DEBUG SHUTDOWN",
     "nobody is sent from node to node": "ASKING",
-    "compare the values where you are": "LCS",
+    "compare the values where you are": "DELEX DIGEST LCS",
+    "SET takes an expiry, and MULTI makes several one": "MSETEX",
     "nothing is drawn here": "LOLWUT",
 }
 _REASONS = {

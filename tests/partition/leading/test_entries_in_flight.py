@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import Overloaded
-from kvstore.partition.leading.flight import FLIGHTS_MAX
+from kvstore.errors import InvalidRequest, Overloaded
+from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX
 from kvstore.partition.state.commands import Level, get, put
 from kvstore.partition.state.marks import Mark
 from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
@@ -20,16 +20,30 @@ def p() -> Partition:
 
 def test_records_beyond_what_may_be_under_way_are_refused_and_leave_nothing_behind(p: Partition) -> None:
     """The log refused them behind the leader's back: it waited for them ever after, and answered nobody."""
-    assert FLIGHTS_MAX < IN_FLIGHT_MAX
-    records = [p.loop.create_task(p.leader.append_record(Mark("pin", 0, takes=False))) for _ in range(FLIGHTS_MAX + 4)]
+    assert ALL_IN_FLIGHT_MAX < IN_FLIGHT_MAX
+    count = ALL_IN_FLIGHT_MAX + 4
+    records = [p.loop.create_task(p.leader.append_record(Mark("pin", 0, takes=False))) for _ in range(count)]
     proof = p.loop.create_task(p.leader.prove())
     p.settle()
-    assert len(p.log.under_way) == FLIGHTS_MAX
+    assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
     assert [isinstance(each.exception(), Overloaded) for each in (*records, proof) if each.done()] == [True] * 5
-    p.acknowledge(FLIGHTS_MAX)
+    p.acknowledge(ALL_IN_FLIGHT_MAX)
     assert p.do(put(b"a", b"1"), put(b"b", b"1")) == [1, 2]
     assert p.state.position == p.log.acknowledged[-1].position
     assert p.do(get(b"b", Level.STRICT)).value == b"1"
+
+
+def test_many_that_came_with_a_malformed_operation_go_out_no_faster_than_the_log_takes_them(p: Partition) -> None:
+    """They are decided on one by one, an entry each: the log would refuse what its leader counts as sent."""
+    many = ALL_IN_FLIGHT_MAX + 50
+    malformed: Any = put(b"bad", "text")  # type: ignore[arg-type]
+    tokens = p.submit(*(put(b"%d" % number, b"1") for number in range(many)), malformed)
+    assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
+    while p.log.under_way:
+        p.acknowledge()
+    assert [p.result(token) for token in tokens[:-1]] == list(range(1, many + 1))
+    assert isinstance(p.result(tokens[-1]), InvalidRequest)
+    assert p.state.position == p.log.acknowledged[-1].position
 
 
 def test_an_engine_that_cannot_be_read_behind_an_acknowledgement_ends_the_process(

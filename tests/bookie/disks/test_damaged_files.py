@@ -1,0 +1,390 @@
+"""Files of a bookie that are missing, cut short, damaged at their beginning or end, or another's."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.bookie import storage
+from kvstore.bookie.upkeep.limbo import survey
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import LedgerState
+from tests.bookie.disks.test_damage import L, idle, opened, without_checkpoints, written
+from tests.bookie.support import Metadata, Shelf, crash, metadata, run, segments, tiny
+from tests.sim.world.disk import SimDisk
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
+
+# Missing and truncated files
+
+
+def test_a_missing_segment_makes_everything_doubtful(world: SimWorld) -> None:
+    disk = written(world)
+    disk.remove(segments(disk)[1])
+    without_checkpoints(disk)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        there = {await shelf.status(L, entry) for entry in range(31)}
+        assert there == {Status.OK, Status.UNKNOWN_LEDGER_STATE}
+        assert await shelf.status(50, 0) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, read())
+
+
+def test_of_a_missing_segment_with_a_checkpoint_it_is_known_what_is_lost(world: SimWorld) -> None:
+    disk = written(world)
+    disk.remove(segments(disk)[1])
+
+    async def read() -> None:
+        shelf = await opened(world)
+        there = [await shelf.status(L, entry) for entry in range(31)]
+        assert set(there[:30]) == {Status.OK, Status.IO_ERROR}
+        assert there[30] is Status.NO_ENTRY
+        assert await shelf.add(8, 0) is Status.FENCED
+
+    for _ in range(3):
+        run(world, read())
+        crash(world)
+
+
+def test_a_missing_newest_segment_is_noticed(world: SimWorld) -> None:
+    """The segment before it names it as the next."""
+    disk = written(world)
+    disk.remove(segments(disk)[-1])  # the one ahead
+    disk.remove(segments(disk)[-1])
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert await shelf.status(L, 30) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, read())
+
+
+def expect_doubt_once_the_newest_is_gone(world: SimWorld, disk: SimDisk) -> None:
+    """Store an entry, lose the segment that has it, and start again."""
+
+    async def write() -> None:
+        shelf = await opened(world)
+        assert await shelf.add(L, 31, recovery=True) is Status.OK
+        await pause(1)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert await shelf.status(L, 31) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, write())
+    crash(world)
+    disk.remove(segments(disk)[-1])  # the one ahead
+    disk.remove(segments(disk)[-1])
+    run(world, read())
+
+
+@pytest.mark.parametrize("starts", [0, 1, 2, 3])
+def test_a_missing_newest_segment_is_noticed_though_it_was_begun_by_a_start(world: SimWorld, starts: int) -> None:
+    """No record of the segment before it names it: the list beside that one's checkpoint does. Also where starts came
+    before, whose segments are empty and go."""
+    disk = written(world)
+    for _ in range(starts):
+        run(world, idle(world))
+        crash(world)
+    expect_doubt_once_the_newest_is_gone(world, disk)
+
+
+# docs/protocol.md B22
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_missing_newest_segment_is_noticed_though_a_start_let_go_of_the_one_that_named_it(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch, starts: int
+) -> None:
+    disk = written(world)
+    with monkeypatch.context() as patch:  # as the starts of a former release
+        patch.setattr(storage, "let_go_of_empty", lambda *_: None)
+        for _ in range(3):
+            run(world, idle(world))
+            crash(world)
+    for _ in range(starts - 1):
+        run(world, idle(world))
+        crash(world)
+    expect_doubt_once_the_newest_is_gone(world, disk)
+
+
+# docs/protocol.md B6
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_bad_sector_at_the_end_of_the_journal_is_no_torn_tail(world: SimWorld, is_clean: bool) -> None:
+    """What says that its groups are synced stands in the same sector as they do. A crash leaves what can be read."""
+    config = tiny(segment_bytes=1 << 16)
+
+    async def write() -> None:
+        shelf = await Shelf(world.env("b1"), config).start()
+        for entry in range(20):
+            assert await shelf.add(L, entry, b"x" * 300) is Status.OK
+        await pause(1)
+        if is_clean:
+            shelf.storage.stop()
+
+    async def read() -> None:
+        shelf = await Shelf(world.env("b1"), config).start()
+        there = [await shelf.status(L, entry) for entry in range(21)]
+        assert set(there) <= {Status.OK, Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE}
+        assert there[:5] == [Status.OK] * 5
+        assert there[20] is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, write())
+    crash(world, power=False)
+    disk = world.node("b1").disk
+    disk.fail_reads(segments(disk, config)[0], range(4096, 8192))
+    for _ in range(3):
+        run(world, read())
+        crash(world)
+
+
+# docs/protocol.md B6
+@pytest.mark.parametrize("how", ["flipped", "not given"])
+def test_a_damaged_header_of_a_segment_that_nothing_names_is_no_torn_one(world: SimWorld, how: str) -> None:
+    """A disk with less than the reserve takes no index files, and so no list of the segments. Groups are written only
+    once the header is on the disk: a segment that has any, or that cannot be read, was no crash's."""
+    disk, reserve = written(world), 64 << 10
+    disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 20_000)
+
+    async def write() -> None:
+        shelf = await opened(world, reserve_bytes=reserve)
+        assert await shelf.status(9, fence=True) is Status.NO_ENTRY
+        await pause(1)
+
+    async def read() -> None:
+        shelf = await opened(world, reserve_bytes=reserve)
+        assert await shelf.status(9, 0) is Status.UNKNOWN_LEDGER_STATE
+        assert shelf.meta.asked == []
+        await shelf.add(9, 0)
+        assert shelf.meta.asked == [9], "its fence is forgotten: who fenced it has told the metadata store"
+
+    run(world, write())
+    crash(world)
+    path = segments(disk)[-1]
+    if how == "flipped":
+        disk.flip_bit(path, 100)
+    else:
+        disk.fail_reads(path, range(1))
+    for _ in range(2):
+        run(world, read())
+        crash(world)
+
+
+def test_a_damaged_segment_stays_for_whoever_wants_to_look(world: SimWorld) -> None:
+    """Nothing of any ledger can be read in it, and yet it is not one in which nothing was noted."""
+    disk = written(world)
+    without_checkpoints(disk)
+    path = segments(disk)[2]
+    disk.fail_reads(path, range(100, 1 << 30))
+
+    async def start() -> None:
+        await opened(world)
+        await pause(1)
+
+    for _ in range(3):
+        run(world, start())
+        crash(world)
+    assert disk.exists(path)
+
+
+@pytest.mark.parametrize("last", ["add", "survey"])
+def test_what_is_written_once_more_at_a_start_is_doubted_too(world: SimWorld, last: str) -> None:
+    """Of a ledger whose first record that is left was never certified as synced. Nor does the end of a former doubt,
+    found among such records, end this one."""
+    new, meta = 77, Metadata()
+
+    async def write() -> None:
+        shelf = await Shelf(world.env("b1"), meta=meta).start()
+        if last == "survey":
+            assert await shelf.add(new, 0) is Status.OK
+        shelf.storage.inventory.set_limbo(True)
+        await survey(shelf.storage, meta)
+        if last == "add":
+            assert await shelf.add(new, 0) is Status.OK
+
+    async def judge(*doubts: str) -> None:
+        shelf = Shelf(world.env("b1"), meta=meta)
+        await shelf.storage.start(doubts)
+        meta.known[new] = metadata(new, state=LedgerState.IN_RECOVERY)
+        assert await shelf.status(new, 1) is Status.UNKNOWN_LEDGER_STATE, "it may have been in what was lost"
+        assert await shelf.status(78, 0) is Status.UNKNOWN_LEDGER_STATE
+        assert await shelf.add(new, 1) is Status.FENCED, "a fence may have been there too"
+
+    run(world, write())
+    crash(world, power=False)
+    run(world, judge("it is a copy"))
+    crash(world, power=False)
+    run(world, judge())
+
+
+@pytest.mark.parametrize("lost", [0, -1])
+def test_without_the_list_of_segments_a_missing_one_is_noticed(world: SimWorld, lost: int) -> None:
+    """A crash right after the newest checkpoint was written has left no list beside it (docs/protocol.md, B22)."""
+    disk = written(world)
+    for name in disk.list(tiny().index_dir):
+        if name.endswith(".files"):
+            disk.remove(f"{tiny().index_dir}/{name}")
+    disk.remove(segments(disk)[-1])  # the one ahead
+    disk.remove(segments(disk)[-1])
+    disk.remove(segments(disk)[lost])
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert Status.NO_ENTRY not in {await shelf.status(L, entry) for entry in range(31)}
+
+    for _ in range(2):
+        run(world, read())
+        crash(world)
+
+
+@pytest.mark.parametrize("which", [1, -2])
+def test_a_segment_cut_short_in_its_synced_part_is_damaged(world: SimWorld, which: int) -> None:
+    disk = written(world)
+    path = segments(disk)[which]
+    disk.names.now.files[path].cache.resize(500)
+    without_checkpoints(disk)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert Status.NO_ENTRY not in {await shelf.status(L, entry) for entry in range(31)}
+
+    if which == -2:
+        return  # its own headers went with it: nobody knows that there was more
+    run(world, read())
+
+
+def test_a_damaged_file_header_is_damage_and_the_file_is_kept(world: SimWorld) -> None:
+    disk = written(world)
+    path = segments(disk)[1]
+    disk.flip_bit(path, 8 * 20)
+    without_checkpoints(disk)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert await shelf.status(L, 30) is Status.UNKNOWN_LEDGER_STATE
+        assert disk.exists(path.replace(".journal", ".damaged"))
+
+    run(world, read())
+
+
+@pytest.mark.parametrize("byte", [0, 11, 13, 100, 500])
+def test_a_damaged_checkpoint_only_costs_a_scan(world: SimWorld, byte: int) -> None:
+    disk = written(world)
+    for name in disk.list(tiny().index_dir):
+        disk.flip_bit(f"{tiny().index_dir}/{name}", 8 * byte)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert [await shelf.payload(L, each) for each in range(30)] == [bytes([each]) * 300 for each in range(30)]
+        assert await shelf.status(L, 30) is Status.NO_ENTRY
+        assert shelf.storage.statistics.damaged_records == 0
+
+    run(world, read())
+
+
+# Syncs that fail, disks that are full
+
+
+def test_a_full_disk_makes_the_bookie_read_only_and_room_makes_it_writable_again(world: SimWorld) -> None:
+    moves: list[bool] = []
+
+    async def fill() -> None:
+        shelf = await opened(world)
+        disk = world.node("b1").disk
+        shelf.storage.on_readonly(moves.append)
+        disk.set_capacity(6 * 4096)
+        entry = 0
+        while (status := await shelf.add(L, entry, b"x" * 300)) is Status.OK:
+            entry += 1
+        assert status is Status.READ_ONLY
+        assert moves == [True]
+        assert shelf.storage.is_readonly
+        assert await shelf.status(L, 0) is Status.OK, "reads are served"
+        assert await shelf.add(L, entry, recovery=True) is Status.OK, "recovery writes on from the reserve"
+        assert await shelf.status(9, fence=True) is Status.NO_ENTRY, "fences too"
+        assert await shelf.add(9, 0) is Status.FENCED
+        assert await shelf.write_lac(L, 1) is Status.READ_ONLY
+        disk.set_capacity(1 << 30)
+        await pause(3)
+        assert moves == [True, False]
+        assert await shelf.add(L, entry + 1) is Status.OK
+
+    run(world, fill())
+
+
+def test_recovery_on_a_full_disk_is_refused_when_the_reserve_is_used_up_and_nothing_breaks(world: SimWorld) -> None:
+    async def fill() -> None:
+        shelf = await opened(world)
+        world.node("b1").disk.set_capacity(6 * 4096)
+        entry = 0
+        while (status := await shelf.add(L, entry, b"x" * 300, recovery=True)) is Status.OK:
+            entry += 1
+        assert status is Status.READ_ONLY
+        fences = [await shelf.status(ledger, fence=True) for ledger in range(100, 200)]
+        assert set(fences) == {Status.NO_ENTRY, Status.IO_ERROR}, "a fence that cannot be kept is not confirmed"
+        assert [await shelf.status(L, each) for each in range(entry)] == [Status.OK] * entry
+
+    run(world, fill())
+    crash(world)
+    world.node("b1").disk.set_capacity(1 << 30)
+
+    async def again() -> None:
+        shelf = await opened(world)
+        assert await shelf.status(L, 0) is Status.OK
+
+    run(world, again())
+
+
+# docs/protocol.md B9
+def test_the_reserve_is_kept_free_for_what_must_not_fail(world: SimWorld) -> None:
+    async def fill() -> None:
+        shelf = await opened(world, reserve_bytes=100_000)
+        disk = world.node("b1").disk
+        disk.set_capacity(200_000)
+        entry = 0
+        while await shelf.add(L, entry, b"x" * 300) is Status.OK:
+            entry += 1
+        assert 95_000 <= disk.free_bytes() <= 110_000, "checkpoints come out of it"
+
+    run(world, fill())
+
+
+# docs/protocol.md B31
+@pytest.mark.parametrize("where", [range(1), range(200, 1 << 30)])
+def test_an_index_that_the_disk_does_not_give_keeps_no_bookie_from_starting(world: SimWorld, where: range) -> None:
+    """The segments are the truth, and what is made of them again takes the place of what cannot be read."""
+    disk = written(world)
+    for name in disk.list(tiny().index_dir):
+        disk.fail_reads(f"{tiny().index_dir}/{name}", where)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert [await shelf.status(L, entry) for entry in range(31)] == [Status.OK] * 30 + [Status.NO_ENTRY]
+        await pause(1)
+
+    for _ in range(2):
+        run(world, read())
+        crash(world)
+
+
+def test_a_segment_that_another_took_the_place_of_is_missed(world: SimWorld) -> None:
+    """Names of segments are the same in all directories: a file that was put into the wrong one shows what it has, and
+    hides what had been here."""
+    disk, strange = written(world), 5
+
+    async def write() -> None:
+        shelf = await Shelf(world.env("b2")).start()
+        for entry in range(30):
+            assert await shelf.add(strange, entry, bytes([entry]) * 300) is Status.OK
+
+    run(world, write(), "b2")
+    path, other = segments(disk)[1], world.node("b2").disk
+    content = bytes(other.names.now.files[segments(other)[1]].cache.data)
+    disk.overwrite(path, 0, content)
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert Status.NO_ENTRY not in {await shelf.status(L, entry) for entry in range(30)}
+
+    for _ in range(2):
+        run(world, read())
+        crash(world)

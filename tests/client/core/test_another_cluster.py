@@ -1,0 +1,121 @@
+"""An endpoint that leads to a server of another cluster: one of a list that names two clusters, or a name that leads
+elsewhere by now. Servers and partitions of both have the same names."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvstore.client import AsyncClient, Client
+from kvstore.errors import StoreError, Unavailable
+from kvstore.types import ServerId
+from tests.client.model import ModelCluster
+from tests.client.serving import PATIENT, Servers, serving, serving_in_a_thread
+
+KEY, OURS, THEIRS = b"k", "ours", "theirs"
+
+
+def endpoint(servers: Servers, id: str) -> str:
+    return servers.cluster.endpoints[ServerId(id)].grpc
+
+
+def url(ours: Servers, theirs: Servers, *, patience: str = PATIENT) -> str:
+    """Ours first, so that the client is of that cluster."""
+    return f"kv://{endpoint(ours, 'n1')},{endpoint(theirs, 'n1')}{patience}"
+
+
+async def test_an_async_client_writes_nothing_to_another_cluster_while_its_own_is_away() -> None:
+    async with serving(ModelCluster(id=OURS)) as ours, serving(ModelCluster(id=THEIRS)) as theirs:
+        async with AsyncClient(url(ours, theirs)) as client:
+            await client.put(KEY, b"1")
+            for id in ours.cluster.ids:
+                await ours.kill(id)
+            with pytest.raises(StoreError):
+                await client.put(KEY, b"2", timeout_s=1.0)
+        async with AsyncClient(theirs.patient_url) as client:
+            assert await client.get(KEY) is None
+
+
+def test_a_client_writes_nothing_to_another_cluster_while_its_own_is_away() -> None:
+    with serving_in_a_thread(ModelCluster(id=OURS)) as ours, serving_in_a_thread(ModelCluster(id=THEIRS)) as theirs:
+        with Client(url(ours, theirs)) as client:
+            client.put(KEY, b"1")
+            for id in ours.cluster.ids:
+                ours.kill_from_outside(id)
+            with pytest.raises(StoreError):
+                client.put(KEY, b"2", timeout_s=1.0)
+        with Client(theirs.patient_url) as client:
+            assert client.get(KEY) is None
+
+
+async def test_whoever_finds_only_another_cluster_is_told_so() -> None:
+    async with (
+        serving(ModelCluster(id=OURS)) as ours,
+        serving(ModelCluster(id=THEIRS)) as theirs,
+        AsyncClient(url(ours, theirs)) as client,
+    ):
+        link = client._engine.links.open(endpoint(theirs, "n1"))  # type: ignore[union-attr]
+        assert link is not None
+        with pytest.raises(Unavailable, match=", is of another cluster: want ours, got theirs"):
+            await link.wait_up()
+        watchers = client._engine.routing.watchers_of(None, Random(1), client._config.endpoints)  # type: ignore[union-attr]
+        assert sorted(watchers) == sorted(each.grpc for each in ours.cluster.endpoints.values())
+
+
+async def test_no_replica_is_asked_for_a_watch_at_whose_address_another_cluster_was_met() -> None:
+    async with serving(ModelCluster(id=OURS)) as ours, AsyncClient(ours.patient_url) as client:
+        routing = client._engine.routing  # type: ignore[union-attr]
+        for id in ("n1", "n2"):
+            routing.answered.discard(endpoint(ours, id))
+            routing.foreign.add(endpoint(ours, id))
+        assert routing.watchers_of(KEY, Random(1), client._config.endpoints) == [endpoint(ours, "n3")]
+        assert client.watch(KEY)._check == routing.check
+
+
+async def test_servers_older_than_the_clusters_name_are_used_as_before() -> None:
+    async with serving(ModelCluster(id="")) as servers, AsyncClient(servers.patient_url) as client:
+        await client.put(KEY, b"1")
+        assert client._engine.routing.cluster == ""  # type: ignore[union-attr]
+
+
+def test_a_client_notices_that_another_cluster_listens_where_its_own_did() -> None:
+    ours, theirs = ModelCluster(id=OURS), ModelCluster(id=THEIRS)
+    with serving_in_a_thread(ours) as before, Client(before.patient_url) as client:
+        client.put(KEY, b"1")
+        for id in ours.ids:
+            before.kill_from_outside(id)
+        theirs.endpoints |= ours.endpoints
+        with serving_in_a_thread(theirs) as after:
+            assert client._engine is not None
+            client._engine._read_at = -1e9  # ten seconds later
+            with pytest.raises(StoreError):
+                client.put(KEY, b"2", timeout_s=2.0)
+            with Client(after.patient_url) as other:
+                assert other.get(KEY) is None
+
+
+@pytest.mark.parametrize("has_streams", [True, False], ids=["streams", "gRPC"])
+async def test_nothing_is_written_to_another_cluster_that_listens_where_the_own_one_did(*, has_streams: bool) -> None:
+    ours, theirs = ModelCluster(id=OURS), ModelCluster(id=THEIRS)
+    async with serving(ours, has_streams=has_streams) as before, AsyncClient(before.patient_url) as client:
+        await client.put(KEY, b"1")
+        for id in ours.ids:
+            await before.kill(id)
+        theirs.endpoints |= ours.endpoints
+        async with serving(theirs, has_streams=has_streams) as after:
+            with pytest.raises(StoreError):
+                await client.put(KEY, b"2", timeout_s=2.0)
+            async with AsyncClient(after.patient_url) as other:
+                assert await other.get(KEY) is None
+
+
+async def test_a_server_that_knows_itself_by_its_id_alone_is_called_so() -> None:
+    """One of 0.1, in a cluster that is being upgraded: another one has told the cluster's id."""
+    async with serving(ModelCluster(id=OURS)) as servers:
+        for each in servers.streams.values():
+            each._cluster = ""
+        async with AsyncClient(servers.patient_url) as client:
+            await client.put(KEY, b"1")
+            assert client.statistics()["streams_up"] == client.statistics()["links_up"]
+            assert client._engine.routing.cluster == OURS  # type: ignore[union-attr]

@@ -1,0 +1,146 @@
+"""A process that is forked while a client is open: two processes with one client's request ids, and its connections.
+
+Nothing here calls gRPC: with servers in this process it ends some children by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.client.aio.engine import AsyncEngine
+from kvstore.client.blocking.engine import BlockingEngine
+from kvstore.client.coordination import AsyncLock, AsyncSession, Lock, Session
+from kvstore.client.core import operations
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.forks import FORKED
+from kvstore.env.library_env import library_env
+from kvstore.errors import InvalidRequest
+from kvstore.server.grpc.topology import topology_message
+from tests.client.coordination import test_driving as driving
+from tests.client.model import ModelCluster
+from tests.waiting import PATIENCE_S
+
+CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
+KEY = b"counter"
+
+
+class Parents:
+    """Stands for a link of the parent's. Nobody may use or end it in the child."""
+
+    is_broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the parent's link is asked for {name}")
+
+
+def in_a_child(work: Callable[[], str]) -> str:
+    """What `work` gives, or raises, in a child that ends behind it."""
+    told, tells = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent's stay behind: so it is meant
+        child = os.fork()
+    if not child:
+        signal.alarm(int(PATIENCE_S))  # one that waits for a lock for ever
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the parent says
+            found = repr(error)
+        os.write(tells, found.encode())
+        os._exit(0)
+    os.close(tells)
+    with os.fdopen(told, "rb") as pipe:
+        found = pipe.read().decode()
+    os.waitpid(child, 0)
+    return found
+
+
+def refusal_of(call: Callable[[], object]) -> str:
+    try:
+        return f"done: {call()}"
+    except InvalidRequest as error:
+        return str(error)
+
+
+def test_a_client_refuses_calls_in_a_child_though_a_thread_of_the_parent_holds_its_locks() -> None:
+    engine = BlockingEngine(library_env("test"), CONFIG)
+    engine.seen.learn(topology_message(ModelCluster().servers[0].topology))
+    engine._links = dict.fromkeys(engine.routing.everybody(CONFIG.endpoints), Parents())  # type: ignore[arg-type]
+
+    def tries() -> str:
+        one = refusal_of(lambda: engine.run(operations.increment(KEY, 1), None))
+        many = refusal_of(lambda: engine.run_all([operations.get(KEY, 0)], None))
+        engine.close()
+        return one if one == many else f"{one}; {many}"
+
+    with engine._lock:
+        said = in_a_child(tries)
+    assert said == FORKED
+    assert engine._links, "the parent goes on"
+    assert not engine.is_closed
+
+
+async def test_an_async_client_refuses_calls_in_a_child_and_sends_nothing_on_the_parents_connections() -> None:
+    engine = AsyncEngine(library_env("test"), CONFIG)
+    engine.seen.learn(topology_message(ModelCluster().servers[0].topology))
+    engine.links.direct = dict.fromkeys(engine.routing.partitions, Parents())  # type: ignore[arg-type]
+    engine.links._links = dict.fromkeys(engine.routing.everybody(CONFIG.endpoints), Parents())  # type: ignore[arg-type]
+
+    def tries() -> str:
+        async def try_all() -> str:
+            said = []
+            for call in (engine.run(operations.increment(KEY, 1), None), engine.run(operations.get(KEY, 0), None)):
+                try:
+                    said.append(f"done: {await call}")
+                except InvalidRequest as error:
+                    said.append(str(error))
+            await engine.close()
+            return "; ".join(dict.fromkeys(said))
+
+        asyncio._set_running_loop(None)
+        return asyncio.new_event_loop().run_until_complete(asyncio.wait_for(try_all(), PATIENCE_S))
+
+    assert in_a_child(tries) == FORKED
+    assert engine.links.direct, "the parent goes on"
+    engine.links._links.clear()
+    await engine.close()
+
+
+def test_no_lock_is_held_in_a_child_and_no_session_alive_whatever_locks_the_parent_holds() -> None:
+    """Only the parent hears that it is released. The child may not wait for what a thread of the parent's holds."""
+    store = driving.BlockingClient()
+    store.created.clear()
+    with Session(store, b"t") as session:  # type: ignore[arg-type]
+        lock = Lock(session, b"l")
+        lock.acquire()
+
+        def looks() -> str:
+            seen = f"{lock.is_held} {session.is_alive} {session.lost.is_set()}"
+            session.close()
+            return seen
+
+        with session._mutex, session._guard:
+            assert in_a_child(looks) == "False False True"
+        assert lock.is_held
+        assert not session.lost.is_set()
+
+
+async def test_the_same_on_asyncio() -> None:
+    store = driving.Store()
+    store.created.clear()
+    async with AsyncSession(driving.AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
+        lock = AsyncLock(session, b"l")
+        await lock.acquire()
+
+        def looks() -> str:
+            seen = f"{lock.is_held} {session.is_alive} {session.lost.is_set()}"
+            asyncio._set_running_loop(None)
+            asyncio.new_event_loop().run_until_complete(asyncio.wait_for(session.close(), PATIENCE_S))
+            return seen
+
+        assert in_a_child(looks) == "False False True"
+        assert lock.is_held
+        assert not session.lost.is_set()

@@ -1,0 +1,53 @@
+"""The blocking client looks at the topology every ten seconds, in the time of a caller who wants something else."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.blocking.link import BlockingLink
+from kvstore.errors import Unavailable
+from kvstore.proto import kv_pb2
+from tests.client.model import ModelCluster
+from tests.client.serving import serving_in_a_thread
+
+
+def test_it_asks_servers_that_are_connected_before_one_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_in_a_thread(ModelCluster()) as servers, socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Client(servers.url.replace("kv://", f"kv://{address},") + "?connect_timeout=500ms&timeout=60s") as client:
+            client.put(b"k", b"1")
+            asked = list[str]()
+            topology = BlockingLink.topology
+
+            def told(link: BlockingLink, timeout_s: float) -> kv_pb2.TopologyResponse:
+                asked.append(link.address)
+                return topology(link, timeout_s)
+
+            monkeypatch.setattr(BlockingLink, "topology", told)
+            assert client._engine is not None
+            client._engine._read_at = -1e9  # ten seconds later
+            client._engine._rests.is_left_alone = lambda address, now: False  # type: ignore[method-assign]
+            client.put(b"k", b"2")
+            assert len(asked) == 1
+            assert asked != [address]
+
+
+def test_it_leaves_half_of_the_time_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_in_a_thread(ModelCluster()) as servers, Client(servers.patient_url) as client:
+        client.put(b"k", b"1")
+        given = list[float]()
+
+        def hang(link: BlockingLink, timeout_s: float) -> kv_pb2.TopologyResponse:
+            given.append(timeout_s)
+            raise Unavailable("no answer")
+
+        monkeypatch.setattr(BlockingLink, "topology", hang)
+        assert client._engine is not None
+        client._engine._read_at = -1e9
+        client._engine._rests.broke = lambda address, now: None  # type: ignore[method-assign]
+        client.put(b"k", b"2", timeout_s=20.0)
+        assert len(given) == 3
+        assert max(given) <= 10.0

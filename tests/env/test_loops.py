@@ -1,0 +1,43 @@
+"""tests/loops.py: misuse of a loop fails the test that does it, in every kind of test."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+
+async def coroutine() -> None:
+    pass
+
+
+@pytest.mark.parametrize("use", [lambda loop: loop.call_soon(print), lambda loop: loop.call_later(1, print)])
+async def test_another_thread_may_not_call_what_is_not_for_it(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
+        await asyncio.to_thread(use, loop)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda loop: loop.call_soon(coroutine),
+        lambda loop: loop.call_later(1, coroutine),
+        lambda loop: loop.call_soon_threadsafe(coroutine),
+        lambda loop: loop.run_in_executor(None, coroutine),
+    ],
+)
+async def test_a_coroutine_is_no_callback(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+    with pytest.raises(TypeError, match="coroutines cannot be used with"):
+        use(asyncio.get_running_loop())
+
+
+async def test_sockets_do_not_block() -> None:
+    loop = asyncio.get_running_loop()
+    one, other = socket.socketpair()
+    with one, other:
+        other.send(b"there is something to read")
+        with pytest.raises(ValueError, match="must be non-blocking"):
+            await loop.sock_sendall(one, b"x")
+        with pytest.raises(ValueError, match="must be non-blocking"):
+            await loop.sock_recv(one, 1)

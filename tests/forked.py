@@ -1,0 +1,116 @@
+"""Nodes of the tests' clusters without half a second of loading for each: they are forked from processes that have
+loaded the code. A node is a process of its own all the same, with its command line, session, environment and output.
+tests/cluster/test_up.py, the documents' walks and whatever runs `kvstore up` start nodes as users do.
+
+Python orders a set of bytes otherwise in each process, and replicas must agree all the same: so nodes of a cluster are
+forked from different processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PROCESSES = 3
+ROOM = 4000
+"""Bytes of a command line: the system shows a page."""
+SERVE = "from tests.forked import serve; serve()"
+
+
+class Forks:
+    """A process that forks nodes for this one, and ends with it."""
+
+    def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, "x" * ROOM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        atexit.register(self._process.kill)
+
+    def start(self, command: Sequence[str], environ: dict[str, str], output: Path) -> int:
+        """The pid of a process that is this `kvstore` command."""
+        asked = {"command": command, "environ": environ, "output": str(output), "folder": os.getcwd()}
+        with self._one_at_a_time:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+
+
+@cache
+def forks(number: int) -> Forks:
+    """One of PROCESSES."""
+    return Forks()
+
+
+def fits(command: Sequence[str]) -> bool:
+    """Whether such a process can be forked: it runs the code that is loaded. A space would be taken for the end of a
+    word."""
+    return command[0] == sys.executable and " " not in "".join(command) and len(os.fsencode(" ".join(command))) < ROOM
+
+
+def start(name: str, command: list[str], environ: dict[str, str], output: Path) -> int:
+    """Start a node of this name; its pid."""
+    return forks(sum(name.encode()) % PROCESSES).start(command, environ, output)
+
+
+# ── the process that forks ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def serve() -> None:
+    """Fork a process for each line, until there are no more."""
+    import gc
+    import signal
+
+    gc.disable()
+    import kvstore.__main__
+    import kvstore.server.node
+
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other threads"
+    ready = signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody else asks about those that have ended
+    while line := sys.stdin.readline():
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, ready)
+            become(**json.loads(line))
+            kvstore.__main__.main()
+            return
+
+
+def become(command: list[str], environ: dict[str, str], output: str, folder: str) -> None:
+    """Take what a process of its own would have begun with; say so to whoever asked."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = ["kvstore", *command[command.index("kvstore") + 1 :]]
+    show(command)
+    os.write(1, b"%d\n" % os.getpid())
+    nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for source, stream in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, stream)
+    os.close(nothing)
+    os.close(log)
+
+
+def show(command: Sequence[str]) -> None:
+    """Have the system name these words as this process' command line: by them clusters know their nodes. Where the last
+    byte of its place is another than 0, the line is what stands there up to a 0 (proc(5), setproctitle(3))."""
+    fields: list[Any] = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    words = os.fsencode(" ".join(command))
+    ctypes.memmove(start, words.ljust(end - start - 1, b"\0") + b"x", end - start)

@@ -1,0 +1,57 @@
+"""The first connection with ZooKeeper, where what kazoo's threads know is ahead of the event loop. No server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.errors import MetadataUnavailable
+from kvstore.meta.store import SessionState
+from kvstore.meta.zookeeper import store as module
+from kvstore.meta.zookeeper.session import NotSent
+from kvstore.meta.zookeeper.store import ZooKeeperStore
+
+TURNS_MAX = 10_000
+
+
+class Ended(Exception):
+    """The event loop had no turn for so long."""
+
+
+class _Broken:
+    """A client whose thread has just lost its connection, which the event loop has not been told yet."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
+            self.refused += 1
+            if self.refused > TURNS_MAX:
+                raise Ended
+            raise NotSent("the connection is CONNECTING")
+
+        return refuse
+
+
+class _Session:
+    """One that still says that it is connected."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.state, self.id, self.user = SessionState.CONNECTED, 7, "nobody"
+        self.refused = asyncio.Event()
+        self.client = _Broken()
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("chroot", ["", "/kvstore"])
+async def test_a_connection_that_breaks_while_the_first_node_is_made_leaves_the_event_loop_its_turns(
+    monkeypatch: pytest.MonkeyPatch, chroot: str
+) -> None:
+    """Without one nobody would learn that it is broken, no deadline would end the wait, and no signal the process."""
+    monkeypatch.setattr(module, "Session", _Session)
+    with pytest.raises(MetadataUnavailable, match="no ZooKeeper answers"):
+        await ZooKeeperStore.connect(f"h:1{chroot}", connect_timeout_s=0.2)

@@ -1,0 +1,246 @@
+"""Watches that go on after a partition has joined and left while their reader was away, and those that have had it."""
+
+# docs/protocol.md F3
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import PositionTrimmed
+from kvstore.partition.state.changes import Interest
+from kvstore.partition.state.move_records import Own, Release
+from kvstore.partition.state.tokens import Span
+from kvstore.proto import kv_pb2
+from kvstore.ring.hashing import token_of
+from kvstore.server.feed import tail as feed_tail
+from kvstore.server.feed.watch import send_watch
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from tests.server.feed.world import World
+from tests.waiting import PATIENCE_S
+
+KEY = b"k"
+AT = Position(LedgerId(1), EntryId(0))
+SPAN = Span(token_of(KEY), token_of(KEY))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with World.open(tmp_path, "p1", "p2") as made:
+        yield made
+
+
+def hand(world: World, source: str, target: str) -> None:
+    """The key's range goes to another partition."""
+    seq, time_ms = world.logs[source].seq, world.logs[source].time_ms
+    world.logs[source].record(Release(1, AT, 1, PartitionId(target), SPAN))
+    world.logs[target].time_ms = max(world.logs[target].time_ms, time_ms)
+    world.logs[target].record(Own(1, AT, AT, seq, time_ms, PartitionId(source), SPAN))
+
+
+def put(world: World, partition: str, *, own_keys: int = 0) -> None:
+    """The key gets its next value, and the partition writes some others before."""
+    log = world.logs[partition]
+    log.time_ms += 1
+    for _ in range(own_keys):
+        log.put((b"of " + partition.encode(), b"x" * 1_000))
+    log.put((KEY, b"v"))
+
+
+def there_and_back(world: World, source: str, target: str, *, own_keys: int = 0) -> None:
+    """p3 joins, gets the range of `source`, gives it to `target` and leaves. Each writes the key."""
+    put(world, source, own_keys=own_keys)
+    world.join("p3")
+    hand(world, source, "p3")
+    put(world, "p3")
+    hand(world, "p3", target)
+    put(world, target)
+    world.leave("p3")
+
+
+def lose_log(world: World, partition: str) -> None:
+    log = world.logs[partition]
+    log.entries.clear()
+    log.ledgers.clear()
+
+
+@pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
+@pytest.mark.parametrize("own_keys", [0, 1_000])
+async def test_changes_of_one_that_joined_and_left_meanwhile_come_before_newer_ones(
+    world: World, source: str, target: str, own_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_tail, "WINDOW_ENTRIES", 4)
+    there_and_back(world, source, target, own_keys=own_keys)
+    following = await world.watch(Interest(KEY, b"l"), after={"p1": 0, "p2": 0})
+    shown = await following.take(3)
+    assert [each.partition for each in shown] == [source, "p3", target]
+    versions = [each.version for each in shown]
+    assert versions == sorted(versions)
+
+
+@pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
+async def test_none_is_lost_whose_source_was_idle_before_it_joined(world: World, source: str, target: str) -> None:
+    """The RELEASE stands right at the position: nothing says whether the reader has had it."""
+    put(world, source)
+    idle_at = world.logs[source].seq
+    world.join("p3")
+    hand(world, source, "p3")
+    put(world, "p3")
+    hand(world, "p3", target)
+    put(world, target)
+    world.leave("p3")
+    following = await world.watch(after={source: idle_at, target: 0})
+    assert [each.partition for each in await following.take(2)] == ["p3", target]
+
+
+async def test_two_in_a_row_are_not_lost_either(world: World) -> None:
+    put(world, "p1")
+    world.join("p3")
+    world.join("p4")
+    hand(world, "p1", "p3")
+    put(world, "p3")
+    hand(world, "p3", "p4")
+    put(world, "p4")
+    hand(world, "p4", "p2")
+    put(world, "p2")
+    world.leave("p3")
+    world.leave("p4")
+    following = await world.watch(after={"p1": 1, "p2": 0})
+    assert [each.partition for each in await following.take(3)] == ["p3", "p4", "p2"]
+
+
+@pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
+async def test_one_key_waits_for_one_that_joined_and_left_meanwhile(world: World, source: str, target: str) -> None:
+    there_and_back(world, source, target, own_keys=500)
+    world.logs["p1"].put((b"other", b""))
+    of_one_key = Interest(KEY, KEY + b"\0")
+    following = await world.watch(of_one_key, of=KEY, after={"p1": 0, "p2": 0})
+    shown = await following.take(3)
+    assert [each.partition for each in shown] == [source, "p3", target]
+
+
+# docs/protocol.md F2
+@pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
+@pytest.mark.parametrize("is_log_gone", [False, True])
+async def test_who_has_had_one_to_its_end_does_not_get_it_again(
+    world: World, source: str, target: str, is_log_gone: bool
+) -> None:
+    """Its source was idle since it gave the range away: at the position its RELEASE is seen again."""
+    following = await world.watch(heartbeat_s=0.05)
+    there_and_back(world, source, target)
+    world.feeds.look_at_ring()
+    assert [each.partition for each in await following.take(3)] == [source, "p3", target]
+    had = {source: world.logs[source].seq, target: world.logs[target].seq}
+    await following.wait_position(had)
+    await following.close()
+    if is_log_gone:
+        lose_log(world, "p3")
+    again = await world.watch(after=had)
+    put(world, target)
+    (change,) = await again.take(1)
+    assert (change.partition, change.version) == (target, world.logs[target].seq)
+
+
+@pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
+async def test_nor_does_he_where_its_target_was_idle_since(world: World, source: str, target: str) -> None:
+    """At the position OWN is seen again, which did not raise the target's sequence."""
+    for _ in range(9):
+        put(world, target)
+    following = await world.watch(heartbeat_s=0.05)
+    put(world, source)
+    world.join("p3")
+    hand(world, source, "p3")
+    put(world, "p3")
+    hand(world, "p3", target)
+    world.leave("p3")
+    world.feeds.look_at_ring()
+    put(world, source)
+    assert len(await following.take(3)) == 3
+    had = {source: world.logs[source].seq, target: 9}
+    await following.wait_position(had)
+    again = await world.watch(after=had)
+    put(world, target)
+    (change,) = await again.take(1)
+    assert (change.partition, change.version) == (target, 10)
+
+
+async def test_a_position_names_a_partition_before_it_stands_behind_a_release_to_it(world: World) -> None:
+    """Else whoever is cut off in between, and comes back when it has left, has missed it and cannot say so."""
+    messages: list[kv_pb2.WatchResponse] = []
+    has_all = asyncio.Event()
+
+    class Stream:
+        async def write(self, message: kv_pb2.WatchResponse) -> None:
+            messages.append(message)
+            if message.partition == "p1" and message.sequence == world.logs["p1"].seq:
+                has_all.set()
+
+    put(world, "p1")
+    known = world.ring
+    world.join("p3")
+    hand(world, "p1", "p3")
+    put(world, "p1")
+    world.ring = known
+    request = kv_pb2.WatchRequest(after={"p1": 0, "p2": 0})
+    watching = asyncio.create_task(send_watch(world.feeds, request, Stream()))
+    async with asyncio.timeout(PATIENCE_S):
+        await has_all.wait()
+    watching.cancel()
+    named = next(place for place, message in enumerate(messages) if "p3" in message.positions)
+    behind = next(place for place, message in enumerate(messages) if message.partition == "p1" and message.sequence > 1)
+    assert messages[named].positions == {"p1": 1, "p2": 0, "p3": 0}
+    assert named < behind
+
+
+async def test_who_has_missed_one_whose_log_is_gone_is_told(world: World) -> None:
+    put(world, "p1")
+    world.join("p3")
+    hand(world, "p1", "p3")
+    put(world, "p3")
+    hand(world, "p3", "p2")
+    put(world, "p2")
+    world.leave("p3")
+    lose_log(world, "p3")
+    following = await world.watch(after={"p1": 1, "p2": 0})
+    failure = await following.failure()
+    assert isinstance(failure, PositionTrimmed)
+    assert failure.partition == "p3"
+
+
+async def test_all_positions_but_of_those_that_are_gone_may_be_named(world: World) -> None:
+    """Feed.Positions lists a partition that has left for good, at last at 0: nothing can be read behind that."""
+    there_and_back(world, "p1", "p2")
+    lose_log(world, "p3")
+    here = {each: world.logs[each].seq for each in ("p1", "p2")}
+    with pytest.raises(PositionTrimmed, match="its log is gone"):
+        await world.watch(after={**here, "p3": 0})
+    following = await world.watch(after=here)
+    put(world, "p1")
+    (change,) = await following.take(1)
+    assert (change.partition, change.version) == ("p1", world.logs["p1"].seq)
+
+
+async def test_what_left_before_a_watch_began_is_not_shown_by_it(world: World) -> None:
+    there_and_back(world, "p1", "p2")
+    following = await world.watch()
+    for log in ("p1", "p2"):
+        put(world, log)
+    assert {(each.partition, each.version) for each in await following.take(2)} == {
+        ("p1", world.logs["p1"].seq),
+        ("p2", world.logs["p2"].seq),
+    }
+
+
+async def test_a_range_whose_target_is_heard_of_before_the_ring_waits_for_its_source(world: World) -> None:
+    """p3 has joined, and left, and this server knows it from logs alone."""
+    following = await world.watch()
+    known = world.ring
+    world.logs["p1"].shown = len(world.logs["p1"].entries)
+    there_and_back(world, "p1", "p2")
+    world.ring = known
+    await world.settle()
+    world.logs["p1"].shown = None
+    world.logs["p1"].tell()
+    assert [each.partition for each in await following.take(3)] == ["p1", "p3", "p2"]
