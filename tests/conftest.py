@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-import sys
+import time
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -33,6 +33,10 @@ SPARK_S = {
 """About how long a file of Spark's takes; one that is not named takes OTHER_SPARK_S."""
 OTHER_SPARK_S, SIMULATION_S = 5, 1
 SPARKS_AT_ONCE = 2
+RUN_S = 75 * 60
+"""Three times what all tests take."""
+SAID_MAX = 1000
+"""Characters."""
 
 # Examples are the same in each run, so that a red run can be repeated; `make drill` is where luck is wanted.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
@@ -127,25 +131,36 @@ def _scope_of(nodeid: str) -> str:
     return nodeid if _is_simulation(nodeid) else nodeid.partition("::")[0]
 
 
-# ── a run that breaks off ─────────────────────────────────────────────────────────────────────────────────────────────
-
-_failed: list[str] = []
-_broke_off: list[str] = []
+# ── what a run says that does not come to its end ─────────────────────────────────────────────────────────────────────
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed:
-        _failed.append(f"{report.when} {report.nodeid}: {report.longreprtext.rstrip().splitlines()[-1:]}")
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config))
 
 
-def pytest_internalerror(excrepr: object) -> None:
-    _broke_off.append("\n".join(str(excrepr).splitlines()[-4:]))
+class Failures:
+    """Says what has failed when it does: pytest says it last, and not at all if it breaks off itself or is ended. A run
+    that takes too long stops by itself."""
 
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._began = time.monotonic()
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """pytest says nothing of the tests that have failed if it breaks off itself, as it does with its worker."""
-    if _broke_off and not hasattr(config, "workerinput"):
-        sys.stderr.write("\n".join(["", "pytest broke off:", *_broke_off, "and before that failed:", *_failed, ""]))
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            message = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)
+            self._say(f"{report.when} of {report.nodeid} failed: {message[:SAID_MAX]}")
+        if time.monotonic() - self._began > RUN_S and (workers := self._config.pluginmanager.get_plugin("dsession")):
+            workers.shouldstop = f"the tests have taken more than {RUN_S} s"
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._say("\n".join(["pytest broke off:", *str(excrepr).splitlines()[-4:]]))
+
+    def _say(self, what: str) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        assert terminal is not None
+        terminal.write(f"\n{what}\n")
 
 
 @pytest.fixture
