@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, Unavailable
 from loadtest.floor_member import PROCESSES
 
 START_S = 20.0
@@ -37,13 +37,18 @@ def free_ports(count: int) -> list[int]:
 
 
 def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any) -> ClusterFile:
-    """Start it at the first port offset where nobody listens. Raises ConfigError if there is none."""
+    """Start a new cluster at the first port offset where it can listen. Raises ConfigError if there is none."""
     for offset in offsets:
         try:
             return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset, **wish))
         except ConfigError as error:
             if "taken by another process" not in str(error):
                 raise
+        except Unavailable as error:
+            if "address already in use" not in str(error).lower():
+                raise
+            cluster.down()  # a connection that somebody opened has got one of its ports after it was looked at
+            shutil.rmtree(cluster.data_dir)
     raise ConfigError("no free ports for a cluster")
 
 
