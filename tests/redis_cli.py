@@ -1,0 +1,72 @@
+"""What the tests type at `redis-cli`, for machines that do not have it: one command, its reply in plain words.
+`python -m tests.redis_cli` takes the options of redis-cli that the documents show."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+import hiredis
+
+TIMEOUT_S = 30
+
+
+def ensure_redis_cli(folder: Path) -> None:
+    """Write one into the folder, which is to be in the PATH, if the machine has none. It wants a PYTHONPATH with us."""
+    if shutil.which("redis-cli") is None:
+        program = folder / "redis-cli"
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {__name__} "$@"\n')
+        program.chmod(0o700)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", dest="host", default="127.0.0.1")
+    parser.add_argument("-p", dest="port", type=int, default=6379)
+    parser.add_argument("-e", dest="fails", action="store_true", help="a command that is refused fails")
+    parser.add_argument("--tls", action="store_true")
+    for name in ("--cacert", "--cert", "--key"):
+        parser.add_argument(name)
+    parser.add_argument("--user", default="default")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+
+    with _connected(options) as connection:
+        if password := os.environ.get("REDISCLI_AUTH"):
+            refused = _asked(connection, "AUTH", options.user, password)
+            if isinstance(refused, hiredis.ReplyError):
+                sys.stderr.write(f"AUTH failed: {refused}\n")
+        reply = _asked(connection, *options.command)
+    sys.stdout.write(f"{reply.decode() if isinstance(reply, bytes) else reply}\n")
+    sys.exit(options.fails and isinstance(reply, hiredis.ReplyError))
+
+
+def _connected(options: argparse.Namespace) -> socket.socket:
+    connection = socket.create_connection((options.host, options.port), TIMEOUT_S)
+    if not options.tls:
+        return connection
+    context = ssl.create_default_context(cafile=options.cacert)
+    context.load_cert_chain(options.cert, options.key)
+    return context.wrap_socket(connection, server_hostname=options.host)
+
+
+def _asked(connection: socket.socket, *words: str) -> Any:
+    connection.sendall(hiredis.pack_command(words))
+    reader = hiredis.Reader()
+    while (reply := reader.gets()) is False:
+        got = connection.recv(1 << 16)
+        if not got:
+            sys.exit("Error: Server closed the connection")
+        reader.feed(got)
+    return reply
+
+
+if __name__ == "__main__":
+    main()
