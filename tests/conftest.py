@@ -135,8 +135,24 @@ def _scope_of(nodeid: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Stuck())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(config))
+
+
+class Stuck:
+    """After a test that waited in vain those of its file are not tried: they share what it waited for."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and "Timeout (>" in report.longreprtext:
+            self._files.add(report.nodeid.partition("::")[0])
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if _file_of(item) in self._files:
+            pytest.fail("not tried: a test of this file before it waited in vain", pytrace=False)
 
 
 class Failures:
