@@ -45,7 +45,7 @@ class LedgerTakeover:
         """Boot-time clock at the answer that completed the fence: from then on no former writer gets an entry confirmed
         that it sends later."""
         self.last = NO_ENTRY
-        """The ledger's last entry, once taken over."""
+        """The ledger's last entry, once taken over; once closed, the one that is recorded."""
         self._ports = ports
         self._nursery = nursery
         self._metadata: LedgerMetadata | None = None
@@ -92,15 +92,23 @@ class LedgerTakeover:
                 raise NotRecoverable(f"ledger {self.ledger}: its last entry cannot be read: {error}") from error
         return self._last_packet
 
-    # docs/protocol.md L9
+    # docs/protocol.md R6, L9
     async def close(self) -> LedgerMetadata:
-        """Record the end; if another recovery has, its end holds. Raises VersionConflict if the ledger has changed
-        otherwise since, MetadataError, NoSuchLedger."""
+        """Record the end; if another recovery has, its end holds, and `last` becomes that. Raises VersionConflict if
+        the ledger has changed otherwise since, MetadataError, NoSuchLedger."""
         assert self._metadata is not None, "take_over comes first"
         if self._metadata.state is LedgerState.CLOSED:
             return self._metadata  # found so, and that never changes
         recorded, _ = await self._ports.ledgers.update(self.ledger, self._closed)
+        if recorded.last_entry != self.last:
+            log.info("ledger=%d another recovery closed it at entry=%d", self.ledger, recorded.last_entry)
+        self._metadata, self.last, self._length = recorded, recorded.last_entry, recorded.length
         return recorded
+
+    async def is_closed_elsewhere(self) -> bool:
+        """Whether another recovery has closed the ledger since, at another end than was found here."""
+        recorded, _ = await self._ports.ledgers.read_latest(self.ledger)
+        return recorded.state is LedgerState.CLOSED and recorded.last_entry != self.last
 
     def _closed(self, recorded: LedgerMetadata) -> LedgerMetadata:
         if recorded.state is LedgerState.CLOSED:

@@ -2,8 +2,9 @@
 
     read the list ► fence, recover n, then n+1 ► wait out their leases ► close both, list a ledger of one's own
 
-The wait comes before the closes and the list: until then nobody sees what was recovered, and whoever loses begins
-again, wait included. A crash after any step leaves what the next attempt finds and goes on with.
+The log ends where the closed ledgers' metadata say, whoever closed them. The wait comes before the closes and the list:
+until then nobody sees what was recovered, and whoever loses begins again, wait included. A crash after any step leaves
+what the next attempt finds and goes on with.
 """
 
 from __future__ import annotations
@@ -90,13 +91,7 @@ class LogTakeover:
         taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
         for each in taken:
             await each.take_over()
-        end = await self._end(listed, taken)
-        # docs/protocol.md G24
-        if (here := applied()) is not None and here > end:
-            raise MetadataLost(
-                f"partition {self._partition}: its log ends at {_shown(end)}, and its state here is at {_shown(here)}: "
-                "the metadata store is an older copy of itself (docs/operations.md, An older copy of the metadata)"
-            )
+        await self._checked_end(listed, taken, applied)
         released = await self._is_released(taken)
         last = listed.ledgers[-1].id if listed.ledgers else LedgerId(-1)
         metadata = await self._creator.create(self._partition, after=last)
@@ -105,6 +100,8 @@ class LogTakeover:
                 await self._wait_out(listed, taken)
             for each in taken:
                 await each.close()
+            # Not the end that was found above: another recovery may have been first, and found more or less.
+            end = await self._checked_end(listed, taken, applied)
             epoch = listed.epoch + 1
             new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms)
             version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
@@ -134,6 +131,23 @@ class LogTakeover:
             if left_s <= 0:
                 return
             await asyncio.sleep(max(left_s, TIMER_MIN_S))
+
+    # docs/protocol.md G24
+    async def _checked_end(
+        self, listed: LedgerList, taken: list[LedgerTakeover], applied: Callable[[], Position | None]
+    ) -> Position:
+        """The log's end as far as is known. Raises MetadataLost if the state here is further, VersionConflict if only
+        because another recovery has found more meanwhile."""
+        end = await self._end(listed, taken)
+        if (here := applied()) is None or here <= end:
+            return end
+        for each in taken:
+            if await each.is_closed_elsewhere():
+                raise VersionConflict(f"ledger {each.ledger}: another recovery has closed it")
+        raise MetadataLost(
+            f"partition {self._partition}: its log ends at {_shown(end)}, and its state here is at {_shown(here)}: "
+            "the metadata store is an older copy of itself (docs/operations.md, An older copy of the metadata)"
+        )
 
     async def _end(self, listed: LedgerList, taken: list[LedgerTakeover]) -> Position:
         """The last entry of the log before the new ledger; its last ledgers are taken over, the others closed."""

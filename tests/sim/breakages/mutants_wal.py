@@ -436,3 +436,17 @@ def _passes_the_mark(patch: pytest.MonkeyPatch) -> None:
         return None
 
     patch.setattr(Identity, "_refuse_older", pass_over)
+
+
+# docs/protocol.md R6
+@mutant("a log goes on from the end that its leader found")
+def _own_end(patch: pytest.MonkeyPatch) -> None:
+    original = opener.LedgerTakeover.close
+
+    async def close(self: opener.LedgerTakeover) -> Any:
+        found = self.last
+        recorded = await original(self)
+        self.last = found
+        return recorded
+
+    patch.setattr(opener.LedgerTakeover, "close", close)

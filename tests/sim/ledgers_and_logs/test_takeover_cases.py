@@ -16,11 +16,12 @@ from kvstore.errors import (
     StoreError,
     VersionConflict,
 )
-from kvstore.types import LedgerId, LedgerState, Quorum, Seq
+from kvstore.meta.memory import MemoryStore
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerState, Position, Quorum, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.opener import LedgerTakeover
-from tests.sim.ledgers_and_logs.bench import B2, B3, Appended, Bench, FrozenStore, P, run
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Appended, Bench, FrozenStore, P, first_seq, run
 from tests.sim.ledgers_and_logs.ledgers import RELEASE
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 
@@ -120,6 +121,94 @@ def test_a_ledger_that_somebody_else_closed_is_waited_for_too() -> None:
         began = bench.env.clock.now()
         assert (await opened(bench.logs())).waited
         assert bench.env.clock.now() - began >= 1.1
+
+    run(case)
+
+
+async def _half_written(bench: Bench) -> LedgerId:
+    """A log of three entries that are told to be confirmed, and a fourth that only B3 has from a leader that died."""
+    log = await opened(bench.logs(), lease_ms=1000)
+    await Writer(log).append(3)
+    bench.bookies.at[B1].holds_adds = bench.bookies.at[B2].holds_adds = True
+    log.append(b"4", Seq(4), Appended().done)
+    await bench.pass_time()
+    return log.handle.ledger
+
+
+async def _recovering_elsewhere(bench: Bench, ledger: LedgerId, *, without: BookieId) -> LedgerTakeover:
+    """Another process's recovery that has come to the ledger's end, one bookie being away, and has to record it."""
+    bench.bookies.stop(without)
+    other = LedgerTakeover(ledger, bench.ports_on(MemoryStore(bench.tree)), bench.env.nursery)
+    await other.take_over()
+    bench.bookies.start(without)
+    return other
+
+
+async def _recovered_elsewhere(bench: Bench, ledger: LedgerId, *, without: BookieId) -> Position:
+    other = await _recovering_elsewhere(bench, ledger, without=without)
+    return Position(ledger, (await other.close()).last_entry)
+
+
+# docs/protocol.md R6, G8
+def test_a_leader_that_missed_the_last_entry_goes_on_behind_it_if_another_recovery_found_it() -> None:
+    """The other one records its end while the leader waits out the lease: a worker, a command, another candidate."""
+
+    async def case(bench: Bench) -> None:
+        ledger = await _half_written(bench)
+        bench.bookies.stop(B3)
+        taking = bench.env.nursery.spawn(opened(bench.logs()), name="takeover")
+        await asyncio.sleep(0.5)
+        bench.bookies.start(B3)
+        recorded = await _recovered_elsewhere(bench, ledger, without=B2)
+        log = await taking
+        assert log.waited
+        assert log.recovered_end == recorded == Position(ledger, EntryId(3))
+
+    run(case)
+
+
+# docs/protocol.md R6, G8
+def test_a_leader_that_found_one_entry_more_goes_on_before_it_if_another_recovery_ended_the_ledger_there() -> None:
+    async def case(bench: Bench) -> None:
+        ledger = await _half_written(bench)
+        other = await _recovering_elsewhere(bench, ledger, without=B3)
+        bench.bookies.stop(B2)
+        taking = bench.env.nursery.spawn(opened(bench.logs()), name="takeover")
+        await asyncio.sleep(0.5)
+        assert (await other.close()).last_entry == EntryId(2)
+        log = await taking
+        assert log.waited
+        assert log.recovered_end == Position(ledger, EntryId(2))
+
+    run(case)
+
+
+# docs/protocol.md G24
+@pytest.mark.parametrize("is_first", [True, False], ids=["before it is compared", "while the lease is waited out"])
+def test_a_state_that_has_applied_what_another_recovery_found_is_no_sign_of_an_older_metadata_store(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(bench: Bench) -> None:
+        ledger = await _half_written(bench)
+        applied = Position(ledger, EntryId(2))
+        found = LedgerTakeover.take_over
+
+        async def take_over_late(self: LedgerTakeover) -> None:
+            nonlocal applied
+            monkeypatch.setattr(LedgerTakeover, "take_over", found)
+            await found(self)
+            bench.bookies.start(B3)
+            if is_first:
+                applied = await _recovered_elsewhere(bench, ledger, without=B2)
+
+        monkeypatch.setattr(LedgerTakeover, "take_over", take_over_late)
+        bench.bookies.stop(B3)
+        opening = bench.logs().open_as_leader(P, 500, first_seq, lambda: applied)
+        taking = bench.env.nursery.spawn(opening, name="takeover")
+        await asyncio.sleep(0.5)
+        if not is_first:
+            applied = await _recovered_elsewhere(bench, ledger, without=B2)
+        assert (await taking).recovered_end == applied == Position(ledger, EntryId(3))
 
     run(case)
 
