@@ -38,6 +38,7 @@ from kvstore.wal.writer import (
     Event,
     Failed,
     Fenced,
+    GaveUp,
     Halt,
     LedgerWriter,
     ReplaceBookies,
@@ -105,6 +106,9 @@ class LedgerHandle:
         self._appended_at = -BUSY_S
         self._lac_idle_s = LAC_IDLE_S
         self._probing: set[BookieId] = set()
+        self._unheard: set[BookieId] = set()
+        """Given up with adds outstanding. That they answer a question says nothing of their disk: one of these adds
+        does."""
         self.created_at = self.progress_at = self._now()
         """When an entry was last confirmed, or first sent after a pause."""
         self._is_closing = False
@@ -208,12 +212,18 @@ class LedgerHandle:
                 self._is_changing = True
                 self._settled.clear()
                 self._nursery.spawn(self._replace(), name=f"ledger {self.ledger} replace bookies")
+            case GaveUp(bookies):
+                for bookie in bookies:
+                    self._unheard.add(bookie)
+                    self._keep_away(bookie, "too much is owed to it")
             case Halt(error):
                 self._halt(error)
             case _:
                 assert_never(command)
 
     def _added(self, entry: EntryId, bookie: BookieId, error: StoreError | None) -> None:
+        if self._unheard:
+            self._unheard.discard(bookie)
         if error is None:
             if self._traces.live:
                 self._traces.stored(self.ledger, entry, bookie)
@@ -284,9 +294,20 @@ class LedgerHandle:
     def _bookie_failed(self, bookie: BookieId, error: StoreError) -> None:
         if self.is_halted or bookie in self.writer.failed:
             return
-        log.info("ledger=%d bookie=%s failed: %s", self.ledger, bookie, error)
-        self._ports.choice.failed(bookie)
         self._feed(Failed(bookie))
+        self._keep_away(bookie, error)
+
+    # docs/protocol.md W2
+    def give_up_on(self, bookie: BookieId, reason: str) -> None:
+        """Take a bookie for failed that answers no adds."""
+        self._unheard.add(bookie)
+        self._bookie_failed(bookie, BookieError(f"{bookie}: {reason}"))
+
+    def _keep_away(self, bookie: BookieId, why: object) -> None:
+        """What follows when a bookie counts as failed: it takes nobody's place for a while, another may take its, and
+        it is asked whether it is back."""
+        log.info("ledger=%d bookie=%s failed: %s", self.ledger, bookie, why)
+        self._ports.choice.failed(bookie)
         self.look_for_spares()
         if bookie not in self._probing:
             self._probing.add(bookie)
@@ -336,11 +357,15 @@ class LedgerHandle:
                 if delay_s >= PROBE_MAX_S:
                     break  # back for good
                 continue
+            if bookie in self._unheard:
+                delay_s = PROBE_MIN_S
+                continue
             if not self._ports.choice.is_readonly(bookie) and await self._answers(bookie):
                 self._feed(Returned(bookie))
                 if bookie not in self.writer.failed:
                     self._on_return(bookie)
         self._probing.discard(bookie)
+        self._unheard.discard(bookie)
 
     async def _answers(self, bookie: BookieId) -> bool:
         try:

@@ -25,7 +25,17 @@ from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
 from kvstore.wal.recovery import READ_AHEAD, AskEntry, AskLast, EntryAnswer, Found, LastAnswer, Phase, Recovery, Unknown
-from kvstore.wal.writer import Append, Confirm, EnsembleChanged, LedgerWriter, ReplaceBookies, Spares, Store, Stored
+from kvstore.wal.writer import (
+    Append,
+    Confirm,
+    EnsembleChanged,
+    GaveUp,
+    LedgerWriter,
+    ReplaceBookies,
+    Spares,
+    Store,
+    Stored,
+)
 
 log = logging.getLogger(__name__)
 
@@ -265,6 +275,9 @@ class _Run:
                 self.written_back += 1
             case ReplaceBookies():
                 self._replace()
+            case GaveUp(bookies):
+                for bookie in bookies:
+                    self._ports.choice.failed(bookie)
             case writer.Halt(error):
                 self._fail(error)
             case _:

@@ -27,7 +27,7 @@ from kvstore.wal.coverage import write_set_indexes
 
 OWED_ENTRIES_MAX = 2_000
 OWED_BYTES_MAX = 32 << 20
-"""What may be owed to one slow bookie before it counts as failed."""
+"""What may be owed to one slow bookie, of confirmed entries and those behind them, before it counts as failed."""
 
 Pack = Callable[[EntryId, EntryId, int, bytes], bytes]
 """(entry, lac, length, payload) -> the packet that bookies store."""
@@ -122,13 +122,20 @@ class ReplaceBookies:
 
 
 @dataclass(frozen=True, slots=True)
+class GaveUp:
+    """Too much is owed to these bookies, which others have: they count as failed, though nobody has said so."""
+
+    bookies: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """The entries after the last confirmed one have an unknown outcome, and no more are taken."""
 
     error: StoreError
 
 
-Command = Store | Confirm | ReplaceBookies | Halt
+Command = Store | Confirm | ReplaceBookies | GaveUp | Halt
 
 
 class _Sent(msgspec.Struct):
@@ -249,12 +256,30 @@ class LedgerWriter:
         live = mask & ~self._failed
         commands: list[Command] = [Store(entry, packet, self._bookies_of[mask] if live == mask else self._at(live))]
         if len(self._sent) > OWED_ENTRIES_MAX or self._held_bytes > OWED_BYTES_MAX:
-            commands += self._fail(self._slowest())
+            commands += self._give_up(self._slowest())
         return commands
 
+    # docs/protocol.md W2
     def _slowest(self) -> int:
-        oldest = next(iter(self._sent.values()))
-        return oldest.targets & ~oldest.acks
+        """Places that lack the oldest entry kept, if that is confirmed. Where it is not, all are as slow as they must
+        be for that: without those that lack it nothing could be confirmed at all."""
+        entry, oldest = next(iter(self._sent.items()))
+        return oldest.targets & ~oldest.acks & ~self._failed if entry <= self.last_confirmed else 0
+
+    def _give_up(self, bits: int) -> list[Command]:
+        return [GaveUp(self._at(bits)), *self._fail(bits)] if bits else []
+
+    def owed_longest(self) -> dict[BookieId, EntryId]:
+        """For each bookie that is sent entries and owes an answer: the first entry that it has not stored."""
+        found: dict[BookieId, EntryId] = {}
+        wanted = ((1 << len(self._ensemble)) - 1) & ~self._failed
+        for entry, sent in self._sent.items():
+            if late := sent.targets & ~sent.acks & wanted:
+                found.update(dict.fromkeys(self._at(late), entry))
+                wanted &= ~late
+            if not wanted:
+                break
+        return found
 
     def stored(self, entry: EntryId, bookie: BookieId) -> list[Command]:
         """Return what `handle` does for a Stored."""

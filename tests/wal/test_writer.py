@@ -13,6 +13,7 @@ from kvstore.wal.writer import (
     EnsembleChanged,
     Failed,
     Fenced,
+    GaveUp,
     Halt,
     ReplaceBookies,
     Returned,
@@ -267,7 +268,7 @@ def test_a_slow_bookie_counts_as_failed_when_it_is_owed_too_many_entries(monkeyp
         writer.handle(Append(b"a", NOW))
         stored(writer, entry, B1, B2)
     assert writer.failed == frozenset()
-    writer.handle(Append(b"a", NOW))
+    assert GaveUp((B3,)) in writer.handle(Append(b"a", NOW))
     assert writer.failed == {B3}
     assert sent(writer.handle(Append(b"a", NOW))) == [(e(4), (B1, B2))]
 
@@ -280,6 +281,31 @@ def test_a_slow_bookie_counts_as_failed_when_it_is_owed_too_many_bytes(monkeypat
         stored(writer, entry, B1, B2)
     assert writer.failed == {B3}
     assert writer.held_bytes == 0
+
+
+# docs/protocol.md W2
+def test_no_bookie_is_owed_too_much_where_no_ack_quorum_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recovery reads faster than disks sync; if all failed that lack the oldest entry, none would be left."""
+    monkeypatch.setattr(machine, "OWED_ENTRIES_MAX", 3)
+    writer = writer_with(*[b"a"] * 10)
+    stored(writer, 0, B1)
+    assert writer.failed == frozenset()
+    for entry in range(10):
+        stored(writer, entry, B1, B2)
+    assert writer.last_confirmed == 9
+    writer.handle(Append(b"a", NOW))
+    assert writer.failed == {B3}
+
+
+def test_what_is_owed_longest_is_the_first_entry_that_a_bookie_has_not_stored() -> None:
+    writer = writer_with(b"a", b"b", b"c")
+    assert writer.owed_longest() == {B1: 0, B2: 0, B3: 0}
+    stored(writer, 0, B1, B2)
+    stored(writer, 1, B1)
+    assert writer.owed_longest() == {B1: 2, B2: 1, B3: 0}
+    writer.handle(Failed(B3))
+    stored(writer, 2, B1)
+    assert writer.owed_longest() == {B2: 1}
 
 
 def test_what_all_have_is_kept_no_longer() -> None:

@@ -18,8 +18,10 @@ from kvstore.errors import (
     StoreError,
 )
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerState
+from kvstore.wal import writer
 from kvstore.wal.choice import URGENT_QUARANTINE_S
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, appended, holders, run
+from tests.sim.ledgers_and_logs.logs import Writer, opened
 
 pytestmark = pytest.mark.sim
 
@@ -276,6 +278,81 @@ def test_a_slow_bookie_stops_nobody() -> None:
         bench.bookies.release_adds(B2)
         await bench.pass_time()
         assert holders(bench, 19) == [B1, B2, B3]
+
+    run(case)
+
+
+# docs/protocol.md W2, W8
+def test_a_bookie_that_was_owed_too_much_takes_adds_again_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "OWED_ENTRIES_MAX", 3)
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.bookies.at[B3].holds_adds = True
+        await appended(bench, handle, 5)
+        await appended(bench, handle, 1)
+        await bench.pass_time(10)
+        assert handle.writer.failed == {B3}
+        assert bench.returned == []  # it answers questions, and stores nothing
+        bench.bookies.release_adds(B3)
+        await bench.pass_time(1)
+        assert bench.returned == [B3]
+        handle.append(b"more", Appended().done)
+        await bench.pass_time()
+        assert holders(bench, 6) == [B1, B2, B3]
+
+    run(case)
+
+
+# docs/protocol.md W2
+def test_a_bookie_that_was_owed_too_much_is_no_spare_of_another_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "OWED_ENTRIES_MAX", 3)
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.bookies.at[B3].holds_adds = True
+        await appended(bench, handle, 5)
+        await appended(bench, handle, 1)
+        assert B3 not in bench.ports.choice.spares()
+
+    run(case)
+
+
+# docs/protocol.md W2
+def test_a_bookie_whose_connection_is_well_and_whose_disk_hangs_is_replaced() -> None:
+    """The node's own bookie, which has no connection; one of several directories of a bookie."""
+
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs())
+        lead = Writer(log)
+        await lead.append(3)
+        hung = log.handle.writer.metadata.fragments[-1].ensemble[0]
+        bench.bookies.at[hung].holds_adds = True
+        (spare,) = set(bench.bookies.at) - set(log.handle.writer.metadata.fragments[-1].ensemble)
+        await lead.append(60, gap_s=0.1)
+        assert set(log.handle.writer.metadata.fragments[-1].ensemble) == set(bench.bookies.at) - {hung}
+        assert (log.handle.ledger, EntryId(62)) in bench.bookies.at[spare].entries
+        assert len(lead.entries.confirmed) == 63
+
+    run(case, bookies=4)
+
+
+# docs/protocol.md W2, W8
+def test_a_bookie_whose_disk_hangs_and_that_nobody_can_replace_is_back_once_its_disk_is() -> None:
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs())
+        lead = Writer(log)
+        bench.bookies.at[B3].holds_adds = True
+        await lead.append(60, gap_s=0.1)
+        assert log.handle.writer.failed == {B3}
+        await bench.pass_time(10)
+        assert log.handle.writer.failed == {B3}
+        bench.bookies.release_adds(B3)
+        await bench.pass_time(0.5)
+        await lead.append(1)
+        assert log.handle.writer.failed == set()
+        await bench.pass_time(5)
+        assert bench.bookies.at[B3].of(log.handle.ledger) == list(range(61))  # the rest is copied
 
     run(case)
 
