@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from errno import EDQUOT, ENOSPC
 
@@ -16,6 +17,8 @@ from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.replay import Replayed
 from kvstore.env.ports import Disk
+
+log = logging.getLogger(__name__)
 
 SHARES = (1, 1, 4, 16, 64, 1024)
 """Of a segment's size: what is tried for the first one, if there is no room for more."""
@@ -120,7 +123,10 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
         segment.remove()
         remove_checkpoint(disk, config.index_dir, segment.file)  # a crash came before this did
     for segment in found.unreadable:
-        segment.set_aside()
+        try:
+            segment.set_aside()
+        except OSError as error:  # not even its name can be changed: it stays where nobody reads it any more
+            log.error("%s cannot be set aside: %s", segment.path, error)
     anchor = found.inventory.segments.get(found.synced[0])
     if anchor is not None:
         anchor.cut(anchor.end)

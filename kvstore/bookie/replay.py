@@ -96,12 +96,16 @@ class _Replay:
         self._index_files.mend = mender.mend
         self._listed: set[int] = set()
         """The segments that there were, as far as the anchor says."""
+        self._present: set[int] = set()
+        """The segments that the directory names. Each of them is there, also if the disk does not give its inode, which
+        to `exists` looks as if it were not."""
         self._result = Replayed(self._inventory, mender, 1, 1, (0, 0))
 
     def run(self) -> Replayed:
         remove_unfinished(self._disk, self._index_dir)
         names = [file_of_name(name) for name in self._disk.list(self._journal_dir)]
         present = sorted(file for file in names if file is not None)
+        self._present.update(present)
         files = {file: self._look(file) for file in sorted({*present, *indexed(self._disk, self._index_dir)})}
         self._result.next_file = max(files, default=0) + 1
         anchor = max((file for file, found in files.items() if self._is_certified(found)), default=0)
@@ -124,7 +128,7 @@ class _Replay:
             checkpoint = read_checkpoint(self._disk, self._index_dir, file)
             segment = self._segment(file, 0)
             header = None
-            if self._disk.exists(segment.path):
+            if file in self._present:
                 header = decode_file_header(_read_what_can_be(segment, 0, FILE_HEADER_SIZE))
         except ValueError as error:
             raise ConfigError(f"{self._journal_dir}, segment {file}: {error}") from None
@@ -153,7 +157,7 @@ class _Replay:
     # docs/protocol.md B6
     def _is_blank(self, segment: Segment) -> bool:
         """Whether a file is as a segment without any group is. What the disk does not give may be one."""
-        if not self._disk.exists(segment.path):
+        if segment.file not in self._present:
             return True
         try:
             return not segment.handle.read(0, segment.handle.size())[FILE_HEADER_SIZE:].strip(b"\0")
@@ -165,12 +169,16 @@ class _Replay:
         return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
     def _bytes(self, segment: Segment) -> tuple[bytes, list[range]]:
-        """All of it, and what of that the disk does not give. Nothing if the file is gone: that is met as damage."""
+        """All of it, and what of that the disk does not give. Nothing if the file is gone, or the disk gives nothing of
+        it: that is met as damage."""
         missing: list[range] = []
-        if not self._disk.exists(segment.path):
+        if segment.file not in self._present:
             return b"", missing
         try:
             return _read_what_can_be(segment, 0, segment.handle.size(), missing), missing
+        except OSError as error:
+            log.error("%s cannot be read: %s", segment.path, error)
+            return b"", missing
         finally:
             segment.release()
 

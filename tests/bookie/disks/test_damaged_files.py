@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from errno import EIO
+
 import pytest
 
 from kvstore.bookie import storage
@@ -10,7 +12,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.disks.test_damage import L, idle, opened, without_checkpoints, written
 from tests.bookie.support import Metadata, Shelf, crash, metadata, run, segments, tiny
-from tests.sim.world.disk import SimDisk
+from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
 
@@ -167,6 +169,52 @@ def test_a_damaged_header_of_a_segment_that_nothing_names_is_no_torn_one(world: 
     for _ in range(2):
         run(world, read())
         crash(world)
+
+
+# docs/protocol.md B6, B7
+@pytest.mark.parametrize("segment", [0, 1])
+def test_a_segment_whose_inode_the_disk_does_not_give_is_not_absent(
+    world: SimWorld, segment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a first life nothing but the directory names the segment that is written to, and the one made ahead."""
+    config = tiny(segment_bytes=1 << 16)
+
+    async def write() -> None:
+        shelf = await Shelf(world.env("b1"), config).start()
+        for entry in range(5):
+            assert await shelf.add(L, entry) is Status.OK
+        await pause(1)
+
+    async def read() -> None:
+        shelf = await Shelf(world.env("b1"), config).start()
+        assert await shelf.status(L, 0) is (Status.OK if segment == 1 else Status.UNKNOWN_LEDGER_STATE)
+        assert await shelf.status(L, 5) is Status.UNKNOWN_LEDGER_STATE
+        await pause(1)
+
+    run(world, write())
+    crash(world, power=False)
+    disk = world.node("b1").disk
+    lost = segments(disk, config)[segment]
+    exists, opened, rename = disk.exists, disk.open, disk.rename
+
+    def fails_on_it(path: str) -> None:
+        if path == lost:
+            raise OSError(EIO, f"{path}: its inode cannot be read")
+
+    def open_others(path: str, *, create: bool = False) -> SimFile:
+        fails_on_it(path)
+        return opened(path, create=create)
+
+    def rename_others(old: str, new: str) -> None:
+        fails_on_it(old)
+        rename(old, new)
+
+    monkeypatch.setattr(disk, "exists", lambda path: path != lost and exists(path))
+    monkeypatch.setattr(disk, "open", open_others)
+    monkeypatch.setattr(disk, "rename", rename_others)
+    for _ in range(3):
+        run(world, read())
+        crash(world, power=False)
 
 
 def test_a_damaged_segment_stays_for_whoever_wants_to_look(world: SimWorld) -> None:
