@@ -5,14 +5,21 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstore.env.ports import Clock
-from kvstore.errors import MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode, VersionConflict
+from kvstore.errors import (
+    MetadataError,
+    MetadataUnavailable,
+    NoSuchLedger,
+    NoSuchNode,
+    UndecodableNode,
+    VersionConflict,
+)
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Delete, MetadataStore
-from kvstore.types import EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Seq
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Seq
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.pins import Pins
@@ -42,6 +49,14 @@ class ListOwner(Protocol):
         ...
 
 
+class _Found(NamedTuple):
+    """A listed ledger in the metadata store."""
+
+    metadata: LedgerMetadata | None
+    """None if it is gone."""
+    modified_ms: int
+
+
 class Trimmer:
     """Trims one leader's log."""
 
@@ -56,6 +71,8 @@ class Trimmer:
         self._of_others: set[LedgerId] = set()
         self.undecodable: set[LedgerId] = set()
         """Ledgers whose metadata could not be read."""
+        self.deleted: set[LedgerId] = set()
+        """Listed ones that somebody has deleted."""
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
         """List first, then pins, then delete; see LeaderLog. Returns how many ledgers left the list."""
@@ -63,11 +80,11 @@ class Trimmer:
         now_ms = self._clock.passed_ms()
         pinned = await self._pins.oldest(partition, now_ms)
         gone = self._owner.listed.trimmable(durable_seq, pinned)
-        ends = await self._ends(gone, closed_before_ms=now_ms - older_than_ms)
-        ends = ends[: self._owner.listed.droppable(len(ends))]
+        ends = await self._ends(gone, now_ms, closed_before_ms=now_ms - older_than_ms)
+        ends = ends[: self._droppable(ends)]
         if not ends:
             return 0
-        await self._owner.drop_first(ends)
+        await self._owner.drop_first([NO_ENTRY if end is None else end for end in ends])
         pinned = await self._pins.oldest(partition, now_ms)
         for ledger in gone[: len(ends)]:
             if pinned is not None and ledger >= pinned:
@@ -76,32 +93,72 @@ class Trimmer:
             await self._ledgers.remove(ledger, -1)
         return len(ends)
 
-    async def _ends(self, ledgers: list[LedgerId], closed_before_ms: int) -> list[EntryId]:
-        """Last entries of the first ones that are closed since before then, by the metadata store's date and by that of
-        whoever made the next one (docs/protocol.md, P31)."""
-        ends: list[EntryId] = []
-        listed = self._owner.listed
-        metadata: LedgerMetadata | None = None
-        for this, following in pairwise(each.id for each in listed.ledgers[: len(ledgers) + 1]):  # there is one: G6
-            if len(ends) >= TRIMMED_MAX and listed.droppable(len(ends)):
-                break  # the next look goes on
-            _, stat = await self._store.get(paths.ledger(this))
-            metadata = metadata or await self._read_or_none(this)
-            after = metadata and await self._read_or_none(following)
-            if metadata is None or after is None:
-                break  # where it ends is not known, and what is behind it cannot go before it
-            if metadata.state is not LedgerState.CLOSED or max(stat.modified_ms, after.ctime_ms) > closed_before_ms:
-                break
-            ends.append(metadata.last_entry)
-            metadata = after
-        return ends
+    def _droppable(self, ends: list[EntryId | None]) -> int:
+        """How many of the first ledgers can go. Not a deleted one without a later one that has entries: the list says
+        where what was trimmed ends, and whoever stands there goes on."""
+        count = self._owner.listed.droppable(len(ends))
+        while next((end for end in reversed(ends[:count]) if end != NO_ENTRY), NO_ENTRY) is None:
+            count = self._owner.listed.droppable(count - 1)
+        return count
 
-    async def _read_or_none(self, ledger: LedgerId) -> LedgerMetadata | None:
+    # docs/protocol.md P31
+    async def _ends(self, ledgers: list[LedgerId], now_ms: int, closed_before_ms: int) -> list[EntryId | None]:
+        """Last entries of the first ones that are closed since before then, by the metadata store's date and by that of
+        whoever made the next one; None for one that somebody has deleted. One of which there is no date, or one that is
+        still to come, is as old as the next one that has two: its entries were there before that one's."""
+        ends: list[EntryId | None] = []
+        old = 0
+        listed = self._owner.listed
+        found: _Found | None = None
+        for this, following in pairwise(each.id for each in listed.ledgers[: len(ledgers) + 1]):  # there is one: G6
+            if old >= TRIMMED_MAX and listed.droppable(old):
+                break  # the next look goes on
+            found = found or await self._find(this)
+            after = found and await self._find(following)
+            if found is None or after is None:
+                break  # where it ends is not known, and what is behind it cannot go before it
+            if found.metadata is not None and found.metadata.state is not LedgerState.CLOSED:
+                break
+            ends.append(None if found.metadata is None else found.metadata.last_entry)
+            if found.metadata is not None and after.metadata is not None:
+                date_ms = max(found.modified_ms, after.metadata.ctime_ms)
+                if date_ms <= closed_before_ms:
+                    old = len(ends)
+                elif date_ms <= now_ms:
+                    break
+            found = after
+        return ends[:old]
+
+    async def _find(self, ledger: LedgerId) -> _Found | None:
+        """None if what is there cannot be decoded. Raises MetadataError."""
         try:
-            return (await self._ledgers.read(ledger))[0]
+            _, stat = await self._store.get(paths.ledger(ledger))
+            return _Found((await self._ledgers.read(ledger))[0], stat.modified_ms)
         except UndecodableNode as error:
             self._pass_over(ledger, error)
             return None
+        except (NoSuchNode, NoSuchLedger):
+            return await self._deleted(ledger)
+
+    # docs/protocol.md G6
+    async def _deleted(self, ledger: LedgerId) -> _Found:
+        """Raises NoSuchLedger if it may be that another leader has trimmed it."""
+        with suppress(NoSuchLedger):
+            metadata, _ = await self._ledgers.read_latest(ledger)
+            raise MetadataUnavailable(f"ledger {metadata.ledger}: the metadata store showed it only after a sync")
+        owner = self._owner
+        _, stat = await self._store.get(paths.partition_log(owner.partition))
+        if stat.version != owner.version:
+            raise NoSuchLedger(f"there is no ledger {ledger}, and partition {owner.partition} has another list")
+        if ledger not in self.deleted and len(self.deleted) < UNDECODABLE_MAX:
+            self.deleted.add(ledger)
+            log.error(
+                "partition=%s ledger=%d is gone, although the log's list has it: somebody has deleted it; its line is "
+                "dropped with those of the ledgers around it",
+                owner.partition,
+                ledger,
+            )
+        return _Found(None, 0)
 
     async def sweep(self, older_than_ms: int) -> int:
         """Delete ledgers that were made for this log longer ago and that neither its list nor a pin names; returns how

@@ -17,7 +17,7 @@ from kvstore.types import EntryId, LedgerId, LedgerState, Position, Seq
 from kvstore.wal.creator import OWNER_KEY, owner_of
 from kvstore.wal.leading import trim
 from kvstore.wal.leading.trim import TRIMMED_MAX
-from kvstore.wal.ledger_list import Listed
+from kvstore.wal.ledger_list import Listed, TrimmedEnd
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import LogReader
@@ -145,6 +145,83 @@ def test_ledgers_before_one_that_cannot_be_read_are_trimmed() -> None:
         assert await writer.log.trim(Seq(1000), 0) == 1
         assert (await bench.listed()).ledgers[0].id == lines[1].id
         assert writer.log.trimmer.undecodable == {lines[2].id}
+
+    run(case)
+
+
+# docs/protocol.md G6
+def test_a_ledger_that_somebody_has_deleted_goes_with_those_around_it() -> None:
+    """Its line would keep all that is behind it for good."""
+
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        await bench.ledgers.remove(lines[1].id, -1)
+        assert await writer.log.trim(Seq(1000), 0) == len(lines) - 2
+        assert [each.id for each in (await bench.listed()).ledgers] == [each.id for each in lines[-2:]]
+        assert writer.log.trimmer.deleted == {lines[1].id}
+        last = max(position for position in writer.entries.confirmed if position.ledger == lines[-3].id)
+        assert (await bench.listed()).trimmed_end == TrimmedEnd(last.ledger, last.entry), "who stands there goes on"
+
+    run(case)
+
+
+# docs/protocol.md G6
+@pytest.mark.parametrize("entries", [0, 2])
+def test_a_ledger_that_somebody_has_deleted_is_not_the_last_with_entries_that_goes(entries: int) -> None:
+    """Where it ended is not known: who stands before its end would be told that he stands at the end of all that was
+    trimmed."""
+
+    async def case(bench: Bench) -> None:
+        first = Writer(await opened(bench.logs(NEVER)))
+        await first.append(2)
+        deleted = Writer(await opened(bench.logs(NEVER)), seq=3)
+        await deleted.append(2)
+        third = Writer(await opened(bench.logs(NEVER)), seq=5)
+        await third.append(entries)
+        writer = await four_ledgers(bench, seq=5 + entries)
+        lines = writer.log.listed.ledgers
+        await bench.ledgers.remove(lines[1].id, -1)
+        assert await writer.log.trim(lines[3].first_seq, 0) == (3 if entries else 1)
+        assert await writer.log.trim(Seq(1000), 0) > 0
+        assert lines[3].id not in {each.id for each in (await bench.listed()).ledgers}
+
+    run(case)
+
+
+def test_a_leader_that_was_replaced_takes_no_ledger_that_the_next_one_has_trimmed_for_deleted() -> None:
+    async def case(bench: Bench) -> None:
+        old = (await four_ledgers(bench)).log
+        new = await opened(bench.logs(NEVER))
+        await asyncio.sleep(5)
+        assert await new.trim(Seq(1000), 0) >= 1
+        with pytest.raises(NoSuchLedger):
+            await old.trim(Seq(1000), 0)
+        assert old.trimmer.deleted == set()
+
+    run(case)
+
+
+# docs/protocol.md P31
+@pytest.mark.parametrize("whose", ["the metadata store's", "the leader's"])
+def test_a_date_that_is_still_to_come_keeps_nothing_that_later_dates_would_let_go(whose: str) -> None:
+    """The clock of the metadata store's machine, or those of most servers, were a year ahead for some minutes."""
+    year_ms = 365 * 86_400_000
+
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        metadata, version = await bench.ledgers.read(lines[1].id)
+        date_ms = bench.tree._wall_ms
+        if whose == "the leader's":
+            metadata = replace(metadata, ctime_ms=metadata.ctime_ms + year_ms)
+        else:
+            bench.tree._wall_ms = lambda: date_ms() + year_ms
+        await bench.ledgers.write(metadata, version)
+        bench.tree._wall_ms = date_ms
+        assert await writer.log.trim(Seq(1000), 60_000) == 0
+        await asyncio.sleep(100)
+        assert await writer.log.trim(Seq(1000), 60_000) == len(lines) - 2
 
     run(case)
 
