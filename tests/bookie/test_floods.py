@@ -15,6 +15,7 @@ from kvstore.bookie.sparing import BURST, SparingLog
 from kvstore.bookie.turns import Piece, Turns
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
+from kvstore.proto.version_two import BatchRead, encode_batch_read
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import KEY, ME, Metadata, packet
 from tests.bookie.test_version_two import batch
@@ -97,6 +98,49 @@ def test_batches_that_become_ready_for_who_does_not_read_are_refused_when_they_a
         peer.transport.resume_reading()
         codes = [int.from_bytes(answer[4:8], "big") for answer in await peer.answers(200)]
         assert set(codes) == {0, 106}
+
+    monkeypatch.setattr(connection_limits, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    serve(world, scenario)
+
+
+# docs/protocol.md B12
+@pytest.mark.parametrize("how", ["singly", "in batches"])
+def test_what_fencing_reads_bring_for_who_does_not_read_is_bounded(world: SimWorld, how: str) -> None:
+    """They wait for the sync of the fence, and all become ready with it."""
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        writer = await served.connect()
+        await writer.ask(add(0, 1 << 20))
+        world.node("b1").disk.slow_syncs((1, 1))
+        if how == "singly":
+            peer.send(*(wire.encode_read(txn, L, 0, fence_key=KEY) for txn in range(200)))
+        else:
+            asked = BatchRead(L, 0, 99, 1, 1 << 20, fence_key=KEY, is_priority=True)
+            peer.send(*(encode_batch_read(asked) for _ in range(200)))
+        await pause(0.1)
+        peer.transport.pause_reading()
+        await pause(3)
+        (connection,) = [each for each in served.service.connections if each.unread_bytes]
+        assert 16 << 20 < connection.unread_bytes <= connection_limits.UNREAD_MAX_BYTES + (1 << 20)
+        peer.transport.resume_reading()
+        answers = await peer.answers(200)
+        assert sum(len(each) > 1 << 20 for each in answers) in range(16, 33)
+        assert (await writer.ask(add(1))).status == Status.FENCED
+
+    serve(world, scenario)
+
+
+def test_fencing_reads_are_answered_where_others_read_nothing(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        writer = await served.connect()
+        await writer.ask(add(0, 1 << 20))
+        peer.transport.pause_reading()
+        peer.send(*(wire.encode_read(txn, L, 0) for txn in range(8)))
+        await pause(1)
+        recovering = await served.connect()
+        recovering.send(*(wire.encode_read(txn, L, 0, fence_key=KEY) for txn in range(8)))
+        answers = [wire.decode_response(payload) for payload in await recovering.answers(8)]
+        assert {each.status for each in answers} == {Status.OK}
 
     monkeypatch.setattr(connection_limits, "UNREAD_TOGETHER_BYTES", 1 << 20)
     serve(world, scenario)

@@ -12,6 +12,8 @@ UNREAD_SURE_BYTES = 4 << 20
 """What a connection may hold for certain: what was under way before it was not served on still becomes ready."""
 UNREAD_TOGETHER_BYTES = 128 << 20
 """Of all connections; beyond it those with more than UNREAD_SURE_BYTES get no more entries."""
+UNREAD_WITH_FENCES_BYTES = 2 * UNREAD_TOGETHER_BYTES
+"""The same for answers to fencing reads: others that are not taken do not keep a recovery waiting."""
 UNREAD_MAX_BYTES = 32 << 20
 POLLS_SURE = 64
 """Long polls that a connection may have for certain."""
@@ -50,12 +52,14 @@ def silent_one(connections: Iterable[M]) -> M | None:
     return next((each for each in connections if not each.has_asked), None)
 
 
-def has_room(connection: Member, size: int, connections: Iterable[Member]) -> bool:
-    """Whether an answer of `size` bytes may be kept for a connection until its client reads it."""
+def has_room(connection: Member, size: int, connections: Iterable[Member], *, is_fence: bool = False) -> bool:
+    """Whether an answer of `size` bytes may be kept for a connection until its client reads it. A fencing read that
+    finds none has set its fence all the same; its client, a recovery, knows nothing of the entry then."""
     unread = connection.unread_bytes + size
     if unread <= UNREAD_SURE_BYTES:
         return True
-    return unread <= UNREAD_MAX_BYTES and sum(each.unread_bytes for each in connections) + size <= UNREAD_TOGETHER_BYTES
+    together = UNREAD_WITH_FENCES_BYTES if is_fence else UNREAD_TOGETHER_BYTES
+    return unread <= UNREAD_MAX_BYTES and sum(each.unread_bytes for each in connections) + size <= together
 
 
 def may_poll(own: int, together: int) -> bool:

@@ -141,7 +141,7 @@ class Questions:
     ) -> None:
         def answer(status: Status) -> None:
             self._end()
-            fits = is_fence or not body or has_room(self._client, len(body), self._shared.connections)
+            fits = not body or has_room(self._client, len(body), self._shared.connections, is_fence=is_fence)
             if not fits:
                 self._statistics.refused_overload += 1
                 status = Status.TOO_MANY_REQUESTS
@@ -175,9 +175,10 @@ class Questions:
     def _batch(self, asked: BatchRead, first: bytes) -> list[bytes]:
         """As many entries as may be kept until the client reads them; none if there is no room for any."""
         connections, (_, size_max) = self._shared.connections, asked.limits
+        is_fence = asked.fence_key is not None
         if has_room(self._client, max(len(first), size_max), connections):
             return self._storage.read_on(asked.ledger, asked.entry, first, asked.limits, passes_over=asked.passes_over)
-        return [first] if asked.fence_key is not None or has_room(self._client, len(first), connections) else []
+        return [first] if has_room(self._client, len(first), connections, is_fence=is_fence) else []
 
     def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:
         """Give the status as the answer. "Not here" is said to a client that has not named this bookie only if it is
