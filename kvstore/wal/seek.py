@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, NoSuchLedger
-from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerState, PartitionId, Position
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
 from kvstore.wal.coverage import is_covered
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
@@ -21,6 +21,10 @@ from kvstore.wal.lists import LedgerLists
 
 ATTEMPTS = 3
 """A ledger may be trimmed between two looks; the list then names others."""
+
+BEYOND = 2_000
+"""So far behind what a bookie has of an open ledger nobody has stored anything: twice as much as a leader has in
+flight."""
 
 
 LookIn = Callable[[LedgerList], Awaitable[tuple[Position, bytes] | None]]
@@ -55,9 +59,14 @@ class Seeker:
     def __init__(self, ports: LedgerPorts, lists: LedgerLists, nursery: Nursery) -> None:
         self._ports, self._lists, self._nursery = ports, lists, nursery
 
-    async def end(self, partition: PartitionId) -> Found:
-        """The last entry that is known to be confirmed: an idle log's very last."""
-        return await self._search(partition, self._end_of)
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found:
+        """The last entry that is known to be confirmed: an idle log's very last. `for_good`: somebody concludes that
+        nothing follows, so bookies that may lack entries are not heard."""
+
+        async def end_of(listed: LedgerList) -> tuple[Position, bytes] | None:
+            return await self._end_of(listed, for_good=for_good)
+
+        return await self._search(partition, end_of)
 
     async def last(self, partition: PartitionId, is_before: IsBefore) -> Found:
         """The last entry of which `is_before` is true."""
@@ -83,10 +92,10 @@ class Seeker:
         first = Position(listed.ledgers[0].id, NO_ENTRY) if listed.ledgers else BEGINNING
         return Found(first, None, listed)
 
-    async def _end_of(self, listed: LedgerList) -> tuple[Position, bytes] | None:
+    async def _end_of(self, listed: LedgerList, *, for_good: bool) -> tuple[Position, bytes] | None:
         for each in reversed(listed.ledgers):
             reader = await self._open(each.id)
-            last = await self._confirmed(reader)
+            last = await self._confirmed(reader, for_good=for_good)
             if last != NO_ENTRY:
                 return Position(each.id, last), (await reader.read(last)).payload
         return None
@@ -134,8 +143,8 @@ class Seeker:
         return Position(begun.reader.metadata.ledger, EntryId(low)), found
 
     # docs/protocol.md L7
-    async def _confirmed(self, reader: EntryReader) -> EntryId:
-        """The last entry that may be read; NO_ENTRY if there is none."""
+    async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:
+        """The last entry that may be read; NO_ENTRY if there is none. `for_good`: see `end`."""
         metadata = reader.metadata
         if metadata.state is LedgerState.CLOSED:
             return metadata.last_entry
@@ -146,9 +155,20 @@ class Seeker:
         for place in places:
             try:
                 bookie = fragment.ensemble[place]
-                heard[place] = await self._ports.bookies.read_lac(bookie, metadata.ledger, reader.digest)
+                lac = await self._ports.bookies.read_lac(bookie, metadata.ledger, reader.digest)
+                if for_good:
+                    await self._be_sure(bookie, metadata.ledger, lac)
+                heard[place] = lac
             except BookieError as error:
                 failure = error
             if is_covered(heard, metadata.quorum):  # so one among them had the last entry in time
                 return max(*heard.values(), EntryId(fragment.first - 1))
         raise BookieError(f"ledger {metadata.ledger}: too few bookies tell where it ends: {failure}")
+
+    # docs/protocol.md B7, L7
+    async def _be_sure(self, bookie: BookieId, ledger: LedgerId, lac: EntryId) -> None:
+        """Raise BookieError if entries of the ledger may be missing at the bookie: it tells the last add confirmed of
+        those that are left, but says of none that is not there that it is absent."""
+        answer = await self._ports.bookies.read(bookie, ledger, EntryId(lac + BEYOND))
+        if answer.packet is not None:
+            raise BookieError(f"{bookie}: its last add confirmed of ledger {ledger} is far behind its last entry")

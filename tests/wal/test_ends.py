@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from kvstore.errors import BookieError
-from kvstore.types import BookieId
+from kvstore.types import BookieId, EntryId
 from kvstore.wal.coverage import is_covered
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.seek import Seeker
-from tests.sim.ledgers_and_logs.bench import NAMES, Bench, appended, run
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, NAMES, Bench, appended, run
 
 pytestmark = pytest.mark.sim
 
@@ -36,6 +36,29 @@ def test_the_end_is_told_while_every_write_set_is_covered_and_not_else(size: int
             _set_down(bench, names, is_down=False)
 
     run(case, bookies=size)
+
+
+# docs/protocol.md L7, B7
+def test_where_a_log_ends_for_good_is_not_told_by_a_bookie_that_may_lack_entries() -> None:
+    async def case(bench: Bench) -> None:
+        metadata = await bench.ledger()
+        handle = bench.handle(metadata)
+        bench.bookies.at[B2].holds_adds = True
+        await appended(bench, handle, 10)
+        del handle
+        for entry in range(5, 10):  # B1 is put back to a copy, B2 never had any, B3 is away
+            del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
+        bench.bookies.at[B1].lacs[LEDGER] = EntryId(3)
+        bench.bookies.at[B1].is_in_limbo = bench.bookies.at[B3].is_down = True
+        seeker = Seeker(bench.ports, cast(Any, None), bench.env.nursery)
+        reader = EntryReader(metadata, bench.bookies, bench.env.nursery)
+        assert await seeker._confirmed(reader) == 3
+        with pytest.raises(BookieError, match="too few bookies tell"):
+            await seeker._confirmed(reader, for_good=True)
+        bench.bookies.at[B3].is_down = False
+        assert await seeker._confirmed(reader, for_good=True) == 9
+
+    run(case)
 
 
 def _set_down(bench: Bench, names: list[BookieId], *, is_down: bool) -> None:

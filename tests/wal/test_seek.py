@@ -48,7 +48,7 @@ class Counting(Seeker):
 
         return cast(Any, SimpleNamespace(metadata=SimpleNamespace(ledger=ledger), read=read))
 
-    async def _confirmed(self, reader: EntryReader) -> EntryId:
+    async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:
         return EntryId(len(self.entries[reader.metadata.ledger]) - 1)
 
     def last_before(self, wanted: int) -> Found:

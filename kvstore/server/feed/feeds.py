@@ -228,7 +228,7 @@ class Feeds:
 
     async def _found_end(self, partition: PartitionId) -> Found:
         try:
-            return await self._logs.seeker.end(partition)
+            return await self._logs.seeker.end(partition, for_good=True)
         except (LedgerError, Corrupted) as error:
             raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
 

@@ -141,7 +141,7 @@ class MemorySeeker:
         self._logs = logs
         self.searches = 0
 
-    async def end(self, partition: PartitionId) -> Found:
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found:
         return self._last(partition, lambda _: True)
 
     async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:

@@ -33,6 +33,8 @@ class ModelBookie:
     """Does what it is asked and never answers."""
     holds_adds: bool = False
     """Adds do not even arrive until `release_adds`, and what is told of a LAC never does."""
+    is_in_limbo: bool = False
+    """Of what it does not find it does not know whether it was ever there."""
     stalls_s: float = 0.0
     """So long it waits for its disk before it says that it cannot answer."""
     is_old: bool = False
@@ -168,6 +170,8 @@ class ModelBookies:
             model.fenced.add(ledger)
         wanted = (model.of(ledger) or [NO_ENTRY])[-1] if entry == NO_ENTRY else entry
         lac = model.lacs.get(ledger, NO_ENTRY)
+        if model.is_in_limbo and (ledger, wanted) not in model.entries:
+            raise BookieError(f"{bookie} does not know")
         return ReadAnswer(entry, model.entries.get((ledger, wanted)), lac)
 
     async def read_batch(
