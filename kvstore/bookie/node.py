@@ -160,7 +160,7 @@ class Bookie:
         return list(self._config.directories)
 
     def _stored_bytes(self) -> int:
-        return self.storage.refresh_statistics().synced_bytes
+        return self.storage.synced_bytes
 
     def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
         """Call `listener` with ledgers of which entries are found damaged here; now with those that may lack some since

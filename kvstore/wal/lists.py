@@ -58,7 +58,8 @@ class LedgerLists:
         return listed, stat.version
 
     async def make(self, partition: PartitionId) -> tuple[LedgerList, int]:
-        """The list and its version, created empty if there was none."""
+        """The list and its version, created empty if there was none. Raises VersionConflict if it was removed right
+        then: no version would be written over whatever somebody else had made."""
         path = paths.partition_log(partition)
         listed, version = await self.read(partition, latest=True)
         if version >= 0:
@@ -66,7 +67,10 @@ class LedgerLists:
         await ensure_path(self._store, paths.parent(path))
         with suppress(NodeExists):
             await until_known(lambda: self._store.create(path, encode(listed)))
-        return await self.read(partition)
+        listed, version = await self.read(partition)
+        if version < 0:
+            raise VersionConflict(f"partition {partition}: its list was removed as soon as it was there")
+        return listed, version
 
     # docs/protocol.md G12
     async def write(

@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
+from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.upkeep.reclaim import nobodys
 from kvstore.env.ports import Nursery
 from kvstore.errors import ConfigError, MetadataUnavailable
@@ -72,6 +73,28 @@ async def started(
     await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
     async with Bookie(world.env("b1"), tiny(**{"listen": "b1:3181", **config}), store, is_ours) as bookie:
         yield Started(bookie, store)
+
+
+@pytest.mark.parametrize("journal_dirs", [(), ("disk0/journal", "disk1/journal")], ids=["one", "two"])
+def test_what_a_bookie_has_stored_is_known_without_counting(
+    world: SimWorld, tree: MemoryTree, monkeypatch: pytest.MonkeyPatch, journal_dirs: tuple[str, ...]
+) -> None:
+    """It is asked every five seconds, and to count all segments takes longer the more is stored."""
+
+    def counted(*_: object) -> None:
+        raise AssertionError("all segments were counted")
+
+    async def scenario() -> None:
+        async with started(world, tree, journal_dirs=journal_dirs) as one:
+            await one.create_ledger()
+            before = one.bookie._stored_bytes()
+            assert await one.add(0, b"x" * 1000) is Status.OK
+            assert one.bookie._stored_bytes() - before >= 1000
+            assert one.bookie.storage.refresh_statistics().synced_bytes == one.bookie._stored_bytes()
+            monkeypatch.setattr(Inventory, "count", counted)
+            one.bookie._stored_bytes()
+
+    run(world, scenario())
 
 
 def test_a_bookie_registers_where_it_listens_and_withdraws_when_it_stops(world: SimWorld, tree: MemoryTree) -> None:

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.index.entry_index import OFFSET_MASK
-from kvstore.bookie.inventory import DAMAGED_MAX
+from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 
@@ -40,26 +39,32 @@ class Scrubber:
     async def round(self) -> int:
         """Read everything in full segments once; returns how many entries are damaged."""
         inventory = self._storage.inventory
-        found: dict[tuple[int, int], int] = {}
         count = 0
         for file in sorted(inventory.segments):
             segment = inventory.segments.get(file)
             if segment is None or file == self._storage.journal.open_group.segment.file:
                 continue
+            known = {each: place for each, place in inventory.damaged.items() if place >> OFFSET_BITS == file}
             in_segment = await self._segment(segment)
             count += len(in_segment)
-            for damaged, place in in_segment[: DAMAGED_MAX - len(found)]:
-                found[damaged] = inventory.damaged[damaged] = place
+            for damaged, place in known.items() - set(in_segment):
+                if inventory.damaged.get(damaged) == place:
+                    del inventory.damaged[damaged]  # read again, or wanted no more
+            for (ledger, entry), place in in_segment:
+                inventory.note_damaged(ledger, entry, place)
             if in_segment:
                 self.on_damage(sorted({ledger for (ledger, _), _ in in_segment}))
-        inventory.damaged = found
+        # What reads have noted meanwhile in a segment that is not visited, as in the one that is written to, stays.
+        for damaged, place in list(inventory.damaged.items()):
+            if place >> OFFSET_BITS not in inventory.segments:
+                del inventory.damaged[damaged]
         if in_limbo := sorted(ledger.id for ledger in inventory.ledgers.values() if ledger.is_limbo):
             self.on_damage(in_limbo)
         return count
 
     @property
     def damaged(self) -> dict[tuple[int, int], int]:
-        """(ledger, entry) of what the last round could not read as it was written, and where that stands."""
+        """(ledger, entry) of what the last round, or a read, could not read as it was written, and its place."""
         return self._storage.inventory.damaged
 
     async def _segment(self, segment: Segment) -> list[tuple[tuple[int, int], int]]:

@@ -346,11 +346,14 @@ class OpenLog:
     async def _close(self, old: LedgerHandle) -> None:
         """However long it takes: until then there is no other roll. Whoever takes a log over that is lost meanwhile
         closes it."""
-        while self.lost is None:
-            try:
-                await old.close()
-                return
-            except MetadataError as error:
-                log.info("ledger=%d not closed yet: %r", old.ledger, error)
-                await asyncio.sleep(CLOSE_RETRY_S)
-        old.stop(self.lost)
+        try:
+            while self.lost is None:
+                try:
+                    await old.close()
+                    return
+                except MetadataError as error:
+                    log.info("ledger=%d not closed yet: %r", old.ledger, error)
+                    await asyncio.sleep(CLOSE_RETRY_S)
+            old.stop(self.lost)
+        finally:
+            old.release()  # also if it turns out to be another's

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.disks.test_reclaim import KEPT, fill, meta, opened, payload_of
+from tests.bookie.disks.test_reclaim import GONE, KEPT, fill, meta, opened, payload_of
 from tests.bookie.support import Metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld
 
@@ -34,6 +34,36 @@ def test_the_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, met
         assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
         assert (await store.shelf.entries(KEPT))[1] == [(0, 30)]
         assert await scrubber.round() == 0
+
+    run(world, scenario())
+
+
+# docs/protocol.md B14
+def test_what_a_read_has_found_damaged_in_the_open_segment_stays_noted_after_a_round(
+    world: SimWorld, meta: Metadata
+) -> None:
+    """The scrub passes over that segment: nobody else would leave the entry out of the list."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        scrubber = Scrubber(tiny(scrub_bytes_per_s=1 << 20), store.shelf.storage)
+        disk, path = world.node("b1").disk, store.shelf.storage.journal.open_group.segment.path
+        content = bytes(disk.names.now.files[path].cache.data)
+        entry = max(entry for entry in range(30) if payload_of(KEPT, entry) in content)
+        bit = 8 * (content.index(payload_of(KEPT, entry)) + 9)
+        disk.flip_bit(path, bit)
+        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR
+        assert await scrubber.round() == 0
+        assert list(scrubber.damaged) == [(KEPT, entry)]
+        _, runs = await store.shelf.entries(KEPT)
+        assert {first + at for first, count in runs for at in range(count)} == set(range(30)) - {entry}
+        for more in range(30, 90):  # the segment is full, and no more the open one
+            assert await store.shelf.add(GONE, more, payload_of(GONE, more)) is Status.OK
+        assert await scrubber.round() == 1
+        disk.flip_bit(path, bit)
+        assert await scrubber.round() == 0
+        assert list(scrubber.damaged) == [], "what is read again is no longer damaged"
 
     run(world, scenario())
 

@@ -17,6 +17,7 @@ from kvstore.errors import (
 from kvstore.types import BookieId, LedgerId, LedgerState, Quorum, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies import copier
+from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.handle import AppendDone, LedgerHandle
 from kvstore.wal.leading.standstill import STALL_MAX_S
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, FrozenStore, run
@@ -106,6 +107,28 @@ def test_a_log_that_is_lost_with_the_first_entry_of_the_next_ledger_stops_the_fo
         await asyncio.sleep(1)
         assert isinstance(writer.log.lost, LedgerFenced)
         assert former.is_halted
+
+    run(case)
+
+
+def test_a_log_that_is_lost_as_its_former_ledger_is_closed_leaves_nobody_who_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    close = LedgerHandle.close
+
+    async def taken_over(self: LedgerHandle) -> None:
+        await self._ports.ledgers.update(self.ledger, in_recovery)
+        await close(self)
+
+    async def case(bench: Bench) -> None:
+        logs = bench.logs(SMALL)
+        writer = Writer(await opened(logs))
+        listeners = writer.log._ports.choice._listeners
+        monkeypatch.setattr(LedgerHandle, "close", taken_over)
+        assert list(listeners) == [writer.log.handle]
+        await writer.append(8)
+        assert isinstance(writer.log.lost, LedgerFenced)
+        assert list(listeners) == []
 
     run(case)
 

@@ -16,6 +16,7 @@ from kvstore.errors import (
     StoreError,
     VersionConflict,
 )
+from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerState, Position, Quorum, Seq
 from kvstore.wal.ledger_list import BEGINNING
@@ -293,6 +294,26 @@ def test_a_list_write_that_others_beat_is_lost_also_when_its_outcome_was_unknown
         store.multi = beaten
         with pytest.raises(VersionConflict):
             await mine.write(P, listed.with_ledger(LedgerId(1), Seq(1), epoch=1, lease_ms=0), version)
+
+    run(case)
+
+
+def test_a_list_that_is_removed_as_it_is_made_is_nobodys_to_write() -> None:
+    """Its version would be "whatever is there": what another makes anew in that moment would be written over."""
+
+    async def case(bench: Bench) -> None:
+        store: Any = FrozenStore(bench.tree)
+        create = store.create
+
+        async def create_in_vain(path: str, data: bytes = b"", **how: Any) -> str:
+            made: str = await create(path, data, **how)
+            if path == paths.partition_log(P):
+                await store.delete(path, -1)
+            return made
+
+        store.create = create_in_vain
+        with pytest.raises(VersionConflict):
+            await LedgerLists(store).make(P)
 
     run(case)
 
