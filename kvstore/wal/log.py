@@ -18,6 +18,7 @@ from kvstore.wal.copies.pace import Pace
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.owners import Owners
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker
@@ -56,6 +57,7 @@ class PartitionLogs:
         self._identity = Identity(store, instance_id)
         self._is_release = is_release
         self._pace = pace or Pace(env.clock, BYTES_PER_S)
+        self._owners = Owners()
         self._marks, self._on_marked = Underreplication(store), on_marked
         self._readers_lists = ReadersLists(store)
         self.seeker = Seeker(self._ports, self._readers_lists, env.nursery)
@@ -110,6 +112,7 @@ class PartitionLogs:
             lease_ms=lease_ms,
             mark=self._mark,
             pace=self._pace,
+            owners=self._owners,
             nursery=nursery,
         )
 

@@ -35,6 +35,7 @@ from kvstore.wal.copies.pace import Pace
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.leading.anchors import Anchors
+from kvstore.wal.leading.owners import Owners
 from kvstore.wal.leading.rolling import roll_reason
 from kvstore.wal.leading.standstill import end_at_a_standstill
 from kvstore.wal.leading.trim import Trimmer
@@ -75,10 +76,11 @@ class OpenLog:
         lease_ms: int,
         mark: Mark,
         pace: Pace,
+        owners: Owners,
         nursery: Nursery,
     ) -> None:
-        """`mark` and `pace`: of copies (kvstore.wal.copies). `nursery` is this log's own: it ends when the log is
-        lost."""
+        """`mark` and `pace`: of copies (kvstore.wal.copies). `owners`: the node's. `nursery` is this log's own: it ends
+        when the log is lost."""
         self.partition = partition
         self.listed = opened.listed
         self.version = opened.version
@@ -104,7 +106,8 @@ class OpenLog:
         self._growth = self._next_growth()
         self._handle = self._open(opened.metadata)
         self.copier = Copier(ports, nursery, self._to_repair, mark=mark, pace=pace)
-        self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=Pins(store, lists), clock=ports.clock)
+        pins = Pins(store, lists)
+        self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=pins, clock=ports.clock, owners=owners)
         self.copier.start()
         nursery.spawn(self._keep(), name=f"{partition} log")
         standstill = end_at_a_standstill(

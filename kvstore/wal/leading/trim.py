@@ -21,13 +21,11 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Delete, MetadataStore
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Seq
 from kvstore.wal.creator import owner_of
+from kvstore.wal.leading.owners import Owners
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.pins import Pins
 
 log = logging.getLogger(__name__)
-
-OWNERS_MAX = 100_000
-"""Ledgers of others that a sweep remembers, to read each one's metadata once."""
 
 TRIMMED_MAX = 256
 """Ledgers that are taken off a list at once, some five round trips each: the leader has other duties, and an error in
@@ -61,14 +59,21 @@ class Trimmer:
     """Trims one leader's log."""
 
     def __init__(
-        self, owner: ListOwner, *, store: MetadataStore, ledgers: LedgerStore, pins: Pins, clock: Clock
+        self,
+        owner: ListOwner,
+        *,
+        store: MetadataStore,
+        ledgers: LedgerStore,
+        pins: Pins,
+        clock: Clock,
+        owners: Owners,
     ) -> None:
         self._owner = owner
         self._store = store
         self._ledgers = ledgers
         self._pins = pins
         self._clock = clock
-        self._of_others: set[LedgerId] = set()
+        self._owners = owners
         self.undecodable: set[LedgerId] = set()
         """Ledgers whose metadata could not be read."""
         self.deleted: set[LedgerId] = set()
@@ -167,12 +172,16 @@ class Trimmer:
         Each delete checks the list's version in the same transaction, so that a slow leader cannot list what is
         deleted.
         """
-        owner = self._owner
-        before_ms = self._clock.passed_ms() - older_than_ms
-        count = 0
-        listed = {each.id for each in owner.listed.ledgers}
-        for ledger in await self._ledgers.list_ids():
-            if ledger in self._of_others or ledger in listed:
+        async with self._owners.sweeping:
+            return await self._sweep_all(self._clock.passed_ms() - older_than_ms)
+
+    async def _sweep_all(self, before_ms: int) -> int:
+        count, partition = 0, self._owner.partition
+        listed = {each.id for each in self._owner.listed.ledgers}
+        ids = await self._ledgers.list_ids()
+        self._owners.keep(set(ids))
+        for ledger in ids:
+            if ledger in listed or self._owners.is_anothers(ledger, partition):
                 continue
             with suppress(NoSuchLedger, NoSuchNode, VersionConflict):
                 try:
@@ -190,9 +199,8 @@ class Trimmer:
     async def _sweep(self, ledger: LedgerId, before_ms: int) -> int:
         owner = self._owner
         metadata, version = await self._ledgers.read(ledger)
+        self._owners.note(ledger, owner_of(metadata))
         if owner_of(metadata) != owner.partition:
-            if len(self._of_others) < OWNERS_MAX:
-                self._of_others.add(ledger)
             return 0
         pinned = await self._pins.oldest(owner.partition, self._clock.passed_ms())
         if metadata.ctime_ms > before_ms or (pinned is not None and ledger >= pinned) or owner.listed.names(ledger):
