@@ -91,6 +91,8 @@ class Hosting:
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
         self._is_stopped = False
+        self._stopping = asyncio.Lock()
+        """Held while all are handed over: a replica is stopped once."""
 
     async def start(self) -> None:
         """Start what the ring assigns now, and follow its changes. Also again after a `stop`."""
@@ -105,18 +107,20 @@ class Hosting:
         self._nursery.spawn(self._age(), name="age what is retired")
 
     async def stop(self) -> None:
-        """Hand over what is led here, and stop every replica; its state is synced."""
-        self._is_stopped = True
-        if self._forget is not None:
-            self._forget()
-        await self._nursery.close()
-        for partition in sorted(self._leaving):
-            self._leaving.pop(partition).let_go()  # the next process retires it
-        stopping = self._env.nursery.child("stopping")
-        tasks = [stopping.spawn(self._stop(partition), name=f"stop {partition}") for partition in sorted(self._hosted)]
-        for task in tasks:
-            await task
-        await stopping.close()
+        """Hand over what is led here, and stop every replica; its state is synced. One that is called while another is
+        under way returns after that."""
+        async with self._stopping:
+            self._is_stopped = True
+            if self._forget is not None:
+                self._forget()
+            await self._nursery.close()
+            for partition in sorted(self._leaving):
+                self._leaving.pop(partition).let_go()  # the next process retires it
+            stopping = self._env.nursery.child("stopping")
+            hosted = sorted(self._hosted)
+            for task in [stopping.spawn(self._stop(each), name=f"stop {each}") for each in hosted]:
+                await task
+            await stopping.close()
 
     def statistics(self) -> dict[PartitionId, dict[str, Any]]:
         standing = {partition: _standing(error) for partition, error in self._standing.items()}
