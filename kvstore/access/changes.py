@@ -91,13 +91,15 @@ class RevokeRight:
 
 @dataclass(frozen=True, slots=True)
 class AddToken:
-    """A token for a user, from `now_ms` on for `ttl_ms`. What has expired until now goes from the table."""
+    """A token for a user, from `now_ms` on for `ttl_ms`. What has expired by `passed_ms` goes from the table."""
 
     id: str
     user: str
     hash: str = field(repr=False)
     ttl_ms: int
     now_ms: int
+    passed_ms: int
+    """0: nothing has expired (docs/protocol.md P31)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,7 @@ def _add_token(table: AccessTable, change: AddToken) -> AccessTable:
         if (known.user, known.hash) == (change.user, change.hash):
             return table  # by an attempt before this one
         raise InvalidRequest(f"token {change.id} is there already: want another id")
-    kept = [each for each in table.tokens if each.expires_ms > change.now_ms]
+    kept = [each for each in table.tokens if each.expires_ms > change.passed_ms]
     if sum(each.user == change.user for each in kept) >= TOKENS_OF_USER_MAX:
         raise InvalidRequest(f"user {change.user} has {TOKENS_OF_USER_MAX} tokens: revoke one first")
     token = Token(change.id, change.user, change.hash, change.now_ms + change.ttl_ms)

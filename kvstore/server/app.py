@@ -222,15 +222,19 @@ class Node:
         return self.hosting.statistics()
 
     async def begin_stopping(self) -> None:
-        """Say at every door that clients should go elsewhere, for good."""
+        """Say at every door that clients should go elsewhere, for good. Returns when a drain that is under way has
+        ended, and no other one begins."""
         async with self._turn:
             self._is_stopping = True
             await self._set_draining(True)
+            if self._handing_over is not None:
+                await asyncio.shield(self._handing_over)
 
     async def drain(self) -> list[PartitionId]:
         """Hand over what is led here and lead nothing any more; returns what was led. It goes on if the caller does not
-        wait for its end."""
+        wait for its end. Raises Unavailable while the node starts, and once it stops."""
         async with self._turn:
+            self._check_up()
             await self._set_draining(True)
             led = self.hosting.leads
             handing_over = self._handing_over or self.env.nursery.spawn(self._hand_over(), name="drain")
@@ -240,14 +244,19 @@ class Node:
 
     async def undrain(self) -> bool:
         """Take operations again, once all is handed over; whether the node was draining. It goes on if the caller does
-        not wait for its end. Raises Unavailable if the node stops."""
-        if self._is_stopping:
-            raise Unavailable(f"node {self.id} stops")
+        not wait for its end. Raises Unavailable while the node starts, and once it stops."""
+        self._check_up()
         was_draining = self.is_draining
         await asyncio.shield(self.env.nursery.spawn(self._serve_again(), name="undrain"))
+        self._check_up()
+        return was_draining
+
+    def _check_up(self) -> None:
+        """Raise Unavailable unless the node has started and does not stop."""
+        if not self.is_open:
+            raise Unavailable(f"node {self.id} starts: try again once it is up")
         if self._is_stopping:
             raise Unavailable(f"node {self.id} stops")
-        return was_draining
 
     async def _serve_again(self) -> None:
         async with self._turn:

@@ -109,8 +109,6 @@ async def serve(
             losses = LossWatch(node.env, node, view)
             losses.start()
             stack.push_async_callback(losses.close)
-            if doors is not None:
-                await doors(node, stack)
             engines = (
                 open_engine,
                 retire_engine or (lambda _: None),
@@ -118,7 +116,10 @@ async def serve(
                 spoil_engine or (lambda _: None),
                 age_retired or (lambda *_: None),
             )
-            await _host(node, stack, logs, *engines)
+            _make_hosting(node, stack, logs, *engines)
+            if doors is not None:
+                await doors(node, stack)
+            await _host(node, stack)
         elif doors is not None:
             await doors(node, stack)
         node.is_open = True
@@ -315,7 +316,7 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     await follower.open()
 
 
-async def _host(
+def _make_hosting(
     node: Node,
     stack: AsyncExitStack,
     logs: PartitionLogs,
@@ -325,7 +326,7 @@ async def _host(
     spoil_engine: SpoilEngine,
     age_retired: AgeRetired,
 ) -> None:
-    """The replicas that the ring assigns to this server."""
+    """Make what hosts replicas, and what tells of them, before a door opens behind which it is asked."""
     node.hosting = Hosting(
         node.env,
         node.id,
@@ -345,18 +346,22 @@ async def _host(
         node.versions,
         node.namespaces.book,
     )
-    await node.hosting.start()
-    node.namespaces.start()
-    stack.push_async_callback(node.hosting.stop)
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
-    node.load_sampler.start()
-    node.peers.serve(LOADS, node.load_sampler.answer)
     node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
     stack.push_async_callback(node.ledger_survey.close)
-    node.peers.serve(LEDGERS, node.ledger_survey.answer)
     node.progress = Progress(node.hosting.leading)
-    node.peers.serve(MOVES, node.progress.answer)
+
+
+async def _host(node: Node, stack: AsyncExitStack) -> None:
+    """Start the replicas that the ring assigns to this server, and what goes by them."""
+    stack.push_async_callback(node.hosting.stop)  # also of a start that is given up half way
     stack.push_async_callback(node.load_sampler.close)
+    await node.hosting.start()
+    node.namespaces.start()
+    node.load_sampler.start()
+    node.peers.serve(LOADS, node.load_sampler.answer)
+    node.peers.serve(LEDGERS, node.ledger_survey.answer)
+    node.peers.serve(MOVES, node.progress.answer)
     repair_after_s = node.config.repair_after_s
     keep_ms = node.config.partition.retention_ms
     node.steward = Steward(

@@ -85,12 +85,16 @@ class Hosting:
         """Replicas whose copies are damaged, and are to be made anew now."""
         self._made_anew: dict[PartitionId, int] = {}
         """How often, since this process began."""
+        self._held: set[PartitionId] = set()
+        """Replicas that left and did not end in good order: this process may have their states open."""
         self._standing: dict[PartitionId, StoreError] = {}
         """Replicas whose copies a newer release has written, and why they do not begin."""
         self._turns = Turns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
         self._is_stopped = False
+        self._stopping = asyncio.Lock()
+        """Held while all are handed over: a replica is stopped once."""
 
     async def start(self) -> None:
         """Start what the ring assigns now, and follow its changes. Also again after a `stop`."""
@@ -105,18 +109,20 @@ class Hosting:
         self._nursery.spawn(self._age(), name="age what is retired")
 
     async def stop(self) -> None:
-        """Hand over what is led here, and stop every replica; its state is synced."""
-        self._is_stopped = True
-        if self._forget is not None:
-            self._forget()
-        await self._nursery.close()
-        for partition in sorted(self._leaving):
-            self._leaving.pop(partition).let_go()  # the next process retires it
-        stopping = self._env.nursery.child("stopping")
-        tasks = [stopping.spawn(self._stop(partition), name=f"stop {partition}") for partition in sorted(self._hosted)]
-        for task in tasks:
-            await task
-        await stopping.close()
+        """Hand over what is led here, and stop every replica; its state is synced. One that is called while another is
+        under way returns after that."""
+        async with self._stopping:
+            self._is_stopped = True
+            if self._forget is not None:
+                self._forget()
+            await self._nursery.close()
+            for partition in sorted(self._leaving):
+                self._leaving.pop(partition).let_go()  # the next process retires it
+            stopping = self._env.nursery.child("stopping")
+            hosted = sorted(self._hosted)
+            for task in [stopping.spawn(self._stop(each), name=f"stop {each}") for each in hosted]:
+                await task
+            await stopping.close()
 
     def statistics(self) -> dict[PartitionId, dict[str, Any]]:
         standing = {partition: _standing(error) for partition, error in self._standing.items()}
@@ -155,6 +161,8 @@ class Hosting:
             replica = self._hosted[partition]
             if await self._stop(partition, keep_pins=True):
                 self._leaving[partition] = replica
+            else:
+                self._held.add(partition)  # the next process retires it
         await self._retire_left()
         self._standing = {each: why for each, why in self._standing.items() if each in assigned}
         for partition in assigned:
@@ -192,10 +200,16 @@ class Hosting:
             self._changed.set()
 
     async def _retire_strangers(self) -> None:
-        """Set aside states whose replicas went elsewhere while this server was down."""
+        """Set aside states whose replicas went elsewhere while this server was down, or while they stood still here."""
         for partition in self._find_engines():
-            if await self._has_left(partition) and partition not in self._hosted and partition not in self._leaving:
+            if self._is_strange(partition) and await self._has_left(partition) and self._is_strange(partition):
                 self._retire(partition)
+
+    def _is_strange(self, partition: PartitionId) -> bool:
+        """Whether nobody here uses the state that is here, or is about to."""
+        member = self._rings.ring.partitions.get(partition)
+        is_used = any(partition in each for each in (self._hosted, self._leaving, self._held))
+        return not is_used and (member is None or not member.is_on(self._server))
 
     async def _retire_left_now_and_then(self) -> None:
         while True:
@@ -238,11 +252,13 @@ class Hosting:
 
     async def _age(self) -> None:
         """Remove what was set aside when it has been there for so long while a process ran here. Dates jump; and a
-        server that does not run for a while may be the one that somebody is about to need."""
+        server that does not run for a while may be the one that somebody is about to need. What is still to be set
+        aside is looked for again: the metadata store may not have said so before."""
         while True:
             await asyncio.sleep(AGE_S)
             try:
                 self._age_retired(AGE_S, self._keep_s)
+                await self._retire_strangers()
             except OSError as error:
                 log.warning("what is set aside does not age: %s", error)
 

@@ -10,8 +10,8 @@ import resource
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC
 from functools import partial
@@ -214,52 +214,49 @@ def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.Abstract
 
 
 async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: Process, stop: asyncio.Event) -> None:
-    store = await _connect(config, stop)
-    if store is None:
-        return
     loop = asyncio.get_running_loop()
-    engines = Engines(env.disk, config.partition, end_process)
-    serving = serve(
-        config,
-        env=env,
-        store=store,
-        secret=secret,
-        open_engine=engines.open,
-        retire_engine=engines.retire,
-        find_engines=engines.find,
-        spoil_engine=engines.spoil,
-        age_retired=engines.age_retired,
-        doors=partial(_doors, process.certificates),
-    )
-    try:
-        async with AsyncExitStack() as stack:
-            node = await started_or_none(env.nursery, stack, serving, stop)
-            if node is None:
-                return
-            node.resident_bytes, node.cpu_s = _resident_bytes, _cpu_s
-            node.engine_statistics = engines.statistics
-            node.log_output, node.tls = process.output, process.tls
-            doorman = process.http.doorman = HttpDoorman(node.access, node.logins)
-            process.http.traced = traced_pages(node.env.traces)
-            process.node = node
-            process.snapshots = snapshots = LastSnapshot(node.env, store)
-            snapshots.start()
-            gateway = None
-            if Role.SERVER in config.plays:
-                gateway = process.http.gateway = _gateway(node, doorman)
-                node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
-                process.http.dashboard = dashboard = Dashboard(node.env.nursery, node.surveyor, node.ledger_survey)
-                dashboard.start()
-            await stop.wait()
-            loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
-            if gateway is not None:
-                gateway.close()
-            if process.http.dashboard is not None:
-                await process.http.dashboard.close()
-                process.http.dashboard = None
-            await snapshots.close()
-    finally:
-        await store.close()
+    async with AsyncExitStack() as stack:
+        store = await _connect(config, env.nursery, stack, process, stop)
+        if store is None:
+            return
+        engines = Engines(env.disk, config.partition, end_process)
+        serving = serve(
+            config,
+            env=env,
+            store=store,
+            secret=secret,
+            open_engine=engines.open,
+            retire_engine=engines.retire,
+            find_engines=engines.find,
+            spoil_engine=engines.spoil,
+            age_retired=engines.age_retired,
+            doors=partial(_doors, process.certificates),
+        )
+        node = await started_or_none(env.nursery, stack, serving, stop)
+        if node is None:
+            return
+        node.resident_bytes, node.cpu_s = _resident_bytes, _cpu_s
+        node.engine_statistics = engines.statistics
+        node.log_output, node.tls = process.output, process.tls
+        doorman = process.http.doorman = HttpDoorman(node.access, node.logins)
+        process.http.traced = traced_pages(node.env.traces)
+        process.node = node
+        process.snapshots = snapshots = LastSnapshot(node.env, store)
+        snapshots.start()
+        gateway = None
+        if Role.SERVER in config.plays:
+            gateway = process.http.gateway = _gateway(node, doorman)
+            node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
+            process.http.dashboard = dashboard = Dashboard(node.env.nursery, node.surveyor, node.ledger_survey)
+            dashboard.start()
+        await stop.wait()
+        loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
+        if gateway is not None:
+            gateway.close()
+        if process.http.dashboard is not None:
+            await process.http.dashboard.close()
+            process.http.dashboard = None
+        await snapshots.close()
 
 
 async def started_or_none(
@@ -308,15 +305,30 @@ def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
     return gateway
 
 
-async def _connect(config: NodeConfig, stop: asyncio.Event) -> Store | None:
-    """The metadata store, as soon as it answers; None if the node is stopped before. Raises MetadataDenied."""
-    login = config.metadata_login()
+async def _connect(
+    config: NodeConfig, nursery: Nursery, stack: AsyncExitStack, process: Process, stop: asyncio.Event
+) -> Store | None:
+    """The metadata store, as soon as it answers; None if the node is stopped before. It is closed with the stack.
+    Raises MetadataDenied."""
+    process.waits_for = "the metadata store"
     while not stop.is_set():
         try:
-            return await connect(config.metadata_address, tls=config.metadata_tls, login=login)
+            store = await started_or_none(nursery, stack, _connected(config), stop)
         except MetadataUnavailable as error:
             log.warning("%s; trying again", error)
+        else:
+            process.waits_for = ""
+            return store
     return None
+
+
+@asynccontextmanager
+async def _connected(config: NodeConfig) -> AsyncIterator[Store]:
+    store = await connect(config.metadata_address, tls=config.metadata_tls, login=config.metadata_login())
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExitStack) -> None:

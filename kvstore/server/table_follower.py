@@ -48,13 +48,6 @@ class TableFollower(ABC, Generic[T]):
         """Whether a table that is not there has been there, and must not be taken for an empty one."""
         return False
 
-    def due_s(self) -> float | None:
-        """Seconds until `do_due` is called, even if nothing changes meanwhile; None: only a change counts."""
-        return None
-
-    def do_due(self) -> None:
-        """Called when they are over, and perhaps before."""
-
     async def open(self) -> None:
         """Read the table for the first time. Raises MetadataUnavailable, MetadataUnknown."""
         self._watch = self._table.watch(self._changed.set)
@@ -74,13 +67,7 @@ class TableFollower(ABC, Generic[T]):
         read_at = self._clock_now()
         while True:
             left_s = max(0.0, read_at + REREAD_S - self._clock_now())
-            due_s = self.due_s()
-            is_due_first = due_s is not None and due_s < left_s
-            is_hinted = await wait_within(self._changed, due_s if is_due_first else left_s)
-            if not is_hinted:
-                self.do_due()
-                if is_due_first:
-                    continue
+            is_hinted = await wait_within(self._changed, left_s)
             self._changed.clear()
             try:
                 read_at = self._clock_now()

@@ -16,7 +16,7 @@ from tests.access.test_table import OTHER, TENANT, table_of
 
 WORD = made(b"\x01" * 6, b"\x02" * 32)
 ID = "010101010101"
-ADD = AddToken(ID, "anna", hash_of(WORD), 60_000, 1_000_000)
+ADD = AddToken(ID, "anna", hash_of(WORD), 60_000, 1_000_000, 1_000_000)
 
 
 def numbered(number: int, **changes: object) -> AddToken:
@@ -52,7 +52,7 @@ def test_a_table_of_before_there_were_tokens_has_none_and_a_new_one_is_read_back
 
 @pytest.mark.parametrize("change", [RemoveToken(ID), RemoveUser("anna"), SetPassword("anna", OTHER)])
 def test_a_token_goes_by_command_with_its_user_and_with_another_password(change: object) -> None:
-    others = table_of(*TENANT, AddToken("0" * 12, "root", hash_of(WORD), 60_000, ADD.now_ms), ADD)
+    others = table_of(*TENANT, AddToken("0" * 12, "root", hash_of(WORD), 60_000, ADD.now_ms, ADD.now_ms), ADD)
     assert [each.id for each in applied(others, change).tokens] == ["0" * 12]  # type: ignore[arg-type]
 
 
@@ -67,8 +67,18 @@ def test_expired_tokens_make_room_and_there_is_a_bound() -> None:
         table = applied(table, numbered(number))
     with pytest.raises(InvalidRequest, match="revoke one first"):
         applied(table, numbered(99))
-    later = applied(table, numbered(99, now_ms=ADD.now_ms + ADD.ttl_ms))
+    expired_ms = ADD.now_ms + ADD.ttl_ms
+    later = applied(table, numbered(99, now_ms=expired_ms, passed_ms=expired_ms))
     assert [each.id for each in later.tokens] == [f"{99:012x}"]
+
+
+# docs/protocol.md P31
+def test_a_server_that_is_not_sure_of_its_date_removes_no_token_of_others_by_it() -> None:
+    """One that had just started with a wrong wall clock removed, for good, tokens that were valid for hours."""
+    table = applied(table_of(*TENANT), numbered(1))
+    later = applied(table, numbered(2, now_ms=ADD.now_ms + ADD.ttl_ms, passed_ms=0))
+    assert [each.id for each in later.tokens] == [f"{number:012x}" for number in (1, 2)]
+    assert later.tokens[1].expires_ms == ADD.now_ms + 2 * ADD.ttl_ms
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
 from kvstore.ring import codec, new_ring
+from kvstore.server import hosting as module
 from kvstore.server.control.node_report import replica_report
 from kvstore.server.hosting import Hosting
 from kvstore.types import PartitionId, ServerId
 from tests.meta.drivers import LaggingStore
 from tests.partition.effects import Writer
+from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 N1, N2 = ServerId("n1"), ServerId("n2")
@@ -81,3 +87,41 @@ async def test_a_state_is_not_set_aside_by_what_a_metadata_server_says_that_lags
     await store.set(paths.RING, codec.encode(here), -1)
     assert not await hosting._has_left(P1)
     assert not await hosting._has_left(P2), "a ring that has never heard of it says nothing"
+
+
+# docs/protocol.md H10
+async def test_a_state_that_has_moved_away_is_set_aside_once_the_metadata_store_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was looked for once, as the process began. Where the store was away then it took the disk until the next."""
+    monkeypatch.setattr(module, "AGE_S", 0.01)
+    hosting: Any = object.__new__(Hosting)
+    hosting._store, hosting._server, hosting._keep_s = store, _, _ = MemoryStore(), N1, 60.0
+    engines, aside = [P1, P2], list[PartitionId]()
+    hosting._rings = SimpleNamespace(ring=new_ring([P1, P2], {N2: ""}, 1))
+    await store.create(paths.RING, codec.encode(hosting._rings.ring))
+    hosting._hosted, hosting._leaving, hosting._held = {}, {}, {P2}
+    hosting._find_engines, hosting._age_retired = lambda: list(engines), lambda *_: None
+
+    def retire(partition: PartitionId) -> None:
+        engines.remove(partition)
+        aside.append(partition)
+
+    hosting._retire_engine = retire
+    store.suspend()
+    await hosting._retire_strangers()
+    assert aside == []
+    aging = asyncio.create_task(hosting._age())
+    store.resume()
+
+    async def is_aside() -> bool:
+        return bool(aside)
+
+    await wait_until(is_aside)
+    await hosting._retire_strangers()
+    aging.cancel()
+    assert (aside, engines) == ([P1], [P2]), "one whose files may be open stays"
+    hosting._rings.ring = new_ring([P1, P2], {N1: ""}, 1)
+    engines.append(P1)
+    await hosting._retire_strangers()
+    assert aside == [P1], "one that is about to begin here stays, whatever a former ring says"

@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from kvstore.errors import MetadataUnavailable
 from kvstore.server import node as module
-from kvstore.server.node import started_or_none
+from kvstore.server.config import NodeConfig
+from kvstore.server.node import Process, _connect, started_or_none
 from tests.meta.drivers import TestNursery
+
+
+@dataclass
+class Waiting:
+    """The process, as far as it says what it waits for."""
+
+    waits_for: str
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +76,45 @@ async def test_a_start_that_fails_is_told() -> None:
     async with AsyncExitStack() as stack:
         with pytest.raises(OSError, match="taken"):
             await started_or_none(TestNursery(), stack, starts(), asyncio.Event())
+
+
+async def test_a_node_that_waits_for_its_metadata_store_says_so_and_is_stopped_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An attempt to connect takes up to 15 s, and nobody looked at SIGTERM meanwhile."""
+    tries, hangs, stop = iter((MetadataUnavailable("not yet"),)), asyncio.Event(), asyncio.Event()
+
+    async def connect(*_: object, **__: object) -> Any:
+        for error in tries:
+            raise error
+        hangs.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "connect", connect)
+    config, process = NodeConfig(id="n1", zookeeper="h:1", data_dir=Path(), secret_file=Path()), Waiting("room")
+    async with AsyncExitStack() as stack, asyncio.timeout(10):
+        connecting = asyncio.create_task(_connect(config, TestNursery(), stack, cast("Process", process), stop))
+        await hangs.wait()
+        assert process.waits_for == "the metadata store"
+        stop.set()
+        assert await connecting is None
+
+
+async def test_a_metadata_store_that_is_there_is_waited_for_no_more_and_closed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = []
+
+    class Store:
+        async def close(self) -> None:
+            closed.append(True)
+
+    async def connect(*_: object, **__: object) -> Store:
+        return Store()
+
+    monkeypatch.setattr(module, "connect", connect)
+    config, process = NodeConfig(id="n1", zookeeper="h:1", data_dir=Path(), secret_file=Path()), Waiting("room")
+    async with AsyncExitStack() as stack:
+        store = await _connect(config, TestNursery(), stack, cast("Process", process), asyncio.Event())
+        assert (isinstance(store, Store), process.waits_for, closed) == (True, "", [])
+    assert closed == [True]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from kvstore.errors import Unavailable
+from kvstore.errors import NoSuchLedger, Unavailable
+from kvstore.partition.partition import Partition
 from kvstore.partition.state import commands
-from kvstore.types import PartitionId
+from kvstore.server import app, composition
+from kvstore.types import LedgerId, PartitionId, ServerId
 from kvstore.wal.log import PartitionLogs
 from tests.sim.clients import Identity, Worker
 from tests.sim.judges.operations import Status
 from tests.sim.moving.moves import Users, World, play
 from tests.sim.moving.test_moves import TWO
-from tests.sim.nodes import Node
+from tests.sim.nodes import STOP_S_MAX, Node
 from tests.sim.recovering.cases import until
 from tests.sim.run import Only
 
@@ -107,6 +110,69 @@ def test_a_node_that_stops_is_not_drained_back() -> None:
         world.cluster.nodes[0].start()
 
     play(8, story, TWO, users=0)
+
+
+@pytest.mark.parametrize("is_drained_first", [True, False])
+def test_a_node_that_is_drained_and_stopped_together_hands_over_once(
+    is_drained_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replica was stopped twice at once, and the second end of it ended the process, with all other leases."""
+    stop = Partition.stop
+
+    async def slowly(partition: Partition, **how: bool) -> None:
+        await asyncio.sleep(1.0)
+        await stop(partition, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Partition, "stop", slowly)
+
+    async def story(world: World, users: Users) -> None:
+        machine = world.leader_of(P1)
+        assert machine is not None
+        node, drains, began = served(machine), asyncio.Event(), asyncio.get_running_loop().time()
+
+        async def note(is_serving: bool) -> None:
+            drains.set()
+
+        node.on_serving.append(note)
+        if is_drained_first:
+            draining = asyncio.create_task(node.drain())
+            await drains.wait()
+            stopping = asyncio.create_task(machine.stop())
+            assert P1 in await draining
+        else:
+            stopping = asyncio.create_task(machine.stop())
+            await drains.wait()
+            with pytest.raises(Unavailable, match="stops"):
+                await node.drain()
+        await stopping
+        assert (machine.sim.is_running, node.hosting.statistics()) == (False, {})
+        assert asyncio.get_running_loop().time() - began < STOP_S_MAX, "it had to be killed"
+        machine.start()
+
+    play(9, story, TWO, users=4)
+
+
+def test_a_node_that_starts_is_not_drained_yet_and_answers_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its door is open before its replicas begin. A drain that came then said that all is handed over, and ended it."""
+    host, seen = composition._host, list[ServerId]()
+
+    async def while_it_starts(node: app.Node, stack: AsyncExitStack) -> None:
+        for change in (node.drain, node.undrain):
+            with pytest.raises(Unavailable, match="starts"):
+                await change()
+        assert (node.not_ready(), node.is_draining) == (["starting"], False)
+        assert (node.replicas(), node.load_sampler.loads(), node.progress.stands()) == ({}, [], {})
+        with pytest.raises(NoSuchLedger):
+            await node.ledger_survey.ledger(LedgerId(1 << 40))
+        seen.append(node.id)
+        await host(node, stack)
+
+    monkeypatch.setattr(composition, "_host", while_it_starts)
+
+    async def story(world: World, users: Users) -> None:
+        assert len(seen) == 3
+
+    play(10, story, TWO, users=0)
 
 
 def served(node: Node) -> Any:

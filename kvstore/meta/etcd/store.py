@@ -241,8 +241,10 @@ class EtcdStore:
     async def _check_not_done(self, link: Link, wanted: TxnRequest, refusal: MetadataUnavailable) -> None:
         """Raise MetadataUnknown unless all that a transaction was to change is as it was. An etcd that runs out of room
         says so of transactions that it has made, too: it looks for room once before and once after."""
+        # Without an operation etcd takes a transaction for a read that any member may answer by what it has so far.
+        read = RequestOp(request_range=RangeRequest(key=link.guard.key, keys_only=True))
         try:
-            if (await link.txn(TxnRequest(compare=wanted.compare))).succeeded:
+            if (await link.txn(TxnRequest(compare=wanted.compare, success=[read]))).succeeded:
                 return
         except (MetadataError, Outdated):
             pass

@@ -10,9 +10,14 @@ What kazoo would do and must not, and what is done about it here:
   event loop, which has the lock that the thread wants. A pipe takes 64 Ki, and the queue is bounded.
 - It never notices a silent server while requests keep it busy, since each counts as a ping. A call past its deadline
   breaks the connection (`break_connection`).
-- Its thread ends for good after an answer that it does not understand. Session starts a new client then.
+- Its thread ends for good after an answer that it does not understand, and after errors of the machine's that it does
+  not expect. Session starts a new client then, which goes on with the session.
 - It knows no end of refused logins: after one its thread ends. Session starts a new client then, too, but not soon,
   and says so.
+- It waits for the answer to a connection for as long as a session lasts where there is one server. A ZooKeeper that
+  starts never answers whoever came before it had loaded its data, and does not close that connection either: the
+  session was over by then. GuardedClient waits for a third of it.
+- It takes a server that goes away within a login by SASL for one that refuses it. GuardedClient believes the third one.
 - It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
 """
 
@@ -26,10 +31,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, SessionClosedRequireSaslError
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionClosedRequireSaslError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.protocol.states import KeeperState
@@ -51,10 +56,14 @@ RECONNECT_JITTER = 0.4
 RESTART_DELAY_S = 1.0
 REFUSED_DELAY_S = 5.0
 """Between a login that was refused and the next one."""
+ANSWER_SHARE = 1 / 3
+"""Of the session's time, for the answer to a connection: what kazoo gives each server of three."""
+LOGIN_ATTEMPTS = 3
+"""A server that refuses a login by SASL drops the connection, and so does one that ends: as often in a row it is a
+refusal."""
 CLOSE_TIMEOUT_S = 3.0
 QUEUED_MAX = 4_000
 """Requests that wait for kazoo's thread; what goes beyond is refused. A byte for each fits in a pipe of one page."""
-_ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 
 
 class NotSent(Exception):
@@ -90,6 +99,15 @@ class PipeHandler(SequentialThreadingHandler):  # type: ignore[misc]
         return PipeEnd(reader), PipeEnd(writer)
 
 
+class Resumable(NamedTuple):
+    """A session whose client has ended, as the next client goes on with it."""
+
+    id: tuple[int, bytes]
+    """And its password."""
+    zxid: int
+    """The last transaction that was seen: a server that has seen less is not asked."""
+
+
 class GuardedClient(KazooClient):  # type: ignore[misc]
     """Kazoo's client, but it takes requests only while connected, and tells every change of its state, from its
     threads."""
@@ -97,9 +115,20 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
     def __init__(self, changed: Callable[[GuardedClient, str], None], **options: Any) -> None:
         self._changed = changed
         self._guard = threading.RLock()
+        self._dropped_logins = 0
+        self.is_refused = False
+        """Its login, after which it ends, too."""
+        self.resumable: Resumable | None = None
+        """Once its thread has ended, if the session has not."""
         super().__init__(handler=PipeHandler(), **options)
         self._authenticate = self._connection._authenticate_with_sasl
         self._connection._authenticate_with_sasl = self._authenticate_or_fail
+        self._invoke = self._connection._invoke
+        self._connection._invoke = self._invoke_in_time
+
+    def _invoke_in_time(self, timeout_s: float, request: Any, xid: int | None = None) -> Any:
+        """Send what opens a connection. One that is not answered soon is given up for the next one."""
+        return self._invoke(min(timeout_s, self._session_timeout / 1000 * ANSWER_SHARE), request, xid)
 
     def _authenticate_or_fail(self, host: str, timeout_s: float) -> None:
         """A server that takes nobody without a login has an error of its own for a wrong one, unknown to kazoo."""
@@ -107,6 +136,12 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
             self._authenticate(host, timeout_s)
         except SessionClosedRequireSaslError as error:
             raise AuthFailedError("wrong login") from error
+        except AuthFailedError as error:
+            self._dropped_logins += 1
+            if isinstance(error.__cause__, ConnectionDropped) and self._dropped_logins < LOGIN_ATTEMPTS:
+                raise error.__cause__ from None
+            raise
+        self._dropped_logins = 0
 
     def _call(self, request: Any, async_object: Any) -> Any:
         with self._guard:
@@ -121,6 +156,8 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
     def _session_callback(self, state: str) -> None:
         with self._guard:
             before = self._state
+            if state == KeeperState.CLOSED and self._session_id:  # kazoo forgets it now
+                self.resumable = Resumable((self._session_id, self._session_passwd), self.last_zxid)
             super()._session_callback(state)
         if state != before:
             self._changed(self, state)
@@ -154,11 +191,12 @@ class Session:
         self._is_closing = False
         self.client = self._start()
 
-    def _start(self) -> GuardedClient:
-        options: dict[str, Any] = {}
+    def _start(self, resumed: Resumable | None = None) -> GuardedClient:
+        """Raises OSError, RuntimeError: there are no descriptors or threads for it."""
+        options: dict[str, Any] = {} if resumed is None else {"client_id": resumed.id}
         if self._tls is not None:
             ca, cert, key = (path and str(path) for path in (self._tls.ca, self._tls.cert, self._tls.key))
-            options = {"use_ssl": True, "verify_certs": True, "check_hostname": True, "ca": ca}
+            options |= {"use_ssl": True, "verify_certs": True, "check_hostname": True, "ca": ca}
             options |= {"certfile": cert, "keyfile": key}
         if self._login is not None:
             options |= _login_options(self._login)
@@ -171,7 +209,13 @@ class Session:
             logger=_kazoo_log,
             **options,
         )
-        client.start_async()
+        if resumed is not None:
+            client.last_zxid = resumed.zxid
+        try:
+            client.start_async()
+        except BaseException:
+            client.handler.stop()
+            raise
         return client
 
     @property
@@ -228,23 +272,31 @@ class Session:
             if session != self.id:
                 self._become(SessionState.LOST, 0)
             self._become(SessionState.CONNECTED, session)
-        elif state == KeeperState.CONNECTING:
+        elif state in (KeeperState.CONNECTING, KeeperState.CLOSED):
             if self.state is SessionState.CONNECTED:
                 self._become(SessionState.SUSPENDED, self.id)
+            if state == KeeperState.CLOSED and not client.is_refused:
+                log.error("kazoo has ended; it is started again in %g s", RESTART_DELAY_S)
+                self._loop.call_later(RESTART_DELAY_S, self._replace, client)
         else:
+            log.warning("metadata session lost session=%x: kazoo says %s", self.id, state)
             self._become(SessionState.LOST, 0)
             if state == KeeperState.AUTH_FAILED:
+                client.is_refused = True
                 self.refused.set()
                 log.error("ZooKeeper refuses the login user=%s; again in %g s", self.user, REFUSED_DELAY_S)
                 self._loop.call_later(REFUSED_DELAY_S, self._replace, client)
-            elif state in _ENDED:
-                self._loop.call_later(RESTART_DELAY_S, self._replace, client)
 
     def _replace(self, client: GuardedClient) -> None:
-        if not self._is_closing and client is self.client:
-            log.error("kazoo has ended; starting it anew")
+        """Start the next client; later, where there is no descriptor or thread for it."""
+        if self._is_closing or client is not self.client:
+            return
+        try:
+            self.client = self._start(client.resumable)
             self._dispose(client)
-            self.client = self._start()
+        except (OSError, RuntimeError) as error:
+            log.error("kazoo could not be started; again in %g s: %s", RESTART_DELAY_S, error)
+            self._loop.call_later(RESTART_DELAY_S, self._replace, client)
 
     def _become(self, state: SessionState, session: int) -> None:
         if (state, session) == (self.state, self.id):

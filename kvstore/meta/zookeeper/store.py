@@ -73,6 +73,19 @@ _ERRORS: dict[type[Exception], type[MetadataError]] = {
     kazoo.SessionClosedRequireSaslError: MetadataDenied,
     kazoo.NoAuthError: MetadataDenied,
 }
+_REFUSED = (
+    kazoo.BadArgumentsError,
+    kazoo.UnimplementedError,
+    kazoo.NoChildrenForEphemeralsError,
+    kazoo.InvalidACLError,
+    kazoo.NotReadOnlyCallError,
+    kazoo.EphemeralOnLocalSessionError,
+    kazoo.NoWatcherError,
+    kazoo.ReconfigDisabledError,
+    kazoo.QuotaExceededError,
+)
+"""Said before anything is done. What is not known here may have been done: ZooKeeper has an error for whatever goes
+wrong once it has made a change, and kazoo puts its own in place of an answer that it does not understand."""
 _WHY: dict[type[Exception], str] = {
     kazoo.AuthFailedError: "it refuses the login",
     kazoo.SessionClosedRequireSaslError: "it wants a login; see metadata.user",
@@ -88,7 +101,10 @@ def _error(path: str, error: BaseException) -> MetadataError:
     known = _ERRORS.get(type(error))  # type: ignore[arg-type]
     if known is MetadataDenied:
         return known(f"{path}: ZooKeeper does not let us: {_WHY[type(error)]}")  # type: ignore[index]
-    return known(path) if known else MetadataError(f"{path}: {type(error).__name__} {error}".rstrip())
+    if known is not None:
+        return known(path)
+    found = MetadataError if isinstance(error, _REFUSED) else MetadataUnknown
+    return found(f"{path}: {type(error).__name__} {error}".rstrip())
 
 
 class ZooKeeperStore:
@@ -231,6 +247,8 @@ class ZooKeeperStore:
         full = [self._full(change.path) for change in changes]
         check_change_sizes(changes)
         results = await self._call(changes[0].path, lambda client: _transaction(client, full, changes))
+        if len(results) != len(changes):
+            raise MetadataUnknown(f"{changes[0].path}: want {len(changes)} results, got {len(results)}")
         failed = [(change, result) for change, result in zip(changes, results, strict=True) if _is_error(result)]
         for change, result in failed:
             if not isinstance(result, _NOT_THE_CAUSE):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from kvstore.access import AccessTable
 from kvstore.env import Env
+from kvstore.env.events import wait_within
 from kvstore.errors import UndecodableNode
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.access import AccessStore
@@ -25,6 +27,17 @@ class AccessFollower(TableFollower[AccessTable]):
         super().__init__(env, AccessStore(store), what="users and roles")
         self._access, self._clock = access, env.clock
         self._was_on = False
+        self._moved = asyncio.Event()
+        """The next end of a token may be another one."""
+        self._forget = access.on_change(self._moved.set)
+
+    async def open(self) -> None:
+        await super().open()
+        self._nursery.spawn(self._end_tokens(), name="end tokens")
+
+    async def close(self) -> None:
+        self._forget()
+        await super().close()
 
     def take(self, table: AccessTable) -> None:
         self._was_on = table.is_on
@@ -40,10 +53,14 @@ class AccessFollower(TableFollower[AccessTable]):
         """Nobody switches access control off like that: `kvstore access off` leaves a table that says so."""
         return self._was_on
 
-    def due_s(self) -> float | None:
+    async def _end_tokens(self) -> None:
+        """End each token in time. A task of its own, for a read of the table may take long, or fail all night."""
+        while True:
+            await wait_within(self._moved, self._next_end_s())
+            self._moved.clear()
+            self._access.expire(self._clock.date_ms())
+
+    def _next_end_s(self) -> float | None:
         """Until the next token expires, or LOOK_S if that is sooner: a clock may be set meanwhile."""
         next_ms = self._access.next_expiry_ms()
         return None if next_ms is None else min(max((next_ms - self._clock.date_ms()) / 1000, LOOK_MIN_S), LOOK_S)
-
-    def do_due(self) -> None:
-        self._access.expire(self._clock.date_ms())

@@ -188,9 +188,15 @@ class Access:
     def of_token(self, id_: str, word: bytes, now_ms: int) -> Identity | None:
         """The user whom a token names; None if it names none, or none any more."""
         token, identity = self._tokens.get(id_, (None, None))
-        if token is None or identity is None or identity.is_gone or token.expires_ms <= now_ms:
+        if token is None or identity is None or token.expires_ms <= now_ms or not token.is_right(word):
             return None
-        return identity if token.is_right(word) else None
+        if (
+            identity.is_gone
+        ):  # a date that was wrong has ended it too early: what came with it is over, the token is not
+            identity = Identity(token.user, self._identities[token.user].permissions, token=id_)
+            self._tokens[id_] = token, identity
+            self._listeners.tell()
+        return identity
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
         """Count a refusal, and have it in the audit log."""

@@ -116,6 +116,8 @@ class LedgerSurvey:
                 status = ledger_status(metadata)
                 status.version = version
                 return LedgerResponse(ledger=status)
+        except Corrupted as error:
+            return LedgerResponse(ledger=LedgerStatus(id=ledger, state=f"unreadable: {error}"))
         except (TimeoutError, MetadataError) as error:
             log.info("the leaders are asked for ledger %d: %r", ledger, error)
         found = await self._ask(sorted(self._node.topology.ring.partitions), 0)

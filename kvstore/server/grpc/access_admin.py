@@ -31,15 +31,18 @@ from kvstore.server.access.identities import Access
 class AccessAdmin:
     """Raises StoreError."""
 
-    def __init__(self, store: MetadataStore, access: Access, date_ms: Callable[[], int]) -> None:
-        """`date_ms`: from when on a new token lives."""
-        self._access, self._here, self._date_ms = AccessStore(store), access, date_ms
+    def __init__(
+        self, store: MetadataStore, access: Access, date_ms: Callable[[], int], passed_ms: Callable[[], int]
+    ) -> None:
+        """`date_ms`: from when on a new token lives; `passed_ms`: by when others have expired."""
+        self._access, self._here = AccessStore(store), access
+        self._date_ms, self._passed_ms = date_ms, passed_ms
 
     async def read(self) -> admin_pb2.AccessResponse:
         return response_of(await self._access.read())
 
     async def change(self, request: admin_pb2.ChangeAccessRequest) -> admin_pb2.AccessResponse:
-        change = change_of(request, self._date_ms())
+        change = change_of(request, self._date_ms(), self._passed_ms())
         if self._here.is_wanted and change == Switch(False):
             raise InvalidRequest(
                 "other machines reach this node: with access control off it would serve nobody; want insecure = true "
@@ -48,7 +51,7 @@ class AccessAdmin:
         return response_of(await self._access.change(change))
 
 
-def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int) -> Change:
+def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int, passed_ms: int) -> Change:
     """The change that is asked for. Raises InvalidRequest."""
     match request.WhichOneof("change"):
         case "switch_on":
@@ -74,7 +77,7 @@ def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int) -> Change:
             return RevokeRight(asked.role, _right(asked.right), asked.prefix)
         case "add_token":
             token = request.add_token
-            return AddToken(token.id, token.user, token.token_hash, token.ttl_ms, now_ms)
+            return AddToken(token.id, token.user, token.token_hash, token.ttl_ms, now_ms, passed_ms)
         case "remove_token":
             return RemoveToken(request.remove_token)
         case _:

@@ -92,7 +92,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
         self._ring = RingAdmin(env, source, backend)
-        self._access = AccessAdmin(source.store, source.access, env.clock.date_ms)
+        self._access = AccessAdmin(source.store, source.access, env.clock.date_ms, env.clock.passed_ms)
         self._namespaces = NamespaceAdmin(source.store, source.namespaces, source.versions)
         self._node = NodeAdmin(source)
         self._clock = env.clock

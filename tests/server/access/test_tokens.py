@@ -26,10 +26,10 @@ from kvstore.access import (
 )
 from kvstore.access.tokens import hash_of, made
 from kvstore.env.nursery import TaskNursery
-from kvstore.errors import NotAuthenticated
+from kvstore.errors import MetadataUnavailable, NotAuthenticated
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.store import Watch
+from kvstore.meta.store import Stat, Watch
 from kvstore.meta.tables.access import AccessStore
 from kvstore.partition.state import commands
 from kvstore.proto import kv_pb2, kv_pb2_grpc
@@ -57,7 +57,7 @@ ID, NOW_MS, TTL_MS = "01" * 6, 1_000_000, 60_000
 
 
 def add(now_ms: int = NOW_MS, ttl_ms: int = TTL_MS) -> AddToken:
-    return AddToken(ID, "tenant", hash_of(WORD), ttl_ms, now_ms)
+    return AddToken(ID, "tenant", hash_of(WORD), ttl_ms, now_ms, now_ms)
 
 
 @dataclass
@@ -143,6 +143,24 @@ async def test_it_ends_with_its_time_and_so_does_what_came_with_it(server: Serve
     with pytest.raises(NotAuthenticated):
         await server.logins.login("", WORD, "a")
     assert identity.is_gone, "for good"
+
+
+async def test_one_that_a_wrong_date_has_ended_lets_in_again_when_the_date_is_right(server: Server) -> None:
+    """It was refused until somebody changed a user: a machine may start with a clock that is a day ahead."""
+    former, told = await server.logins.login("", WORD, "a"), list[bool]()
+    server.access.on_change(lambda: told.append(True))
+    server.access.expire(NOW_MS + TTL_MS)
+    assert (former.is_gone, server.access.next_expiry_ms(), told) == (True, None, [True])
+    with pytest.raises(NotAuthenticated):
+        await server.logins.login("", FALSE, "a")
+    identity = await server.logins.login("", WORD, "a")
+    identity.check(Right.READ, b"t/", b"t0", "a test")
+    assert identity.who == f"tenant#{ID}"
+    assert former.is_gone, "for good"
+    assert (server.access.next_expiry_ms(), len(told)) == (NOW_MS + TTL_MS, 2), "its end is followed"
+    assert await server.logins.login("", WORD, "a") is identity
+    server.access.expire(NOW_MS + TTL_MS)
+    assert identity.is_gone
 
 
 @pytest.mark.parametrize("change", [RemoveToken(ID), RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
@@ -231,6 +249,43 @@ async def test_a_server_notices_by_itself_that_one_has_expired() -> None:
     await wait_until(async_of(lambda: identity.is_gone), what="it has expired")
     await AccessStore(store).change(RemoveToken(ID))
     await wait_until(async_of(lambda: access.statistics()["access_tokens"] == 0), what="changes are followed as before")
+    await follower.close()
+    await nursery.close()
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_one_expires_in_time_while_the_metadata_store_is_away(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as the store was away, what had come with it went on."""
+
+    class Store(MemoryStore):
+        is_away, failed = False, 0
+
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            if self.is_away:
+                self.failed += 1
+                if is_silent:
+                    await asyncio.Event().wait()
+                raise MetadataUnavailable(path)
+            return await super().get(path)
+
+    monkeypatch.setattr(table_follower, "REREAD_S", 0.01)
+    monkeypatch.setattr(table_follower, "RETRY_S", 0.01)
+    nursery, store, clock = TaskNursery("test"), Store(), Dated(NOW_MS)
+    env: Any = replace(env_of(nursery), clock=clock)  # type: ignore[arg-type]
+    for change in (*CHANGES, add(ttl_ms=1_000)):
+        await AccessStore(store).change(change)
+    access = Access()
+    follower = AccessFollower(env, store, access)
+    await follower.open()
+    identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms)).login("", WORD, "a")
+    store.is_away = True
+    follower.look_again()
+    await wait_until(async_of(lambda: store.failed > (0 if is_silent else 3)), what="the store is away")
+    assert not identity.is_gone
+    clock.ms += 1_000
+    await wait_until(async_of(lambda: identity.is_gone), what="it has expired")
     await follower.close()
     await nursery.close()
 

@@ -156,7 +156,7 @@ async def test_an_administrator_cannot_lock_everybody_out_by_switching_it_off() 
     await AccessStore(store).change(Found("root", HASH))
     off = admin_pb2.ChangeAccessRequest(switch_on=False)
     with pytest.raises(InvalidRequest, match="serve nobody"):
-        await AccessAdmin(store, Access(is_wanted=True), lambda: 0).change(off)
+        await AccessAdmin(store, Access(is_wanted=True), lambda: 0, lambda: 0).change(off)
     assert (await AccessStore(store).read()).is_on
-    await AccessAdmin(store, Access(), lambda: 0).change(off)
+    await AccessAdmin(store, Access(), lambda: 0, lambda: 0).change(off)
     assert not (await AccessStore(store).read()).is_on

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, MetadataUnavailable, NoSuchLedger, Unavailable
+from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import SessionState
 from kvstore.proto.admin_pb2 import LedgersResponse
@@ -74,6 +75,15 @@ async def test_ledgers_of_nobodys_log_are_on_the_page_of_all_and_in_no_logs(worl
         (3, "", "OPEN"),
     ]
     assert not everything.from_leaders
+
+
+async def test_a_ledger_that_cannot_be_read_is_told_as_such_and_not_as_a_store_that_is_away(world: World) -> None:
+    await world.inner.set(paths.ledger(LedgerId(2)), b"spoilt", -1)
+    found = await world.survey.ledger(LedgerId(2))
+    assert (found.ledger.id, found.from_leaders) == (2, False)
+    assert found.ledger.state.startswith("unreadable: ")
+    states = {each.id: each.state for each in (await world.survey.page(LedgerId(0))).ledgers}
+    assert states[2] == found.ledger.state
 
 
 async def test_all_ledgers_come_in_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

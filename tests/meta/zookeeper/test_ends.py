@@ -1,0 +1,130 @@
+"""How kazoo's thread ends, and what becomes of the session then. No server."""
+
+from __future__ import annotations
+
+import asyncio
+from errno import EMFILE
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kazoo.exceptions import AuthFailedError, ConnectionDropped
+from kazoo.protocol.states import KeeperState
+
+from kvstore.meta.store import SessionState
+from kvstore.meta.zookeeper import session as module
+from kvstore.meta.zookeeper.session import LOGIN_ATTEMPTS, GuardedClient, PipeEnd, PipeHandler, Resumable, Session
+from tests.waiting import wait_until
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def client() -> GuardedClient:
+    return GuardedClient(lambda *_: None, hosts=NOBODY)
+
+
+def dropped(*_: object) -> None:
+    """What kazoo makes of a server that goes away within a login, and of one that refuses it."""
+    raise AuthFailedError("Connection dropped in SASL") from ConnectionDropped("socket connection broken")
+
+
+def test_a_server_that_goes_away_within_a_login_has_not_refused_it(client: GuardedClient) -> None:
+    """A node ended because its ZooKeeper was restarted while the node logged in."""
+    for _ in range(3):
+        client._authenticate = dropped
+        for _ in range(LOGIN_ATTEMPTS - 1):
+            with pytest.raises(ConnectionDropped):
+                client._authenticate_or_fail("h", 1.0)
+        client._authenticate = lambda *_: None
+        client._authenticate_or_fail("h", 1.0)
+
+
+def test_one_that_drops_each_login_refuses_it(client: GuardedClient) -> None:
+    client._authenticate = dropped
+    for _ in range(LOGIN_ATTEMPTS - 1):
+        with pytest.raises(ConnectionDropped):
+            client._authenticate_or_fail("h", 1.0)
+    with pytest.raises(AuthFailedError):
+        client._authenticate_or_fail("h", 1.0)
+
+
+def test_a_client_whose_thread_ends_leaves_its_session_unless_that_is_over(client: GuardedClient) -> None:
+    client._session_id, client._session_passwd, client.last_zxid = 7, b"p" * 16, 9
+    client._session_callback(KeeperState.CONNECTED)
+    client._session_callback(KeeperState.CLOSED)
+    assert client.resumable == Resumable((7, b"p" * 16), 9)
+    expired = GuardedClient(lambda *_: None, hosts=NOBODY)
+    expired._session_id = 7
+    for state in (KeeperState.CONNECTED, KeeperState.EXPIRED_SESSION, KeeperState.CONNECTING, KeeperState.CLOSED):
+        expired._session_callback(state)
+    assert expired.resumable is None
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTART_DELAY_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_next_client_goes_on_with_the_session_once_there_is_a_descriptor_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there was none for a moment nobody tried again."""
+    make, failures = PipeHandler.create_socket_pair, [OSError(EMFILE, "too many open files")] * 2
+
+    def make_or_fail(handler: PipeHandler) -> tuple[PipeEnd, PipeEnd]:
+        if failures:
+            raise failures.pop()
+        return make(handler)
+
+    session = Session(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
+    former = session.client
+    former.resumable = Resumable((7, b"p" * 16), 9)
+    session._on_state(former, KeeperState.CONNECTED, 7)
+    monkeypatch.setattr(PipeHandler, "create_socket_pair", make_or_fail)
+    session._on_state(former, KeeperState.CLOSED, 0)
+    assert (session.state, session.id) == (SessionState.SUSPENDED, 7)
+
+    async def is_replaced() -> bool:
+        return session.client is not former
+
+    await wait_until(is_replaced)
+    assert failures == []
+    assert (session.client._session_id, session.client._session_passwd, session.client.last_zxid) == (7, b"p" * 16, 9)
+    session._on_state(session.client, KeeperState.EXPIRED_SESSION, 0)
+    assert (session.state, session.id) == (SessionState.LOST, 0)
+    await session.close()
+
+
+async def test_a_server_that_never_answers_a_connection_is_asked_again_before_the_session_is_over() -> None:
+    """ZooKeeper does so while it starts; with one server each session was lost that met that moment."""
+    timeout_s, loop, came = 3.0, asyncio.get_running_loop(), list[float]()
+
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(loop.time())
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        session = Session(f"{host}:{port}", timeout_s, tls=None, login=None, changed=lambda _: None)
+
+        async def has_come_again() -> bool:
+            return len(came) > 1
+
+        await wait_until(has_come_again)
+        await session.close()
+    assert came[1] - came[0] < 0.9 * timeout_s
+
+
+async def test_after_a_refused_login_the_next_one_is_not_soon() -> None:
+    """Its thread ends then, too, and that started the next client at once."""
+    session = Session(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
+    loop, delays = session._loop, list[float]()
+    session._loop = cast("Any", SimpleNamespace(call_later=lambda delay_s, *_: delays.append(delay_s)))
+    for state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED):
+        session._on_state(session.client, state, 0)
+    assert (session.refused.is_set(), delays) == (True, [module.REFUSED_DELAY_S])
+    session._loop = loop
+    await session.close()

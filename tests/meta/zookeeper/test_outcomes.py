@@ -1,0 +1,68 @@
+"""What an error of kazoo's says of the call that it ends: refused, not sent, or perhaps done. No server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kazoo import exceptions as kazoo
+
+from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NoSuchNode, VersionConflict
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import Change, SetData
+from kvstore.meta.zookeeper.session import NotSent
+from kvstore.meta.zookeeper.store import ZooKeeperStore, _error
+from kvstore.types import PartitionId
+from kvstore.wal.lists import LedgerLists
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NotSent("the connection is CONNECTING"), MetadataUnavailable),
+        (kazoo.BadVersionError(), VersionConflict),
+        (kazoo.NoNodeError(), NoSuchNode),
+        (kazoo.NoChildrenForEphemeralsError(), MetadataError),
+        (kazoo.QuotaExceededError(), MetadataError),
+        (kazoo.ConnectionLoss(), MetadataUnknown),
+        (kazoo.MarshallingError(), MetadataUnknown),  # of any error of the server's once the change is made
+        (kazoo.SystemZookeeperError(), MetadataUnknown),
+        (kazoo.RequestTimeoutError(), MetadataUnknown),
+        (RuntimeError("xids do not match"), MetadataUnknown),
+        (ValueError("an answer that cannot be decoded"), MetadataUnknown),
+    ],
+)
+def test_a_call_is_told_as_refused_only_where_that_is_certain(error: Exception, said: type[MetadataError]) -> None:
+    assert type(_error("/a", error)) is said
+    assert str(_error("/a", error)).startswith("/a")
+
+
+async def test_a_transaction_whose_results_are_not_all_there_may_be_done() -> None:
+    store: Any = object.__new__(ZooKeeperStore)
+    store._chroot = ""
+
+    async def answered(*_: object) -> list[object]:
+        return []
+
+    store._call = answered
+    with pytest.raises(MetadataUnknown, match="want 1 results, got 0"):
+        await store.multi([SetData("/a", b"", 0)])
+
+
+# docs/protocol.md G12
+async def test_a_list_that_was_written_is_found_though_its_answer_could_not_be_understood() -> None:
+    """It was told as refused, and the ledger that had just been listed was deleted."""
+
+    class Store(MemoryStore):
+        is_choking = True
+
+        async def multi(self, changes: Sequence[Change]) -> None:
+            await super().multi(changes)
+            if self.is_choking:
+                self.is_choking = False
+                raise _error(changes[0].path, kazoo.MarshallingError())
+
+    lists, partition = LedgerLists(Store()), PartitionId("p1")
+    listed, version = await lists.make(partition)
+    assert await lists.write(partition, listed, version) == version + 1
