@@ -93,7 +93,7 @@ class Pinning:
     async def _expire_now_and_then(self) -> None:
         seen = 0
         while True:
-            await self._env.beat.rest(EXPIRE_S if self._state.held else IDLE_S)
+            await self._env.beat.rest(EXPIRE_S if self._state.held.by_pin else IDLE_S)
             self.held()
             if self._state.held.expired != seen and self._leading() is not None:
                 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import assert_never
 
 from kvstore.env import Env, Task
@@ -25,10 +25,8 @@ from kvstore.partition.election.role_events import Command, Event
 from kvstore.partition.election.role_machine import Role, RoleMachine
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.election.trials import Trials
-from kvstore.partition.leading.answers import Nobody
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.commands import Level, get
 from kvstore.partition.state.state import State
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog, Logs
@@ -147,9 +145,12 @@ class Replica:
         its lease, so that the next need not wait."""
         if hand_over:
             await self._let_go()
+        leader = self.leader
         self._feed(role_events.Stop())
         if self._log is not None:
             self._log.close_for_good()
+        if leader is not None:
+            leader.stop(NotLeader(self._partition))  # also one with nothing under way: its timers end with it
         await self.claiming.give_back()
 
     async def _let_go(self) -> None:
@@ -358,10 +359,9 @@ class Replica:
         self._feed(role_events.Opened() if opened else role_events.OpenFailed())
 
     def _prove(self) -> None:
-        """By a strict read, which is an append: the leader ends if it is fenced. Else another may be about to
-        fence it: look again soon."""
+        """By an append: the leader ends if it is fenced. Else another may be about to fence it: look again soon."""
         if self.leader is not None:
-            self.leader.submit(get(b"-", Level.STRICT), Nobody(), 0)
+            self._env.nursery.spawn(_prove(self.leader), name=f"{self._partition} proof")
         asyncio.get_running_loop().call_later(PROVEN_S, self._reread.set)
 
     def _ended(self, reason: StoreError) -> None:
@@ -377,3 +377,9 @@ class Replica:
             self.leader.usage.leave()
         self.leader = self._log = None
         self.following.start()
+
+
+async def _prove(leader: Leader) -> None:
+    if leader.serving:  # behind a release nothing may stand
+        with suppress(StoreError):
+            await leader.prove()

@@ -145,16 +145,6 @@ class Logged(Sink):
         """Nothing is sent."""
 
 
-class Nobody(Sink):
-    """The sink of an operation whose result nobody needs."""
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        """Nobody waits for it."""
-
-    def flush(self) -> None:
-        """Nothing is sent."""
-
-
 def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
     """The answers when an entry in flight was lost from sight: what it would have done may be done. What it had
     refused is not done in any case."""

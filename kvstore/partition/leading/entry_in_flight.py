@@ -23,8 +23,6 @@ class EntryInFlight(msgspec.Struct):
 
     made: NextEntry
     replies: list[Reply]
-    observed: list[Reply] = []
-    """Answers that rest on what this entry and those before it do: given with its own."""
     arrived: float = inf
     """When the first of its operations came; `inf`: it has none."""
 

@@ -15,9 +15,10 @@ from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.namespaces import Meter
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.plain_puts import LOOKED_UP_MAX, put_all, put_together
-from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
+from kvstore.partition.leading.plain_puts import put_all, put_together
+from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut, written_between
 from kvstore.partition.leading.range_reads import keys_in
+from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, Reading
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
@@ -92,6 +93,7 @@ class Evaluator:
         self.draft = Draft(self._next_seq, self._time_ms)
         """The draft of the entry in the making."""
         self._stored: dict[bytes, bytes | None] = {}
+        self._reading = Reading(state.engine)
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._begun: list[RangeSink] = []
@@ -147,10 +149,12 @@ class Evaluator:
         rest: list[Item] = []
         self._frozen, self._away, self._begun = [], [], []
         try:
-            for begin in range(0, len(items), LOOKED_UP_MAX):
-                decided = self._evaluate_some(draft, items[begin : begin + LOOKED_UP_MAX], replies, rest)
-                if draft.size >= self._config.entry_bytes_max:
-                    rest += items[begin + decided :]
+            decided, self._reading.left = 0, ENTRY_READ_MAX
+            while decided < len(items):
+                some = items[decided : decided + self._reading.at_once]
+                decided += self._evaluate_some(draft, some, replies, rest)
+                if draft.size >= self._config.entry_bytes_max or self._reading.left <= 0:
+                    rest += items[decided:]
                     break
             entry = self._finish(draft)
         except Exception:
@@ -214,7 +218,9 @@ class Evaluator:
         """Decide on `items` until the entry is full. Returns on how many."""
         keys = [item[0][1] for item in items]
         data_keys = data_keys_of(keys)
-        rows = self._state.engine.multi_get(data_keys)
+        reading = self._reading
+        rows = reading.multi_get(data_keys)
+        size = reading.size  # taken off at the end: what was read together is decided on together
         touched = self._overlay.touched_of(keys) if self._overlay.layers else set[bytes]()
         metered = [key for key in keys if key.startswith(self._prefixes)] if self._prefixes else []
         written = draft.layer.rows
@@ -228,6 +234,7 @@ class Evaluator:
             versions = put_together(draft, ops, keys, data_keys, rows, self._overlay, touched, self._state.retries)
             if versions is not None:
                 replies += zip(sinks, tokens, versions, strict=True)
+                reading.left -= size
                 return len(items)
         touched.update(metered)
         self._stored = dict(zip(keys, rows, strict=True))
@@ -250,13 +257,21 @@ class Evaluator:
                     result = self._put_once(draft, key, row_key, op[2], row, op[6])
                 replies.append((sink, token, result))
                 continue
-            result = self._delete_range(op, item, rest) if op[0] == _DELETE_RANGE else self._decide(item, row_key)
+            if op[0] == _DELETE_RANGE:
+                result = self._delete_range(op, item, rest)
+            elif op[0] == REAP:
+                result = self._reap(op[2], item, rest)
+            else:
+                result = self._decide(item, row_key)
             if result is not UNTOUCHED:
                 replies.append((sink, token, result))
             elif self._serving_ranges.held:
                 slices = NOTHING.slices
-            if draft.size >= bytes_max:
+            if draft.size >= bytes_max or reading.left <= 0:
                 break
+        reading.left -= size
+        if decided < len(items):
+            reading.note_full(decided)
         return decided
 
     def _finish(self, draft: Draft) -> NextEntry | None:
@@ -297,7 +312,7 @@ class Evaluator:
         if row is UNTOUCHED:
             row = self._overlay.find(key)
         if row is UNTOUCHED:
-            stored = self._stored[key] if key in self._stored else self._state.engine.get(data_key(key))
+            stored = self._stored[key] if key in self._stored else self._reading.get(data_key(key))
             return None if stored is None else record_of(stored)
         return row
 
@@ -342,14 +357,19 @@ class Evaluator:
             return error
         raise AssertionError("refused without a reason")
 
-    def _reap(self, keys: list[bytes]) -> None:
-        """Delete those past their expiry. Where nothing may be written the entry's record time says that they are."""
+    def _reap(self, keys: list[bytes], item: Item, rest: list[Item]) -> Result:
+        """Delete those past their expiry. Where nothing may be written the entry's record time says that they are.
+        Returns UNTOUCHED if the operation goes on in the next batch."""
         may_write = self._serving_ranges.may_write
-        for key in keys:
+        for place, key in enumerate(keys):
+            if self._reading.left <= 0 and place:
+                rest.append(((REAP, b"", keys[place:]), *item[1:]))
+                return UNTOUCHED
             if may_write(data_key(key)):
                 self.live(key)
             elif not self.draft.keys:
                 self.draft.note(key)
+        return None
 
     def _is_kept(self, item: Item, keys: list[bytes]) -> bool:
         """Whether the operation touches only records (`keys`) that are owned and take writes. Else it is put aside."""
@@ -368,11 +388,8 @@ class Evaluator:
         return True
 
     def _decide(self, item: Item, row_key: bytes) -> Result | StoreError:
-        """The result of any operation but DELETE_RANGE, or why it is refused; UNTOUCHED if it is put aside."""
+        """The result of any operation but DELETE_RANGE and REAP, or why it is refused; UNTOUCHED if it is put aside."""
         op = item[0]
-        if op[0] == REAP:
-            self._reap(op[2])
-            return None
         request: RequestId | None = op[-1]
         is_batch = op[0] == _BATCH
         try:
@@ -384,6 +401,8 @@ class Evaluator:
             row_keys = [data_key(each[1]) for each in op[2]] if is_batch else [row_key]
             if not self._is_kept(item, row_keys):
                 return UNTOUCHED
+            if is_batch:
+                self._reading.left -= LOOKED_UP_BYTES * len(row_keys)
             before = self.draft.last_seq
             is_plain = is_batch and not (self._prefixes and any(each[1].startswith(self._prefixes) for each in op[2]))
             result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_plain else None
@@ -443,10 +462,14 @@ class Evaluator:
             self._away.append((item, ELSEWHERE))
             return UNTOUCHED
         tokens = assigned or serving_ranges.writable
-        keys, following = cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens))
-        self._look_up(keys)
-        changed = self._changed_between(start, following or end or None)
-        for key in sorted(set(keys) | {key for key, row in changed.items() if row is not None}):
+        stored, following = keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens)
+        under_way = written_between(self._overlay, self.draft, start, following or end or None, tokens)
+        keys, following = cut(sorted({*stored, *under_way}), following, self.draft.size)
+        found = self._reading.look_up(keys)
+        if len(found) < len(keys):
+            keys, following = keys[: len(found)], keys[len(found)]
+        self._stored.update(found)
+        for key in keys:
             row = self.live(key)
             if row is not None:
                 self.draft.delete(key, row)
@@ -469,13 +492,3 @@ class Evaluator:
         if (request[0], request[1], hash_of_key) in self._ranges:
             raise Overloaded(f"request {request[1]} is under way")
         return self._known(request, hash_of_key, self.draft.layer, self.draft.time_ms)
-
-    def _look_up(self, keys: list[bytes]) -> None:
-        rows = self._state.engine.multi_get(data_keys_of(keys))
-        self._stored.update(zip(keys, rows, strict=True))
-
-    def _changed_between(self, start: bytes, end: bytes | None) -> dict[bytes, Row | None]:
-        changed = self._overlay.rows_between(start, end)
-        own = self.draft.layer.rows.items()
-        changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
-        return changed

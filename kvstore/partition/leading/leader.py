@@ -29,6 +29,7 @@ from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_room, note_slow
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.leading.leader_reads import LeaderReads
+from kvstore.partition.leading.observed import Observed
 from kvstore.partition.leading.queue import Taken
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.record_time import LeadClock
@@ -83,6 +84,7 @@ class Leader:
             state, self.serving_ranges, config, env.clock, env.beat, lambda: self.serving, self._reap
         )
         self._in_flight: deque[EntryInFlight] = deque()
+        self._observed = Observed(config)
         self._batch_delay = BatchDelay()
         self._under_way = 0
         """Operations in flight."""
@@ -137,9 +139,11 @@ class Leader:
             try:
                 async with asyncio.timeout(drain_max_s):
                     await self._drained()
-            except TimeoutError:
+            except BaseException as error:
                 self._idle = None
                 self.serving = self._stopped is None
+                if not isinstance(error, TimeoutError):
+                    raise  # cancelled: nothing is released, so it goes on
                 busy = f"partition {self._state.partition}: busy, {len(self._queue)} operations wait"
                 raise Unavailable(busy) from None
         try:
@@ -166,8 +170,8 @@ class Leader:
         self._deadlines.cancel()
         self._next_turn.cancel()
         while self._in_flight:
-            oldest = self._in_flight.popleft()
-            self._answers.give_all(lost([*oldest.replies, *oldest.observed], self._state.partition))
+            self._answers.give_all(lost(self._in_flight.popleft().replies, self._state.partition))
+        self._answers.give_all(lost(self._observed.take_all(), self._state.partition))
         self._answers.fail_all(self._waiting.take_all(), NotLeader(self._state.partition))
         self.reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
@@ -273,9 +277,10 @@ class Leader:
     def _fill(self, now: float) -> None:
         """Send as much as may be in flight."""
         room, sent, reads, queue = self._config.entries_in_flight_max, self._read_lease.sent, self.reads, self._queue
+        observed = self._observed
         has_room = len(self._in_flight) < room and self._stopped is None
         is_wanted = has_room and reads.may_want_append and reads.wants_append()
-        while queue.bytes and len(self._in_flight) < room and self._stopped is None:
+        while queue.bytes and len(self._in_flight) < room and self._stopped is None and not observed.is_full:
             if self._state.engine.is_behind():
                 self._pause()
                 break
@@ -284,13 +289,18 @@ class Leader:
                 if left:
                     self._next_turn.set(left)
                     break
+            entries = self._entries
             self._send(queue.take(now))
+            if self._entries == entries and queue.bytes:  # nothing is logged: only this bounds the turn
+                self._wake()
+                break
         if reads.may_want_append or is_wanted:
             is_wanted = is_wanted and self._read_lease.sent == sent
             has_room = len(self._in_flight) < room and self._stopped is None
             if has_room and (reads.wants_append() or is_wanted):
                 self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
-        if (queue.bytes or self._waiting.frozen.bytes or reads.may_want_append) and self._stopped is None:
+        is_any_waiting = queue.bytes or self._waiting.frozen.bytes or observed.count or reads.expired.count
+        if (is_any_waiting or reads.may_want_append) and self._stopped is None:
             queue.stamp(now)
             self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._in_flight or self.reads or self._idle.done()):
@@ -326,7 +336,7 @@ class Leader:
             )
             self._append(decided.entry, decided.replies, taken.arrivals[0][0])
         elif self._in_flight:
-            self._in_flight[-1].observed += decided.replies
+            self._observed.add(self._entries, taken, decided.replies)
         else:
             self.reads.observe(decided.replies)
 
@@ -356,7 +366,7 @@ class Leader:
     def _append(self, made: NextEntry, replies: list[Reply], arrived: float = inf) -> None:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
-        self._in_flight.append(EntryInFlight(made, replies, [], arrived))
+        self._in_flight.append(EntryInFlight(made, replies, arrived))
         self._under_way += len(replies)
         self._read_lease.send()
         self._entries += 1
@@ -393,8 +403,10 @@ class Leader:
             trace_entry(self._traces, self._state.partition, oldest, position, sent_at, now)
         self._answers.give_all(oldest.replies)
         try:
-            if oldest.observed:
-                self.reads.observe(oldest.observed)
+            if self._observed.count:
+                self.reads.observe(self._observed.take(self._entries - len(self._in_flight)))
+            if self.reads.expired.count:
+                self.reads.expired.rise(self._state.record_time_ms)
             if self.reads.may_want_append:
                 self.reads.acknowledged()
         except OSError as failure:
@@ -414,7 +426,8 @@ class Leader:
         if isinstance(error, NotEnoughBookies):
             # Nothing of this entry was sent: it is definitely not done.
             oldest = self._in_flight.popleft()
-            self._answers.give_all([(sink, token, error) for sink, token, _ in oldest.replies + oldest.observed])
+            observed = self._observed.take(self._entries - len(self._in_flight))
+            self._answers.give_all([(sink, token, error) for sink, token, _ in oldest.replies + observed])
         self._lose(error)
 
     def _expire(self) -> None:
@@ -431,6 +444,7 @@ class Leader:
                 *("leader", "refused", took), key=op[1], partition=self._state.partition, operations=many, queue=took
             )
         self._answers.fail_all(late, Unavailable(why))
+        self._answers.give_all(self._observed.take_older(before, Unavailable(why)))
         self._fill(now)
         self._answers.flush()
 

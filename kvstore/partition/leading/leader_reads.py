@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import Answers, lost
-from kvstore.partition.leading.queries import EXPIRED_MAX
+from kvstore.partition.leading.expired_reads import ExpiredReads
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.read_lines import Proved, Read, ReadLines
@@ -72,7 +71,7 @@ class LeaderReads:
         self._most = config.queue_items_max
         self._state, self._clock, self._answers = state, env.clock, answers
         self._slow, self._slow_s = env.slow, env.slow.limit_s
-        self._reap, self._wake = reap, wake
+        self._wake = wake
         self.arrived: list[Read] = []
         """For `turn`."""
         self.lines = ReadLines()
@@ -81,11 +80,7 @@ class LeaderReads:
         """False: no read waits for an append, and `wants_append` would say no."""
         self._strict: deque[_Waiting] = deque()
         self._leaseless: deque[_Waiting] = deque()
-        self._under_way = 0
-        """Reads that take several turns, or wait for a delete to be logged."""
-        self._reaping: dict[bytes, list[Read]] = {}
-        """Keys past their expiry whose deletes are being logged, with the reads that wait for that. What comes on one
-        of them meanwhile waits behind these: the key may be written anew, and no read tells less than one before it."""
+        self.expired = ExpiredReads(state.partition, answers, reap, self._read_again)
         self._stepping: dict[Steps, Read] = {}
         """Reads that go on beside each other. Each has an iterator of the engine."""
         self._later: deque[tuple[Read, int]] = deque()
@@ -99,16 +94,16 @@ class LeaderReads:
         """How many of the lines are read in the next turn."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.arrived or self.lines.count or self._strict or self._leaseless or self._later or self._under_way
-        )
+        waiting = self.lines.count or self._strict or self._leaseless or self._later
+        return bool(self.arrived or waiting or self._stepping or self.expired.count)
 
     def __len__(self) -> int:
-        return self._count_kept() + self._under_way
+        return self._count_kept()
 
     def _count_kept(self) -> int:
-        """Count what waits; with what has arrived in this turn."""
-        self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later)
+        """Count what waits or is under way; with what has arrived in this turn."""
+        under_way = len(self._stepping) + self.expired.count
+        self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later) + under_way
         return self._kept + len(self.arrived)
 
     # docs/protocol.md P18
@@ -134,7 +129,7 @@ class LeaderReads:
     def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
         """The same of many keys, at the price of a few calls. NOT_NOW if that takes more than a look for any of them,
         or if reads of keys wait that came before: one connection may have sent both."""
-        if self.arrived or self.lines.count or self._strict or self._leaseless or self._reaping:
+        if self.arrived or self.lines.count or self._strict or self._leaseless or self.expired.by_key:
             return NOT_NOW
         row_keys = data_keys_at(tokens, keys)
         if now >= self._read_lease.fresh_until or not self._serving_ranges.readable.holds_rows(row_keys):
@@ -257,13 +252,14 @@ class LeaderReads:
                 if late.read is not None:
                     self._answers.give(late.read[1], late.read[2], error)
                 self._answers.give_all(lost(late.replies, self._state.partition))
+        if self.expired.count:
+            self.expired.expire(before)
 
     def stop(self, error: StoreError) -> None:
         """Refuse everything."""
         arrived, self.arrived = self.arrived, []
         later, self._later = self._later, deque()
         stepping, self._stepping = self._stepping, {}
-        self._under_way -= len(stepping)
         for steps in stepping:
             steps.close()  # the engine may be closed in this turn
         for _, sink, token in (*arrived, *self.lines.clear(), *(read for read, _ in later), *stepping.values()):
@@ -318,7 +314,6 @@ class LeaderReads:
                 self._answers.turn_away(*read, ELSEWHERE)
                 self._wake()
             else:
-                self._under_way += 1
                 now_ms = max(now_ms, self._state.record_time_ms)
                 steps = queries.steps(self._state, read[0], now_ms, tokens)
                 self._stepping[steps] = read
@@ -334,10 +329,10 @@ class LeaderReads:
 
     def _give(self, reads: list[Read], found: list[Result | Expired]) -> int:
         """Answer them. Returns how large their values are together."""
-        give, reaping, size = self._answers.give, self._reaping, 0
+        give, reaping, size = self._answers.give, self.expired.by_key, 0
         for read, result in zip(reads, found, strict=True):
             if result.__class__ is Expired or (reaping and read[0][1] in reaping and read[0][2] <= _SESSION):
-                self._wait_for_delete(read)
+                self.expired.add(read, self._clock.now(), self._now_ms())
             elif result.__class__ is Record:
                 size += len(result[0])
                 give(read[1], read[2], result)
@@ -367,60 +362,17 @@ class LeaderReads:
         else:
             asyncio.get_running_loop().call_soon(self._step, steps)
             return
-        self._under_way -= 1
         del self._stepping[steps]
         self._begin_soon()
         if isinstance(result, Expired):
-            self._log_deletes(result.keys, read)
+            self.expired.add_range(read, result.keys, self._clock.now(), self._now_ms())
         else:
             self._answers.give(read[1], read[2], result)
             self._wake()
 
-    def _wait_for_delete(self, read: Read) -> None:
-        """The same for a read of one key."""
-        key = read[0][1]
-        self._under_way += 1
-        waiting = self._reaping.get(key)
-        if waiting is not None:
-            waiting.append(read)
-            return
-        self._reaping[key] = [read]
-        self._reap([key], _Deletes(partial(self._read_all_again, key)))
-
-    def _read_all_again(self, key: bytes, failed: bool) -> None:
-        """The delete of `key` is logged, or will never be."""
-        reads = self._reaping.pop(key)
-        self._under_way -= len(reads)
-        if failed:
-            for read in reads:
-                self._answers.give(read[1], read[2], NotLeader(self._state.partition))
-        else:
-            self.lines.put_back([*map(Proved, reads)])  # they came before all that wait there
+    def _read_again(self, reads: list[Read]) -> None:
+        """Take back reads whose wait for deletes is over."""
+        points = [read for read in reads if read[0][0] in POINT_READS]
+        self.lines.put_back([*map(Proved, points)])  # they came before all that wait there
+        self.arrived += [read for read in reads if read[0][0] not in POINT_READS]
         self._wake()
-
-    def _log_deletes(self, keys: list[bytes], read: Read) -> None:
-        """Answer the read again when the first of these deletes are logged; it finds out whether more are needed."""
-        self._under_way += 1
-        self._reap(keys[:EXPIRED_MAX], _Deletes(partial(self._read_again, read)))
-
-    def _read_again(self, read: Read, failed: bool) -> None:
-        """The deletes that `read` has waited for are logged, or will never be."""
-        self._under_way -= 1
-        if failed:
-            self._answers.give(read[1], read[2], NotLeader(self._state.partition))
-        else:
-            self.arrived.append(read)
-        self._wake()
-
-
-class _Deletes(Sink):
-    """The sink of deletes that reads wait for. `then` is told whether they failed."""
-
-    def __init__(self, then: Callable[[bool], None]) -> None:
-        self._then = then
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        self._then(isinstance(result, StoreError))
-
-    def flush(self) -> None:
-        """The reads have sinks of their own."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.leading.new_requests import new_or_none
+from kvstore.partition.leading.reading import Reading
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.engine import Engine
@@ -16,9 +17,6 @@ from kvstore.partition.state.operations import BATCH_OPS_MAX
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.rows import AGED, EXPIRES
-
-LOOKED_UP_MAX = 128
-"""Records read at once: any of them may have a megabyte."""
 
 _PUT = int(Code.PUT)
 
@@ -36,8 +34,9 @@ def put_all(
     if not size or overlay.touched_of(keys) or not _are_new(draft, keys):
         return None
     created: list[int] = []
-    for begin in range(0, len(row_keys), LOOKED_UP_MAX):
-        some = _created(engine.multi_get(row_keys[begin : begin + LOOKED_UP_MAX]))
+    reading = Reading(engine)
+    while len(created) < len(row_keys):
+        some = _created(reading.multi_get(row_keys[len(created) : len(created) + reading.at_once]))
         if some is None:
             return None
         created += some

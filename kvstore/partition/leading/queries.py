@@ -7,9 +7,20 @@ behind, would show it again. Such keys come back as Expired, and the leader logs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvstore.errors import InvalidRequest
 from kvstore.partition.leading import range_reads
-from kvstore.partition.leading.range_reads import KEYS_ONLY, PAGE_BYTES_MAX, Expired, Page, Steps, page_keys, take
+from kvstore.partition.leading.range_reads import (
+    KEYS_ONLY,
+    PAGE_BYTES_MAX,
+    READ_BYTES_MAX,
+    Expired,
+    Page,
+    Steps,
+    page_keys,
+    take,
+)
 from kvstore.partition.leading.serving_ranges import moved
 from kvstore.partition.state import rows
 from kvstore.partition.state.commands import Code, Op, Record, Result
@@ -28,6 +39,8 @@ ROWS_PER_STEP = 512
 """Rows that a scan by token looks at between two turns of the event loop."""
 STEP_BYTES = 4 << 20
 """Bytes that it reads between two turns."""
+PAGE_ROWS_MAX = 8192
+"""Rows that one page looks at, up to the end of a token: a replica that does not lead does so in one turn."""
 TOKEN_KEYS_MAX = 100_000
 TOKEN_BYTES_MAX = 16 << 20
 """All keys of a token come in one page; with more than this under one hash tag they cannot."""
@@ -91,33 +104,40 @@ def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expi
             return end.value
 
 
+# docs/protocol.md P37
 def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, readable: Tokens) -> Steps:
-    """One page in token order, all keys of a token together."""
+    """One page in token order, all keys of a token together. It ends early where much was looked at in vain: rows past
+    their expiry stand together by the million."""
     limit = page_keys(limit)
     items: list[tuple[bytes, Record]] = []
     expired: list[bytes] = []
-    size, unread, last = 0, STEP_BYTES, -1
-    record_time_ms = state.record_time_ms
-    for number, (row_key, row) in enumerate(state.engine.iterate(token_bound(token), rows.ALL_DATA[1]), 1):
+    size, last, looked, read = 0, -1, 0, 0
+    unread, record_time_ms = STEP_BYTES, state.record_time_ms
+    for row_key, row in _rows_of(state, token, readable):
         here = token_of_data(row_key)
-        if not readable.holds(here):
-            if number % ROWS_PER_STEP == 0:
-                yield
-            continue
         if here != last:
-            if len(items) >= limit or size >= PAGE_BYTES_MAX:
+            is_full = len(items) >= limit or size >= PAGE_BYTES_MAX
+            if is_full or looked >= PAGE_ROWS_MAX or read >= READ_BYTES_MAX:
                 return Expired(expired) if expired else Page(items, here)
             last = here
+        looked, read, unread = looked + 1, read + len(row), unread - len(row)
         size += take(items, expired, key_of_data(row_key), row, flags, now_ms, record_time_ms)
         if len(items) > TOKEN_KEYS_MAX or size > TOKEN_BYTES_MAX:
             raise InvalidRequest(f"token {here} has more keys than a page holds: scan in key order instead")
         if len(expired) >= EXPIRED_MAX:
             break
-        unread -= len(row)
-        if number % ROWS_PER_STEP == 0 or unread <= 0:
+        if looked % ROWS_PER_STEP == 0 or unread <= 0:
             unread = STEP_BYTES
             yield
     return Expired(expired) if expired else Page(items, None)
+
+
+def _rows_of(state: State, token: int, readable: Tokens) -> Iterator[tuple[bytes, bytes]]:
+    """The records from `token` on that are readable. The others are not looked at: a move leaves them by the
+    million."""
+    for first, last in readable.spans:
+        if token <= last:
+            yield from state.engine.iterate(token_bound(max(token, first)), token_bound(last + 1))
 
 
 def overdue(state: State, now_ms: int, most: int, writable: Tokens, begin: bytes = b"") -> tuple[list[bytes], bytes]:

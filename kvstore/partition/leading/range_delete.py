@@ -7,6 +7,10 @@ from typing import Any
 
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
 from kvstore.partition.state.commands import RequestId, Result, Sink
+from kvstore.partition.state.draft import Draft
+from kvstore.partition.state.overlay import Overlay
+from kvstore.partition.state.tokens import Tokens
+from kvstore.ring.hashing import token_of
 
 RANGE_KEYS_MAX = 1000
 RANGE_BYTES_MAX = 1 << 20
@@ -41,11 +45,20 @@ class RangeSink(Sink):
         self._sink.flush()
 
 
-def cut(keys: list[bytes], following: bytes | None) -> tuple[list[bytes], bytes | None]:
-    """Return as many of `keys` as one entry may delete, and the key that follows them."""
-    size = 0
+def cut(keys: list[bytes], following: bytes | None, size: int) -> tuple[list[bytes], bytes | None]:
+    """Return as many of `keys` as an entry may delete that has `size` bytes already, one at least, and the key that
+    follows them. Entries under way may have written any number of keys, and an entry that is too large for a bookie
+    would end the lead."""
     for place, key in enumerate(keys):
         size += len(key)
-        if size > RANGE_BYTES_MAX and place:
+        if place and (size > RANGE_BYTES_MAX or place == RANGE_KEYS_MAX):
             return keys[:place], key
     return keys, following
+
+
+def written_between(overlay: Overlay, draft: Draft, start: bytes, end: bytes | None, tokens: Tokens) -> list[bytes]:
+    """Return the keys of these tokens that entries under way, or the one in the making, write in the range."""
+    changed = overlay.rows_between(start, end)
+    own = draft.layer.rows.items()
+    changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
+    return [key for key, row in changed.items() if row is not None and tokens.holds(token_of(key))]

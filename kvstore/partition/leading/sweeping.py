@@ -12,11 +12,18 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.queries import overdue
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Result, Sink
+from kvstore.partition.state.rows import expiry_key
 from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Tokens
 
 SWEEP_KEYS_MAX = 256
 SWEEP_AGAIN_S = 0.02
 """Between two sweeps while there is more to delete: some thousands of keys in a second."""
+SETTLED_MS = 10_000
+"""What was past its expiry longer than this when all of it had been deleted is not looked for again: the engine would
+step over what is left of each delete, and entries under way, which could add to it, take less time."""
+ANEW_S = 600.0
+"""Once in this time all is looked for again."""
 LOOK_ON_S = 0.1
 """After a look at many keys past their expiry of which none may be deleted: they are on their way to or from another
 partition, and must not keep others from being found."""
@@ -42,6 +49,11 @@ class Sweeper(Sink):
         self._timer: asyncio.TimerHandle | None = None
         self._next = b""
         """Where to look on."""
+        self._settled = b""
+        """Before this nothing is left. Empty: that is not known."""
+        self._owned: Tokens | None = None
+        """The tokens of which that is known."""
+        self._anew_at = 0.0
         self._stopped = False
 
     def start(self) -> None:
@@ -60,13 +72,28 @@ class Sweeper(Sink):
         writable, now_ms = self._serving_ranges.writable, self._clock.date_ms()
         keys: list[bytes] = []
         if self._serves():
-            keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, self._next)
+            begin = self._next or self._known_begin(writable)
+            keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, begin)
+            if not self._next:
+                self._settled = expiry_key(max(0, now_ms - SETTLED_MS), b"")
         if keys:
             self._reap(keys, self)
         else:
             self._pause(LOOK_ON_S)
 
+    def _known_begin(self, writable: Tokens) -> bytes:
+        """Where the first row can be. Anywhere, where keys were passed over that could not be deleted, or have come
+        from another partition."""
+        owned, now = self._state.ownership.owned, self._clock.now()
+        may_pass_over = writable.spans != owned.spans or self._state.ownership.has_strangers
+        if may_pass_over or owned is not self._owned or now >= self._anew_at:
+            self._settled, self._anew_at = b"", now + ANEW_S
+            self._owned = None if may_pass_over else owned
+        return self._settled
+
     def complete(self, token: int, result: Result | StoreError) -> None:
+        if isinstance(result, StoreError):
+            self._owned = None  # they are there still
         self._pause(SWEEP_AGAIN_S)
 
     def _pause(self, again_s: float) -> None:

@@ -239,7 +239,8 @@ class Gateway:
         requests.write_op(asked, b"")  # what is wrong with it is told before a body comes
         value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
         op = requests.write_op(asked, value)  # its condition is the leader's to decide, now that all has come
-        result = await self._in_time(call, op, call.backend, requests.versions_of(asked))
+        backend = BudgetedBackend(call.backend, self._batches)
+        result = await self._in_time(call, op, backend, requests.versions_of(asked))
         outcome = answers.outcome_of(op, result, as_base64=call.as_base64)
         headers = self._seal(call.token, asked.key)
         if isinstance(outcome, bodies.Written) and outcome.applied is not False:

@@ -1,7 +1,8 @@
-"""How much the batches that are under way over gRPC may read together. Decides only.
+"""How much the batches, and the single writes that return the former record, may read together that are under way over
+gRPC. Decides only.
 
-What a batch reads is held by its leader until its entry is on disk, and by its door until it is sent; how much that is,
-is known only then, and a batch cannot be done again. So room for the most that it may be is taken before it begins.
+What they read is held by its leader until its entry is on disk, and by its door until it is sent; how much that is,
+is known only then, and a write cannot be done again. So room for the most that it may be is taken before it begins.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ _RETURN_OLD = int(Flag.RETURN_OLD)
 
 
 class BatchBudget:
-    """The budget of a server, which the batches of all callers share."""
+    """The budget of a server, which all callers share."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
 
     def sink(self, op: Op, sink: Sink) -> Sink:
-        """Return the sink that takes a batch's result on behalf of `sink`. Raises Overloaded if there is no room."""
+        """Return the sink that takes the result of a batch or a write on behalf of `sink`. Raises Overloaded if there
+        is no room."""
         size = read_bytes(op)
         if not size:
             return sink
         if self.bytes + size > self._bytes_max and self.bytes:
-            raise Overloaded("the batches under way may read too much together; ask again")
+            raise Overloaded("the writes under way may return too much together; ask again")
         self.bytes += size
         return _Counted(self, size, sink)
 
 
 class BudgetedBackend:
-    """Stands before the backend where batches come one by one."""
+    """Stands before the backend where operations come one by one."""
 
     def __init__(self, backend: Backend, room: BatchBudget) -> None:
         self._backend, self._room = backend, room
@@ -49,7 +51,7 @@ class BudgetedBackend:
 
 
 class _Counted(Sink):
-    """Gives the room back when the batch has ended, whether or not anybody still waits for it."""
+    """Gives the room back when the operation has ended, whether or not anybody still waits for it."""
 
     __slots__ = ("_room", "_sink", "_size")
 
@@ -73,7 +75,9 @@ class _Counted(Sink):
 
 
 def read_bytes(op: Op) -> int:
-    """Return the bytes that a batch may read at most."""
+    """Return the bytes that a batch, or a write, may read at most."""
+    if op[0] != Code.BATCH:
+        return _reads(op) * VALUE_BYTES_MAX
     return min(sum(map(_reads, op[2])) * VALUE_BYTES_MAX, BATCH_RESULT_BYTES_MAX)
 
 

@@ -88,7 +88,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_numbers(request.expires_ms, request.version)
             id = request_id(request.request)
             op = (Code.PUT, key, value, request.expires_ms, check_flags(flags), request.version, id)
-            result = await self._in_time(op, request.ring_version, context)
+            result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         except StoreError as error:
             await abort(context, error)
         response = kv_pb2.PutResponse(version=0, applied=True, **self._seal(key))
@@ -106,7 +106,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_numbers(request.version)
             flags = check_flags(request.flags)
             op = (Code.DELETE, request.key, flags, request.version, request_id(request.request))
-            result = await self._in_time(op, request.ring_version, context)
+            result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         except StoreError as error:
             await abort(context, error)
         response = kv_pb2.DeleteResponse(**self._seal(request.key))
@@ -217,6 +217,12 @@ class KV(kv_pb2_grpc.KVServicer):
         ring = self._backend.topology.ring
         progress = progress_of(self._backend, self._env.clock, ring.partition_of(key))
         return {"progress": progress, "ring_version": ring.routed}
+
+    def _budgeted(self, flags: int) -> Submits | None:
+        """The backend for a write that returns the former record; None: the write does not."""
+        if not flags & Flag.RETURN_OLD:
+            return None
+        return BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
 
     async def _in_time(self, op: Op, ring_version: int, context: Context, backend: Submits | None = None) -> Result:
         """The result. gRPC cancels a call at its deadline; one that came without gets ours."""

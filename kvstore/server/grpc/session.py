@@ -17,7 +17,7 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Record, Result, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Record, Result, Sink
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.traits import KEYLESS, READS
 from kvstore.proto import brief, kv_pb2
@@ -34,7 +34,8 @@ OPEN_MAX = 16_384
 OPEN_BYTES_MAX = 16 << 20
 """The same for the bytes of their frames."""
 UNSENT_BYTES_MAX = 16 << 20
-"""Of answers that wait to be sent. Beyond this reads, and batches that read, are refused: they can be asked again."""
+"""Of answers that wait to be sent. Beyond this reads, and writes that return records, are refused: they can be asked
+again."""
 UNSENT_TOGETHER_BYTES_MAX = 256 << 20
 """The same of all streams: each may have an eighth of what the others leave, so that many slow readers never leave
 nothing; one value it may always have."""
@@ -47,8 +48,9 @@ SWEEP_S = 0.05
 Lane = kv_pb2.Lane | brief.Lane
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
-_BATCH, _GET, _PUT = int(Code.BATCH), int(Code.GET), int(Code.PUT)
-_code_of = itemgetter(0)
+_BATCH, _GET, _PUT, _DELETE = int(Code.BATCH), int(Code.GET), int(Code.PUT), int(Code.DELETE)
+_RETURN_OLD = int(Flag.RETURN_OLD)
+_code_of, _flags_of = itemgetter(0), itemgetter(4)
 _ONE_GET = [_GET]
 _WITHOUT_KEY = KEYLESS | {_NO_OP[0]}
 
@@ -184,17 +186,24 @@ class Session:
             if isinstance(op, StoreError):
                 sink.ops[token] = _NO_OP
                 sink.complete(token, op)
-            elif op[0] == _BATCH:
-                self._submit_batch(op, sink, token, ring_version)
+            elif (
+                (code := op[0]) == _BATCH
+                or (code == _PUT and op[4] & _RETURN_OLD)
+                or (code == _DELETE and op[2] & _RETURN_OLD)
+            ):
+                self._submit_counted(op, sink, token, ring_version)
             else:
                 submit(op, sink, token, ring_version, partition if op[0] in KEYLESS else None)
         sink.flush()
 
-    def _submit_batch(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
+    def _submit_counted(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
+        """Submit what may bring values and cannot be done again, if there is room for them."""
         try:
-            check_one_partition(op, self._backend.topology.ring.partition_of)
+            if op[0] == _BATCH:
+                check_one_partition(op, self._backend.topology.ring.partition_of)
             if self._outbox.bytes >= self._bytes_max() and read_bytes(op):
-                raise _FULL
+                lane.complete(token, _FULL)
+                return
             sink = self._batches.sink(op, lane)
         except (InvalidRequest, Overloaded) as error:
             lane.complete(token, error)
@@ -431,7 +440,10 @@ class Sessions:
 def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:
     if isinstance(ops[0], StoreError) or ops[0][0] != _PUT:  # as of most other lanes
         return False
-    return set(map(type, ops)) == {tuple} and list(map(_code_of, ops)).count(_PUT) == len(ops)  # type: ignore[arg-type]
+    if set(map(type, ops)) != {tuple} or list(map(_code_of, ops)).count(_PUT) != len(ops):  # type: ignore[arg-type]
+        return False
+    flags = set(map(_flags_of, ops))  # type: ignore[arg-type]
+    return flags == {0} or not any(each & _RETURN_OLD for each in flags)
 
 
 def _late(op: Op, why: str) -> StoreError:

@@ -71,6 +71,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.env, self.store, self.log = real_env(root), MemoryStore(), Log()
         self.begun: list[Leader] = []
+        self.has_begun = asyncio.Event()
         state, nobody, logs = State(P1, MemoryEngine(), PartitionConfig()), None, self.log
         self.replica = Replica(
             self.env,
@@ -94,6 +95,7 @@ class World:
 
     async def _begin(self, leader: Leader) -> None:
         self.begun.append(leader)
+        self.has_begun.set()
 
 
 @pytest.fixture
@@ -173,3 +175,44 @@ async def test_what_is_found_out_last_within_a_turn_of_the_event_loop_bars_or_fr
         world.replica.following.bar_soon(each)
     await asyncio.sleep(0)
     assert world.replica._owner.is_barred is said[1]
+
+
+class Proving:
+    """A leader that notes what it is asked for."""
+
+    serving = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def submit(self, *_: Any) -> None:
+        self.asked.append("read")
+
+    async def prove(self) -> None:
+        self.asked.append("append")
+        raise Unavailable("no room")
+
+
+# docs/protocol.md P23
+async def test_a_leader_whose_znode_names_another_appends_and_reads_no_key(world: World) -> None:
+    """A read of a key of another partition went there, and proved nothing."""
+    leader = world.replica.leader = Proving()  # type: ignore[assignment]
+    world.replica._prove()
+    await asyncio.sleep(0)
+    assert leader.asked == ["append"]  # type: ignore[attr-defined]
+    leader.serving = False  # type: ignore[misc]  # behind its release nothing may stand
+    world.replica._prove()
+    await asyncio.sleep(0)
+    assert leader.asked == ["append"]  # type: ignore[attr-defined]
+    world.replica.leader = None
+
+
+async def test_a_replica_that_stops_ends_its_leader_also_one_that_has_nothing_under_way(world: World) -> None:
+    """Its timers went off after the engine was closed."""
+    world.log.reader_closes.set()
+    world.replica.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await world.has_begun.wait()
+    (leader,) = world.begun
+    await world.replica.stop(hand_over=False)
+    assert leader._stopped is not None

@@ -389,3 +389,16 @@ def test_statistics_count() -> None:
     p.do(put(b"a", b"1"), get(b"a"))
     told = p.leader.statistics()
     assert (told["entries"], told["mutations"], told["epoch"]) == (2, 1, 1)
+
+
+def test_a_release_that_is_cancelled_while_it_drains_leaves_a_leader_that_serves(p: Partition) -> None:
+    """It neither served nor had stopped, and what waited was never answered."""
+    p.submit(put(b"a", b"1"))
+    release = p.loop.create_task(p.leader.release(0.25))
+    p.settle()
+    release.cancel()
+    p.settle()
+    assert release.cancelled()
+    assert p.leader.serving
+    p.acknowledge()
+    assert p.do(put(b"b", b"1")) == 2

@@ -454,6 +454,9 @@ def test_scans_and_counts_are_about_what_the_asker_thinks_is_owned() -> None:
     half = Tokens([Span(STAYING.first, token_of(S1) - 1)])
     assert p.do(bound(scan(b"", b"", 0), half)).items == []
     assert p.do(bound(count(), Tokens([STAYING]))) == 1
+    p.submit(put(S1, b"under way"))
+    assert p.do(bound(delete_range(b"", b""), half)) == 0, "nor what is under way in the other half"
+    assert p.do(bound(count(), Tokens([STAYING]))) == 1
     assert isinstance(p.do((99, b"")), InvalidRequest)
 
 

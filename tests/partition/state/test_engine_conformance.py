@@ -17,6 +17,7 @@ from kvstore.partition.state.engine_rocks import (
     MEMTABLES_PER_FILE,
     RocksEngine,
 )
+from tests.waiting import wait_until_blocking
 
 DRIVERS: dict[str, Callable[[Path], Engine]] = {
     "memory": lambda path: MemoryEngine(),
@@ -224,6 +225,22 @@ async def test_few_small_files_are_not_written_again_at_once(tmp_path: Path) -> 
         await flushed(engine)
     properties = ("num-files-at-level0", "compaction-pending", "num-running-compactions")
     assert [int(engine._db.property_value(f"rocksdb.{each}") or 0) for each in properties] == [7, 0, 0]
+    engine.close()
+
+
+async def test_a_file_that_is_full_of_deletes_is_compacted_by_itself(tmp_path: Path) -> None:
+    """Each look over them would step over them."""
+    engine = RocksEngine(str(tmp_path / "engine"))
+    keys = [b"x%08d" % number for number in range(2 * engine_rocks.DELETES_TOGETHER_MAX)]
+    write(engine, *((key, b"") for key in keys))
+    await flushed(engine)
+    batch = engine.batch()
+    for key in keys:
+        batch.delete(key)
+    engine.write(batch)
+    await flushed(engine)
+    wait_until_blocking(lambda: int(engine._db.property_value("rocksdb.num-files-at-level0") or 0) == 0)
+    assert contents(engine) == []
     engine.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvstore.errors import InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading import leader_reads, queries
+from kvstore.partition.leading import expired_reads, queries
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op, RequestId, append, batch, delete_range, expire, get, put
 from kvstore.proto.bookkeeper import PACKET_MAX
@@ -101,7 +101,7 @@ def test_a_read_has_no_more_deletes_logged_at_a_time_than_an_entry_holds(
 ) -> None:
     """They stand in an entry of this time, so those left out are past their expiry at its time too."""
     monkeypatch.setattr(queries, "EXPIRED_MAX", 10)
-    monkeypatch.setattr(leader_reads, "EXPIRED_MAX", 10)
+    monkeypatch.setattr(expired_reads, "EXPIRED_MAX", 10)
     p.do(*(put(b"k%03d" % number, b"v", 100, Flag.RELATIVE_TTL) for number in range(95)), put(b"z", b"v"))
     p.wait(0.2)
     items, following = p.do(read)
@@ -113,3 +113,20 @@ def test_a_read_has_no_more_deletes_logged_at_a_time_than_an_entry_holds(
 def test_an_entry_cannot_be_set_larger_than_bookies_take() -> None:
     with pytest.raises(ValueError, match="entry_bytes_max"):
         PartitionConfig(entry_bytes_max=8 << 20)
+
+
+def test_a_delete_of_a_range_that_entries_under_way_fill_is_more_than_one_entry(p: Partition) -> None:
+    keys = iter([(b"%08d" % number).ljust(KEY_BYTES_MAX, b"x") for number in range(1400)])
+
+    def some() -> Op:
+        here = [next(keys) for _ in range(255)]
+        return batch(here[0], tuple(put(key, b"") for key in here))
+
+    p.do(some())
+    for _ in range(3):
+        p.submit(*(put(next(keys), b"") for _ in range(62)), some())
+    p.submit(*(put(next(keys), b"") for _ in range(62)), delete_range(b"", b""))
+    while p.log.under_way:
+        p.acknowledge(len(p.log.under_way))
+    assert max(sizes(p)) <= PAYLOAD_MAX
+    assert p.state.key_count == 0

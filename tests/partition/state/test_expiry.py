@@ -202,3 +202,48 @@ def test_keys_that_may_not_be_deleted_do_not_keep_others_from_being_found(monkey
         p.wait(0.1)
         p.acknowledge(len(p.log.under_way))
     assert p.state.key_count == 0
+
+
+def begins_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Where looks at the keys by their expiry begin, from now on."""
+    begins: list[bytes] = []
+    iterate = p.engine.iterate
+
+    def noting(begin: bytes, end: bytes) -> Any:
+        if begin[:1] == rows.ALL_EXPIRY[0]:
+            begins.append(begin)
+        return iterate(begin, end)
+
+    monkeypatch.setattr(p.engine, "iterate", noting)
+    return begins
+
+
+def test_what_has_expired_and_is_deleted_is_not_stepped_over_again_by_each_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine steps over what is left of each delete, on the event loop."""
+    p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
+    begins = begins_of(p, monkeypatch)
+
+    def run(seconds: int) -> None:
+        for _ in range(10 * seconds):
+            p.wait(0.1)
+            p.acknowledge(len(p.log.under_way))
+
+    p.do(put(b"a", b"1", 100, RELATIVE))
+    run(15)
+    assert p.state.key_count == 0
+    assert begins[-1] > rows.expiry_key(p.date_ms() - 13_000, b"")
+    before = len(begins)
+    serving_ranges: ServingRanges = p.leader.serving_ranges
+    serving_ranges.writable = EVERYTHING.without(Span(0, 9))
+    run(3)
+    assert set(begins[before:]) == {rows.ALL_EXPIRY[0]}, "what could not be deleted is looked for again"
+    serving_ranges.writable = EVERYTHING
+    before = len(begins)
+    run(3)
+    assert begins[before] == rows.ALL_EXPIRY[0], "and what was passed over meanwhile"
+    assert begins[-1] > rows.ALL_EXPIRY[0]
+    before = len(begins)
+    run(610)
+    assert begins[before:].count(rows.ALL_EXPIRY[0]) == 1, "now and then, whatever is known"

@@ -10,7 +10,9 @@ import pytest
 
 from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.range_reads import COUNT_KEYS_MAX, PAGE_BYTES_MAX, READ_BYTES_MAX
-from kvstore.partition.state.commands import Flag, Op, count, put, range_, scan
+from kvstore.partition.state.commands import Flag, Level, Op, count, put, range_, scan, scan_tokens
+from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.ring.hashing import token_of
 from tests.partition.one_partition import Partition
 
 RELATIVE = Flag.RELATIVE_TTL
@@ -157,3 +159,55 @@ def test_a_scan_by_token_gives_others_their_turn_when_values_are_large(p: Partit
     op = (queries.Code.SCAN_TOKENS, 0, 10, 0, int(Flag.KEYS_ONLY))
     turns = sum(1 for _ in queries.steps(p.state, op, p.state.record_time_ms, p.state.ownership.owned))
     assert turns == 3
+
+
+def looked_at(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The rows that iterators give from now on."""
+    seen: list[bytes] = []
+    iterate = p.state.engine.iterate
+
+    def noting(begin: bytes, end: bytes) -> Any:
+        for row in iterate(begin, end):
+            seen.append(row[0])
+            yield row
+
+    monkeypatch.setattr(p.state.engine, "iterate", noting)
+    return seen
+
+
+# docs/protocol.md P37
+def test_a_scan_by_token_does_not_look_at_what_is_not_owned(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    p.do(*(put(b"%d" % number, b"v") for number in range(3000)))
+    half = Tokens([Span(0, 1 << 30), Span(3 << 30, (1 << 32) - 1)])
+    keys = {b"%d" % number for number in range(3000) if half.holds(token_of(b"%d" % number))}
+    seen = looked_at(p, monkeypatch)
+    found: list[bytes] = []
+    token: Any = 0
+    while token is not None:
+        page: Any = queries.answer(p.state, scan_tokens(token, 100, Level.STALE), 0, half)
+        found += [key for key, _ in page.items]
+        token = page.next
+    assert sorted(found) == sorted(keys)
+    assert len(seen) <= len(keys) + 100, "one more of each page"
+
+
+# docs/protocol.md P37
+def test_a_scan_by_token_over_many_expired_keys_ends_early_and_says_where_to_go_on(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "PAGE_ROWS_MAX", 500)
+    p.do(*(put(b"%d" % number, b"v", 100, RELATIVE) for number in range(2000)))
+    p.wait(1)
+    p.do(put(b"live", b"v"))
+    seen = looked_at(p, monkeypatch)
+    token: Any = 0
+    found: list[bytes] = []
+    pages = 0
+    while token is not None:
+        page: Any = queries.answer(p.state, scan_tokens(token, 10, Level.STALE), p.state.record_time_ms, EVERYTHING)
+        assert len(seen) <= 501
+        seen.clear()
+        found += [key for key, _ in page.items]
+        token = page.next
+        pages += 1
+    assert (found, pages) == ([b"live"], 5)

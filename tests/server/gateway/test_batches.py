@@ -127,6 +127,8 @@ async def test_batches_may_read_so_much_together(world: World, monkeypatch: pyte
     monkeypatch.setattr(world.gateway._batches, "sink", full)
     answer = await world.batch(operation("get", "k"))
     assert (answer.status, answer.json["reason"]) == (429, "OVERLOADED")
+    answer = await world.ask("DELETE", "/v1/keys/k?return_old=true")
+    assert (answer.status, answer.json["reason"]) == (429, "OVERLOADED"), "as may single writes"
 
 
 # ── scans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -63,6 +63,18 @@ async def test_batches_that_come_one_by_one_share_the_room_with_frames(
     assert [each.reason for each in answers.failures] == ["OVERLOADED"]
 
 
+async def test_writes_that_return_the_former_record_share_the_room_too(
+    stub: Any, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchBudget, "sink", full)
+    for call in (
+        stub.Put(kv_pb2.PutRequest(key=b"k", flags=kv_pb2.RETURN_OLD), timeout=PATIENCE_S),
+        stub.Delete(kv_pb2.DeleteRequest(key=b"k", flags=kv_pb2.RETURN_OLD), timeout=PATIENCE_S),
+    ):
+        assert isinstance(await failure_of(call), Overloaded)
+    assert (await stub.Put(kv_pb2.PutRequest(key=b"k"), timeout=PATIENCE_S)).version
+
+
 def full(room: BatchBudget, op: Op, sink: Sink) -> Sink:
     raise Overloaded("no room")
 

@@ -206,3 +206,45 @@ async def test_reads_of_a_stream_that_has_ended_or_whose_time_is_over_need_not_b
         backend.do_held_reads()
         await asyncio.wait_for(ended.wait_all_done(), PATIENCE_S)
         late.close()
+
+
+def replacing(first: int, code: int, count: int) -> kv_pb2.Frame:
+    """Writes of keys, each of which returns the former record."""
+    options = [kv_pb2.Options(index=index, flags=kv_pb2.RETURN_OLD) for index in range(count)]
+    keys = [b"{key}%d" % number for number in range(count)]
+    lane = kv_pb2.Lane(first=first, keys=keys, values=[b"v"] * count, codes=[code] * count, options=options)
+    return kv_pb2.Frame(lanes=[lane])
+
+
+@pytest.mark.parametrize("code", [kv_pb2.PUT, kv_pb2.DELETE])
+async def test_single_writes_that_return_the_former_record_share_the_room_with_batches(
+    tmp_path: Path, code: int
+) -> None:
+    async with one_server(tmp_path, 1) as (env, backend):
+        room = BatchBudget(2 * VALUE_BYTES_MAX)
+        session = Session(backend, env.clock, batches=room)
+        backend.hold()
+        session.accept(replacing(1, code, 5))
+        assert room.bytes == 2 * VALUE_BYTES_MAX
+        (answers,) = session.take()
+        refused = [(number, each.reason) for each in answers.failures for number in each.numbers]
+        assert refused == [(3, "OVERLOADED"), (4, "OVERLOADED"), (5, "OVERLOADED")]
+        backend.let_go()
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        assert room.bytes == 0
+        (answers,) = session.take()
+        assert [each.number for each in answers.results] == [1, 2]
+
+
+async def test_a_stream_that_is_not_read_begins_no_writes_that_return_records(tmp_path: Path) -> None:
+    async with one_server(tmp_path, 1) as (env, backend):
+        session = Session(backend, env.clock, 1000)
+        write = kv_pb2.Lane(first=1, keys=[b"{key}0"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
+        session.accept(kv_pb2.Frame(lanes=[write]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        for first in (2, 3):
+            session.accept(replacing(first, kv_pb2.DELETE, 1))
+            await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        assert [each.number for each in answers.results] == [2]
+        assert [(list(each.numbers), each.reason) for each in answers.failures] == [([3], "OVERLOADED")]

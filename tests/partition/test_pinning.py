@@ -1,0 +1,45 @@
+"""What a replica does about pins while nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from kvstore.env.beat import Beat
+from kvstore.env.real import real_env
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.pinning import EXPIRE_S, IDLE_S, Pinning
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import EVERYTHING
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
+
+P1 = PartitionId("p1")
+
+
+class Noting(Beat):
+    """Notes the rests that are asked for, and none of them ends."""
+
+    def __init__(self) -> None:
+        self.rests: list[float] = []
+
+    async def rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_replica_that_keeps_nothing_looks_less_often(tmp_path: Path) -> None:
+    for is_held in (False, True):
+        beat = Noting()
+        env = replace(real_env(tmp_path), beat=beat)
+        state = State(P1, MemoryEngine(), PartitionConfig())
+        if is_held:
+            stand: dict[str, Any] = {"position": Position(LedgerId(1), EntryId(0)), "seq": Seq(1), "time_ms": 1}
+            state.held.apply(Mark("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
+        Pinning(env, P1, state, lambda: None, cast(Any, None)).start()
+        await asyncio.sleep(0)
+        assert (EXPIRE_S in beat.rests, IDLE_S in beat.rests) == (is_held, not is_held)
+        await env.nursery.close()
