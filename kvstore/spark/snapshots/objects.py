@@ -7,7 +7,9 @@
 
 There is no lock that ends with a process. A driver is taken for dead when its count has stood still for LEASE_S, and
 the next one puts `lock-<n+1>`, which only one of several can. One that was only stopped sees that at its next count; if
-it publishes before, each of both names files of its own, and only one manifest is put.
+it publishes before, each of both names files of its own, and only one manifest is put. If the next one only removes the
+work, it puts a mark, then looks for the manifest, then removes; whoever publishes puts the manifest, then looks for a
+mark and for its files. So at least one of them sees the other, and a manifest without files does not stay.
 
 Whoever makes an incremental first puts a plan that names the parent, then looks for a mark; whoever removes a snapshot
 first puts a mark, then looks for children and plans. So at least one of them sees the other and gives way. Each
@@ -91,7 +93,7 @@ class RemoteStore(SnapshotStore):
         return not busy and self.folder(snapshot).is_dir()
 
     def may_continue(self, parent: str) -> bool:
-        return not self._is_marked(parent) and (self.folder(parent) / manifests.NAME).exists()
+        return not self._is_marked(parent) and self._is_published(parent)
 
     # ── coming and going ──
 
@@ -107,6 +109,20 @@ class RemoteStore(SnapshotStore):
         if not (folder / manifests.NAME).create(manifests.encode(manifest)):
             self._leave_to_other(manifest)
             raise Unavailable(f"snapshot {manifest.id} was published by another driver, which took this one for dead")
+        try:
+            self._check_kept(manifest)
+        except (OSError, StoreError):
+            (folder / manifests.NAME).unlink(missing_ok=True)  # without it the next driver goes on with what is there
+            raise
+
+    def _check_kept(self, manifest: Manifest) -> None:
+        """Raises Unavailable if another driver has removed files, or is about to, since it saw no manifest yet."""
+        is_marked = self._is_marked(manifest.id)
+        found = {*self.folder(manifest.id).files_below()}
+        if is_marked or not found >= {file.path for file in manifest.files}:
+            raise Unavailable(
+                f"snapshot {manifest.id}: another driver took this one for dead and has removed its work: run it again"
+            )
 
     def _leave_to_other(self, manifest: Manifest) -> None:
         """Remove the files that only this driver's manifest names: the other one went on with those that it found."""
@@ -120,13 +136,21 @@ class RemoteStore(SnapshotStore):
         """The plan, put before the mark was looked for, keeps the parent."""
         yield
 
-    def remove(self, snapshot: str) -> bool:
+    def _mark(self, snapshot: str) -> RemotePath:
+        """Say that somebody looks whether it may go."""
         mark = self._marks(snapshot) / f"{MARK}-{uuid4().hex}"
         mark.write(b"")
+        return mark
+
+    def _is_published(self, snapshot: str) -> bool:
+        return (self.folder(snapshot) / manifests.NAME).exists()
+
+    def remove(self, snapshot: str) -> bool:
+        mark = self._mark(snapshot)
         if self._is_continued(snapshot):
             mark.unlink(missing_ok=True)
             return False
-        if not mark.exists() and (self.folder(snapshot) / manifests.NAME).exists():
+        if not mark.exists() and self._is_published(snapshot):
             return False  # it stood still for MARK_S and was taken for dead: a child may have come since
         (self.folder(snapshot) / manifests.NAME).unlink(missing_ok=True)
         self.folder(snapshot).remove_all()
@@ -147,13 +171,20 @@ class RemoteStore(SnapshotStore):
             return None
 
     def remove_work(self, folder: Location) -> None:
-        """The files that were moved already go first: what is left has a name by which it is found."""
+        """The files that were moved already go first: what is left has a name by which it is found. Nothing goes if a
+        driver that was taken for dead publishes it meanwhile."""
         assert isinstance(folder, RemotePath)
-        snapshot = folder.name.removeprefix(WORK)
+        snapshot, mark = folder.name.removeprefix(WORK), None
         try:
-            if not (self.folder(snapshot) / manifests.NAME).exists():
+            if not self._is_published(snapshot) and self.folder(snapshot).exists():
+                mark = self._mark(snapshot)
+                if self._is_published(snapshot):
+                    mark.unlink(missing_ok=True)
+                    return
                 self.folder(snapshot).remove_all()
             folder.remove_all()
+            if mark is not None:
+                mark.parent.remove_all()
         except (OSError, StoreError) as error:
             log.warning("folder=%s is left to `kvstore snapshot prune`: %s", folder, error)
 

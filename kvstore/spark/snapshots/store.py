@@ -63,10 +63,10 @@ class SnapshotStore(ABC):
     def ids(self) -> list[str]:
         """Of all finished snapshots, readable or not, sorted."""
         try:
-            found = [each.name for each in self.root.iterdir() if (each / manifests.NAME).is_file()]
+            named = [each for each in self.root.iterdir() if manifests.is_id(each.name)]
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if manifests.is_id(name))
+        return sorted(each.name for each in named if (each / manifests.NAME).is_file())
 
     def load(self, snapshot: str) -> Manifest:
         found = self._load_or_none(snapshot)
