@@ -48,6 +48,8 @@ SETTINGS = {
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",
 }
 
+ONE_ATTEMPT = {"spark.speculation": "false"}
+"""For tasks that write to the cluster: one that is run twice may write when the job has ended."""
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """For jobs whose rows the JVM never sees: it lives for seconds, and would compile for most of them."""
 

@@ -273,6 +273,7 @@ def restore(
             conf,
             progress,
             nice,
+            tools.SETTINGS | tools.ONE_ATTEMPT,
         )
     seconds = time.monotonic() - began
     names = [each.id for each in chain]
