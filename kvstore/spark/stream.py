@@ -63,6 +63,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._feed: FeedReader | None = None
         self._known: list[PartitionFeed] = []
         """As of the last look at positions."""
+        self._identity = ""
+        """Of the cluster whose positions these are."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Sent to the tasks of each micro-batch: without what is open."""
@@ -72,6 +74,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _positions(self, timeout_s: float | None = None) -> list[PartitionFeed]:
         self._known = self._reader().positions(timeout_s=timeout_s)
+        self._identity = self._identity or (self._known[0].cluster if self._known else "")
         return self._known
 
     def _reader(self) -> FeedReader:
@@ -155,7 +158,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         task: tuple[Span, ...] | None = partition.value
         if task is None:
             return
-        with FeedReader(self._config) as feed:
+        with FeedReader(self._config, self._identity) as feed:
             for span in task:
                 yield from self._changes(feed, span)
 

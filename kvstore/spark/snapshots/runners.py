@@ -133,7 +133,7 @@ class ThreadRunner:
 def is_small(wanted: Wanted) -> bool:
     """Whether the snapshot is not worth a JVM, by what the servers say now. Raises StoreError."""
     try:
-        with FeedReader(wanted.cluster) as feed:
+        with FeedReader(wanted.cluster, wanted.instance) as feed:
             feeds = feed.positions()
     except PermissionDenied:
         return True  # it will be refused, and need not wait for a JVM to be told by which right

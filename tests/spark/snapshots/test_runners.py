@@ -50,6 +50,6 @@ def test_a_full_snapshot_is_small_by_its_changes_or_else_by_its_keys(
     changes: int | None, keys: int | None, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FeedReader", "Client"):
-        monkeypatch.setattr(runners, name, lambda _: Said(changes, keys))
-    wanted: Any = SimpleNamespace(cluster="kv://127.0.0.1:1", parent=None, where=Path())
+        monkeypatch.setattr(runners, name, lambda *_: Said(changes, keys))
+    wanted: Any = SimpleNamespace(cluster="kv://127.0.0.1:1", instance="c", parent=None, where=Path())
     assert is_small(wanted) is small
