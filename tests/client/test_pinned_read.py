@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position
+from tests.waiting import PATIENCE_S
 
 KEYS = sorted((b"key%d" % number for number in range(40)), key=rows.data_key)
 ROW_KEYS = [rows.data_key(key) for key in KEYS]
@@ -43,7 +45,7 @@ NOBODY = "127.0.0.1:9"
 class Replica(data_pb2_grpc.DataServicer):
     """Gives pages of four keys, and fails after `good` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.good, self.failure = 1_000, StoreError("")
         self.heal = False
         """Fail once only."""
@@ -56,7 +58,7 @@ class Replica(data_pb2_grpc.DataServicer):
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
         self._server = grpc.server(ThreadPoolExecutor(4))
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
     def fail_after(self, pages: int, failure: StoreError, *, heal: bool = False) -> None:
@@ -270,6 +272,21 @@ def test_a_pin_that_has_ended_is_told_also_while_a_server_is_down(replicas: list
     assert renew_pin(f"kv://{NOBODY},{replicas[0].address},{replicas[2].address}", "pin", ttl_s=1) == 7
 
 
+def test_a_server_that_is_just_starting_is_waited_for() -> None:
+    """A refused connection is told at once: with one address, as a load balancer's, each restart ended all jobs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    late: list[Replica] = []
+    timer = threading.Timer(0.3, lambda: late.append(Replica(port)))
+    timer.start()
+    try:
+        assert renew_pin(f"127.0.0.1:{port}", "pin", ttl_s=1, timeout_s=PATIENCE_S) == 7
+    finally:
+        timer.join()
+        late[0].close()
+
+
 def test_a_pin_is_asked_for_in_the_cluster_that_is_meant(replicas: list[Replica]) -> None:
     replicas[0].pinned.partitions.add(partition="p1", first_tokens=[0], last_tokens=[(1 << 32) - 1])
     pin_store(replicas[0].address, ttl_s=1, identity="c1")
@@ -281,7 +298,7 @@ def test_a_file_that_is_away_for_a_moment_is_a_server_that_cannot_be_reached(tmp
     """Secrets are rewritten while jobs run: none ends by that."""
     config = ClientConfig(endpoints=(NOBODY,), timeout_s=0.1, tls=Tls(ca=tmp_path / "ca.pem"))
     for call in (
-        lambda: renew_pin(config, "pin", ttl_s=1),
+        lambda: renew_pin(config, "pin", ttl_s=1, timeout_s=0.1),
         lambda: keys_of(replace(split_of([]), replicas=(NOBODY,), tls=config.tls), patience_s=0.0),
         lambda: FeedReader(config).positions(),
     ):

@@ -12,12 +12,14 @@ the environment, which user that is. Nothing here keeps a connection between cal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 
+from kvstore.backoff import delays
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
@@ -25,7 +27,7 @@ from kvstore.errors import ConfigError, NoSuchPin, OutcomeUnknown, Retryable, St
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.cover import flaw
 from kvstore.rpc.channels import open_channel
-from kvstore.rpc.status import from_rpc_error
+from kvstore.rpc.status import from_rpc_error, is_answered
 from kvstore.types import EntryId, LedgerId, Position
 
 T = TypeVar("T")
@@ -214,25 +216,32 @@ def _config(cluster: str | ClientConfig) -> ClientConfig:
 
 
 def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:
-    """The answer of the first server that gives one. Every call can be repeated. Raises StoreError."""
-    clock = library_env("kvstore pinned").clock
-    end = clock.now() + timeout_s
+    """The answer of the first server that gives one. Every call can be repeated: as long as there is time, and a server
+    that could not be reached may have been starting. Raises StoreError."""
+    env = library_env("kvstore pinned")
+    end = env.clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")
-    for place, address in enumerate(config.endpoints):
-        left_s = (end - clock.now()) / (len(config.endpoints) - place)
-        if left_s <= 0:
+    for pause_s in delays(env.random, first_s=0.02, cap_s=0.5):
+        is_any_away = False
+        for place, address in enumerate(config.endpoints):
+            left_s = (end - env.clock.now()) / (len(config.endpoints) - place)
+            if left_s <= 0:
+                break
+            try:
+                with open_channel(address, config.tls, login=config.login) as channel:
+                    return call(data_pb2_grpc.DataStub(channel), left_s)
+            except grpc.RpcError as error:
+                found, is_away = from_rpc_error(error), not is_answered(error)
+            except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
+                found, is_away = Unavailable(f"{address}: {error}"), True
+            if not isinstance(found, Retryable | OutcomeUnknown):
+                raise found
+            is_any_away |= is_away
+            if not isinstance(failure, NoSuchPin):  # what the cluster says counts for more than that a server is down
+                failure = found
+        if isinstance(failure, NoSuchPin) or not is_any_away or env.clock.now() + pause_s >= end:
             break
-        try:
-            with open_channel(address, config.tls, login=config.login) as channel:
-                return call(data_pb2_grpc.DataStub(channel), left_s)
-        except grpc.RpcError as error:
-            found = from_rpc_error(error)
-        except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
-            found = Unavailable(f"{address}: {error}")
-        if not isinstance(found, Retryable | OutcomeUnknown):
-            raise found
-        if not isinstance(failure, NoSuchPin):  # what the cluster says counts for more than that a server is down
-            failure = found
+        threading.Event().wait(pause_s)
     raise failure
 
 
