@@ -14,6 +14,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.loops import refuse_misuse
+from tests.spark.jvm import give_up_jvm
 
 ROOT = Path(__file__).parent.parent
 REAL_PROCESSES = {"needs_zookeeper", "needs_etcd", "cluster", "spark", "interop"}
@@ -28,6 +29,7 @@ SPARK_S = {
     "tests/spark/test_frame_again.py": 55,
     "tests/cluster/access/test_walk.py": 50,
     "tests/spark/test_writer.py": 45,
+    "tests/spark/test_jvm.py": 40,
     "tests/spark/snapshots/test_kills.py": 40,
 }
 """About how long a file of Spark's takes; one that is not named takes OTHER_SPARK_S."""
@@ -141,14 +143,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Stuck:
-    """After a test that waited in vain those of its file are not tried: they share what it waited for."""
+    """After a test that waited in vain those of its file are not tried: they share what it waited for. Files of Spark's
+    share a JVM besides: it is given up, or the first test of each file to come would wait too."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and "Timeout (>" in report.longreprtext:
             self._files.add(report.nodeid.partition("::")[0])
+            if "spark" in report.keywords and (said := give_up_jvm()):
+                report.sections.append(("what the JVM's threads did", said))
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if _file_of(item) in self._files:

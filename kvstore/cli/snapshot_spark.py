@@ -41,6 +41,7 @@ def with_tables(
     conf: Sequence[Setting] | None,
     progress: Bar,
     niceness: int,
+    defaults: Mapping[str, str] = SETTINGS,
 ) -> T:
     """Run `job` on tables of this process if that is wanted or quicker, else on Spark's. Raises what `in_session`
     raises."""
@@ -55,7 +56,7 @@ def with_tables(
 
         return job(SparkTables(session))
 
-    return in_session(on_spark, master, conf, progress, niceness)
+    return in_session(on_spark, master, conf, progress, niceness, defaults)
 
 
 def is_for_here(master: str, conf: Sequence[Setting] | None, is_small: Callable[[], bool]) -> bool:

@@ -40,7 +40,10 @@ TIMEOUT_S = 60.0
 """How long a job outlives an outage."""
 FIND_S = 10.0
 NOT_CHECKED = 3
+EXIT = "-XX:+ExitOnOutOfMemoryError"
+"""A driver one of whose threads has ended for want of memory would wait for that for ever."""
 SETTINGS = {
+    "spark.driver.extraJavaOptions": EXIT,
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # values may be large: batches by bytes
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.parquet.columnarReaderBatchSize": "1024",
@@ -48,7 +51,9 @@ SETTINGS = {
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",
 }
 
-QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+ONE_ATTEMPT = {"spark.speculation": "false"}
+"""For tasks that write to the cluster: one that is run twice may write when the job has ended."""
+QUICK_START = {"spark.driver.extraJavaOptions": f"{EXIT} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """For jobs whose rows the JVM never sees: it lives for seconds, and would compile for most of them."""
 
 

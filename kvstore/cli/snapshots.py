@@ -261,7 +261,8 @@ def restore(
     store, chain, cut = tools.chosen(where, wanted, at, position, of_one_cluster=True)
     cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
     began = time.monotonic()
-    with tools.told("run it again, with --merge"), tools.Bar() as progress:
+    names = [each.id for each in chain]
+    with tools.told("run it again, with --merge"), store.reading(names), tools.Bar() as progress:
         if check:
             verify.check_files(
                 store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
@@ -273,9 +274,9 @@ def restore(
             conf,
             progress,
             nice,
+            tools.SETTINGS | tools.ONE_ATTEMPT,
         )
     seconds = time.monotonic() - began
-    names = [each.id for each in chain]
     if json:
         print(
             as_json(
@@ -312,7 +313,10 @@ def prune(
         with tools.told("run it again"), tools.Bar() as progress:
             for number, manifest in enumerate(going):
                 progress("removing", number, len(going))
-                removed += [manifest.id] if store.remove(manifest.id) else []
+                if store.remove(manifest.id):
+                    removed.append(manifest.id)
+                else:
+                    print(f"{manifest.id} stays: it is being restored, or another continues it", file=sys.stderr)
             remains = store.remove_remains(remains)
     names = [each.id for each in going] if dry_run else removed
     if json:

@@ -18,12 +18,14 @@ from kvstore.backoff import delays
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.library_env import library_env
-from kvstore.errors import InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import ConfigError, InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.channels import open_channel
-from kvstore.rpc.status import from_rpc_error
+from kvstore.rpc.status import from_rpc_error, is_answered
 
 CLOSED = "the reader is closed"
+LONG_SHARES = 3
+"""A server that does not answer a call that takes long gets no more of its time."""
 UINT32_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 64) - 1
 
 
@@ -50,7 +52,9 @@ class FeedReader:
     `kvstore.errors`, after trying all servers for `timeout_s`: PositionTrimmed, InvalidRequest at once, else
     Unavailable."""
 
-    def __init__(self, cluster: str | ClientConfig) -> None:
+    def __init__(self, cluster: str | ClientConfig, identity: str = "") -> None:
+        """`identity`: of which cluster the servers must be. Empty: of that whose server answers `positions` first."""
+        self._identity = identity
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._env = library_env("kvstore feed")
         self._lock = threading.Lock()
@@ -78,9 +82,13 @@ class FeedReader:
         """The feeds of all partitions, in the order of their ids. One that is new to a reader is read from 0; if it is
         `gone`, the reader has missed what stood there."""
         request = feed_pb2.PositionsRequest()
-        response: feed_pb2.PositionsResponse = self._ask(
-            lambda stub, left_s: stub.Positions(request, timeout=left_s), (), timeout_s
-        )
+
+        def ask(stub: feed_pb2_grpc.FeedStub, left_s: float) -> feed_pb2.PositionsResponse:
+            found: feed_pb2.PositionsResponse = stub.Positions(request, timeout=left_s)
+            self._learn(found.cluster)
+            return found
+
+        response: feed_pb2.PositionsResponse = self._ask(ask, (), timeout_s)
         return [
             PartitionFeed(
                 each.partition,
@@ -124,6 +132,7 @@ class FeedReader:
             start=start,
             end=end,
             keys_only=keys_only,
+            cluster=self._identity,
         )
         page: feed_pb2.ChangesResponse = self._ask(
             lambda stub, left_s: stub.Changes(request, timeout=left_s), servers, timeout_s, wait_ms / 1000
@@ -137,12 +146,24 @@ class FeedReader:
         if not 0 <= ttl_s * 1000 <= UINT64_MAX:  # also if it is no number
             raise InvalidRequest(f"want `ttl_s` from 0 on, got {ttl_s!r}")
         request = feed_pb2.HoldRequest(
-            name=name, positions=checked_positions("positions", positions), ttl_ms=int(ttl_s * 1000)
+            name=name,
+            positions=checked_positions("positions", positions),
+            ttl_ms=int(ttl_s * 1000),
+            cluster=self._identity,
         )
         response: feed_pb2.HoldResponse = self._ask(
-            lambda stub, left_s: stub.Hold(request, timeout=left_s), (), timeout_s
+            lambda stub, left_s: stub.Hold(request, timeout=left_s), (), timeout_s, is_long=True
         )
         return response.deadline_ms
+
+    def _learn(self, cluster: str) -> None:
+        """Raises Unavailable for another cluster than the first: the same positions are other changes there."""
+        if not cluster:
+            return
+        with self._lock:
+            self._identity = self._identity or cluster
+        if cluster != self._identity:
+            raise Unavailable(f"a server of another cluster listens there: want {self._identity}, got {cluster}")
 
     def _ask(
         self,
@@ -150,10 +171,15 @@ class FeedReader:
         servers: Sequence[str],
         timeout_s: float | None,
         wait_s: float = 0.0,
+        *,
+        is_long: bool = False,
     ) -> Any:
-        """The first answer of a server. All of these calls may be repeated."""
+        """The first answer of a server. All of these calls may be repeated. `is_long`: one takes longer, the more
+        partitions there are, and begins from the front when it is repeated."""
         patience_s = wait_s + (self._config.timeout_s if timeout_s is None else timeout_s)
         attempt_s = wait_s + 2 * self._config.silence_s
+        if is_long:
+            attempt_s = max(attempt_s, patience_s / LONG_SHARES)
         deadline = self._env.clock.now() + patience_s
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
         for address in self._turns(list(dict.fromkeys((*servers, *self._config.endpoints)))):
@@ -164,8 +190,15 @@ class FeedReader:
                 return call(self._stub(address), min(left_s, attempt_s))
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
+                self._forget(address, error)
             except ValueError:  # gRPC's word for a channel that was closed meanwhile
                 raise Unavailable(CLOSED) from None
+            except Unavailable as error:
+                if self._closing.is_set():
+                    raise
+                failure = Unavailable(f"{address}: {error}")
+            except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
+                failure = Unavailable(f"{address}: {error}")
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
         raise failure if isinstance(failure, Retryable) else Unavailable(str(failure))  # a read leaves nothing unknown
@@ -175,6 +208,14 @@ class FeedReader:
         for pause in delays(self._env.random, first_s=0.02, cap_s=0.5):
             yield from addresses
             self._closing.wait(pause)
+
+    def _forget(self, address: str, error: Any) -> None:
+        """Have the next call open another channel where this one does not come through: its certificates and its login
+        are those of the time when it was opened. Calls of other threads end on it by themselves."""
+        of_channel = error.code() is grpc.StatusCode.UNAVAILABLE and not is_answered(error)
+        if of_channel or error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            with self._lock:
+                self._open.pop(address, None)
 
     def _stub(self, address: str) -> feed_pb2_grpc.FeedStub:
         with self._lock:

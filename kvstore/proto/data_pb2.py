@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/proto/data.proto\x12\nkvstore.v1\"Q\n\nPinRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x13\n\x0bsplit_bytes\x18\x04 \x01(\x04\"u\n\x0bPinResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x04\x12\x14\n\x0cring_version\x18\x03 \x01(\x04\x12/\n\npartitions\x18\x04 \x03(\x0b\x32\x1b.kvstore.v1.PinnedPartition\"\x86\x02\n\x0fPinnedPartition\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x65ntry\x18\x03 \x01(\x03\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0f\n\x07time_ms\x18\x05 \x01(\x04\x12\x14\n\x0c\x66irst_tokens\x18\x06 \x03(\x07\x12\x13\n\x0blast_tokens\x18\x07 \x03(\x07\x12+\n\x08replicas\x18\x08 \x03(\x0b\x32\x19.kvstore.v1.PinnedReplica\x12\x0c\n\x04rows\x18\t \x01(\x04\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x14\n\x0csplit_tokens\x18\x0b \x03(\x07\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x04\"-\n\rPinnedReplica\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04grpc\x18\x02 \x01(\t\">\n\x0cRenewRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\"8\n\rRenewResponse\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04\x12\x12\n\npartitions\x18\x02 \x03(\t\"\x1a\n\x0cUnpinRequest\x12\n\n\x02id\x18\x01 \x01(\t\"#\n\rUnpinResponse\x12\x12\n\npartitions\x18\x01 \x03(\t\"\r\n\x0bPinsRequest\"3\n\x0cPinsResponse\x12#\n\x04pins\x18\x01 \x03(\x0b\x32\x15.kvstore.v1.PinStatus\"\xd2\x01\n\tPinStatus\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x06ledger\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\x04\x12\x1c\n\x0fposition_ledger\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0eposition_entry\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x07servers\x18\x07 \x03(\tB\t\n\x07_ledgerB\x12\n\x10_position_ledgerB\x11\n\x0f_position_entry\"\xf5\x01\n\x11ReadPinnedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\t\x12\x0e\n\x06ledger\x18\x03 \x01(\x03\x12\r\n\x05\x65ntry\x18\x04 \x01(\x03\x12\x18\n\x0b\x66irst_token\x18\x05 \x01(\x07H\x00\x88\x01\x01\x12\x17\n\nlast_token\x18\x06 \x01(\x07H\x01\x88\x01\x01\x12\r\n\x05start\x18\x07 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x08 \x01(\x0c\x12\r\n\x05\x61\x66ter\x18\t \x01(\x0c\x12\x11\n\tkeys_only\x18\n \x01(\x08\x12\x12\n\npage_bytes\x18\x0b \x01(\rB\x0e\n\x0c_first_tokenB\r\n\x0b_last_token\"\x9e\x01\n\nPinnedPage\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x04 \x01(\x0c\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x13\n\x0brow_lengths\x18\x06 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x07 \x01(\x04\x12\x0c\n\x04last\x18\x08 \x01(\x0c\x12\x0c\n\x04\x65nds\x18\t \x01(\x08\x32\xbc\x02\n\x04\x44\x61ta\x12\x36\n\x03Pin\x12\x16.kvstore.v1.PinRequest\x1a\x17.kvstore.v1.PinResponse\x12<\n\x05Renew\x12\x18.kvstore.v1.RenewRequest\x1a\x19.kvstore.v1.RenewResponse\x12<\n\x05Unpin\x12\x18.kvstore.v1.UnpinRequest\x1a\x19.kvstore.v1.UnpinResponse\x12\x39\n\x04Pins\x12\x17.kvstore.v1.PinsRequest\x1a\x18.kvstore.v1.PinsResponse\x12\x45\n\nReadPinned\x12\x1d.kvstore.v1.ReadPinnedRequest\x1a\x16.kvstore.v1.PinnedPage0\x01\x42R\n\x17io.github.kvstorelog.v1P\x01Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/proto/data.proto\x12\nkvstore.v1\"b\n\nPinRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x13\n\x0bsplit_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\"u\n\x0bPinResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x04\x12\x14\n\x0cring_version\x18\x03 \x01(\x04\x12/\n\npartitions\x18\x04 \x03(\x0b\x32\x1b.kvstore.v1.PinnedPartition\"\x86\x02\n\x0fPinnedPartition\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x65ntry\x18\x03 \x01(\x03\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0f\n\x07time_ms\x18\x05 \x01(\x04\x12\x14\n\x0c\x66irst_tokens\x18\x06 \x03(\x07\x12\x13\n\x0blast_tokens\x18\x07 \x03(\x07\x12+\n\x08replicas\x18\x08 \x03(\x0b\x32\x19.kvstore.v1.PinnedReplica\x12\x0c\n\x04rows\x18\t \x01(\x04\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x14\n\x0csplit_tokens\x18\x0b \x03(\x07\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x04\"-\n\rPinnedReplica\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04grpc\x18\x02 \x01(\t\"O\n\x0cRenewRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\t\x12\x0f\n\x07\x63luster\x18\x04 \x01(\t\"8\n\rRenewResponse\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\x04\x12\x12\n\npartitions\x18\x02 \x03(\t\"\x1a\n\x0cUnpinRequest\x12\n\n\x02id\x18\x01 \x01(\t\"#\n\rUnpinResponse\x12\x12\n\npartitions\x18\x01 \x03(\t\"\r\n\x0bPinsRequest\"3\n\x0cPinsResponse\x12#\n\x04pins\x18\x01 \x03(\x0b\x32\x15.kvstore.v1.PinStatus\"\xd2\x01\n\tPinStatus\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x06ledger\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\x04\x12\x1c\n\x0fposition_ledger\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0eposition_entry\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x07servers\x18\x07 \x03(\tB\t\n\x07_ledgerB\x12\n\x10_position_ledgerB\x11\n\x0f_position_entry\"\xf5\x01\n\x11ReadPinnedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\t\x12\x0e\n\x06ledger\x18\x03 \x01(\x03\x12\r\n\x05\x65ntry\x18\x04 \x01(\x03\x12\x18\n\x0b\x66irst_token\x18\x05 \x01(\x07H\x00\x88\x01\x01\x12\x17\n\nlast_token\x18\x06 \x01(\x07H\x01\x88\x01\x01\x12\r\n\x05start\x18\x07 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x08 \x01(\x0c\x12\r\n\x05\x61\x66ter\x18\t \x01(\x0c\x12\x11\n\tkeys_only\x18\n \x01(\x08\x12\x12\n\npage_bytes\x18\x0b \x01(\rB\x0e\n\x0c_first_tokenB\r\n\x0b_last_token\"\x9e\x01\n\nPinnedPage\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x04 \x01(\x0c\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x13\n\x0brow_lengths\x18\x06 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x07 \x01(\x04\x12\x0c\n\x04last\x18\x08 \x01(\x0c\x12\x0c\n\x04\x65nds\x18\t \x01(\x08\x32\xbc\x02\n\x04\x44\x61ta\x12\x36\n\x03Pin\x12\x16.kvstore.v1.PinRequest\x1a\x17.kvstore.v1.PinResponse\x12<\n\x05Renew\x12\x18.kvstore.v1.RenewRequest\x1a\x19.kvstore.v1.RenewResponse\x12<\n\x05Unpin\x12\x18.kvstore.v1.UnpinRequest\x1a\x19.kvstore.v1.UnpinResponse\x12\x39\n\x04Pins\x12\x17.kvstore.v1.PinsRequest\x1a\x18.kvstore.v1.PinsResponse\x12\x45\n\nReadPinned\x12\x1d.kvstore.v1.ReadPinnedRequest\x1a\x16.kvstore.v1.PinnedPage0\x01\x42R\n\x17io.github.kvstorelog.v1P\x01Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,31 +33,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027io.github.kvstorelog.v1P\001Z5github.com/kvstore-log/kvstore-go/kvstorev1;kvstorev1'
   _globals['_PINREQUEST']._serialized_start=40
-  _globals['_PINREQUEST']._serialized_end=121
-  _globals['_PINRESPONSE']._serialized_start=123
-  _globals['_PINRESPONSE']._serialized_end=240
-  _globals['_PINNEDPARTITION']._serialized_start=243
-  _globals['_PINNEDPARTITION']._serialized_end=505
-  _globals['_PINNEDREPLICA']._serialized_start=507
-  _globals['_PINNEDREPLICA']._serialized_end=552
-  _globals['_RENEWREQUEST']._serialized_start=554
-  _globals['_RENEWREQUEST']._serialized_end=616
-  _globals['_RENEWRESPONSE']._serialized_start=618
-  _globals['_RENEWRESPONSE']._serialized_end=674
-  _globals['_UNPINREQUEST']._serialized_start=676
-  _globals['_UNPINREQUEST']._serialized_end=702
-  _globals['_UNPINRESPONSE']._serialized_start=704
-  _globals['_UNPINRESPONSE']._serialized_end=739
-  _globals['_PINSREQUEST']._serialized_start=741
-  _globals['_PINSREQUEST']._serialized_end=754
-  _globals['_PINSRESPONSE']._serialized_start=756
-  _globals['_PINSRESPONSE']._serialized_end=807
-  _globals['_PINSTATUS']._serialized_start=810
-  _globals['_PINSTATUS']._serialized_end=1020
-  _globals['_READPINNEDREQUEST']._serialized_start=1023
-  _globals['_READPINNEDREQUEST']._serialized_end=1268
-  _globals['_PINNEDPAGE']._serialized_start=1271
-  _globals['_PINNEDPAGE']._serialized_end=1429
-  _globals['_DATA']._serialized_start=1432
-  _globals['_DATA']._serialized_end=1748
+  _globals['_PINREQUEST']._serialized_end=138
+  _globals['_PINRESPONSE']._serialized_start=140
+  _globals['_PINRESPONSE']._serialized_end=257
+  _globals['_PINNEDPARTITION']._serialized_start=260
+  _globals['_PINNEDPARTITION']._serialized_end=522
+  _globals['_PINNEDREPLICA']._serialized_start=524
+  _globals['_PINNEDREPLICA']._serialized_end=569
+  _globals['_RENEWREQUEST']._serialized_start=571
+  _globals['_RENEWREQUEST']._serialized_end=650
+  _globals['_RENEWRESPONSE']._serialized_start=652
+  _globals['_RENEWRESPONSE']._serialized_end=708
+  _globals['_UNPINREQUEST']._serialized_start=710
+  _globals['_UNPINREQUEST']._serialized_end=736
+  _globals['_UNPINRESPONSE']._serialized_start=738
+  _globals['_UNPINRESPONSE']._serialized_end=773
+  _globals['_PINSREQUEST']._serialized_start=775
+  _globals['_PINSREQUEST']._serialized_end=788
+  _globals['_PINSRESPONSE']._serialized_start=790
+  _globals['_PINSRESPONSE']._serialized_end=841
+  _globals['_PINSTATUS']._serialized_start=844
+  _globals['_PINSTATUS']._serialized_end=1054
+  _globals['_READPINNEDREQUEST']._serialized_start=1057
+  _globals['_READPINNEDREQUEST']._serialized_end=1302
+  _globals['_PINNEDPAGE']._serialized_start=1305
+  _globals['_PINNEDPAGE']._serialized_end=1463
+  _globals['_DATA']._serialized_start=1466
+  _globals['_DATA']._serialized_end=1782
 # @@protoc_insertion_point(module_scope)

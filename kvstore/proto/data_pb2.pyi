@@ -31,12 +31,15 @@ class PinRequest(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     SPLIT_BYTES_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 to 64 characters: letters, digits, '-', '_', '.'. Chosen by the caller, who can so repeat the call. Empty: the server makes one up."""
     ttl_ms: _builtins.int
     """How long the pin lives without being renewed. 0: 10 minutes. At most a day."""
     split_bytes: _builtins.int
     """About how large a split shall be, in bytes of keys and values. 0: no split points."""
+    cluster: _builtins.str
+    """The cluster that is meant, by its identity (Feed.Positions names it); a server of another one refuses with Unavailable. Empty: any."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Empty: all."""
@@ -48,10 +51,11 @@ class PinRequest(_message.Message):
         ttl_ms: _builtins.int = ...,
         partitions: _abc.Iterable[_builtins.str] | None = ...,
         split_bytes: _builtins.int = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "partitions", b"partitions", "split_bytes", b"split_bytes", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "id", b"id", "partitions", b"partitions", "split_bytes", b"split_bytes", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -182,8 +186,11 @@ class RenewRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     ttl_ms: _builtins.int
+    cluster: _builtins.str
+    """The cluster that is meant, by its identity (Feed.Positions names it); a server of another one refuses with Unavailable. Empty: any."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Empty: all in which the pin is."""
@@ -194,10 +201,11 @@ class RenewRequest(_message.Message):
         id: _builtins.str = ...,
         ttl_ms: _builtins.int = ...,
         partitions: _abc.Iterable[_builtins.str] | None = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "partitions", b"partitions", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "id", b"id", "partitions", b"partitions", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

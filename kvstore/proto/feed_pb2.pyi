@@ -150,6 +150,7 @@ class ChangesRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     KEYS_ONLY_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     after: _builtins.int
     """Changes behind this sequence."""
@@ -165,6 +166,8 @@ class ChangesRequest(_message.Message):
     end: _builtins.bytes
     keys_only: _builtins.bool
     """Leave the values out."""
+    cluster: _builtins.str
+    """The cluster that is meant, by its identity (Feed.Positions names it); a server of another one refuses with Unavailable. Empty: any."""
     def __init__(
         self,
         *,
@@ -177,10 +180,11 @@ class ChangesRequest(_message.Message):
         start: _builtins.bytes = ...,
         end: _builtins.bytes = ...,
         keys_only: _builtins.bool = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bytes_max", b"bytes_max", "end", b"end", "keys_only", b"keys_only", "partition", b"partition", "rows_max", b"rows_max", "start", b"start", "until", b"until", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "bytes_max", b"bytes_max", "cluster", b"cluster", "end", b"end", "keys_only", b"keys_only", "partition", b"partition", "rows_max", b"rows_max", "start", b"start", "until", b"until", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -339,10 +343,13 @@ class HoldRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 64 characters: letters, digits, '-', '_', '.'."""
     ttl_ms: _builtins.int
     """From now on. 0: give all of them back. At most a week."""
+    cluster: _builtins.str
+    """The cluster that is meant, by its identity (Feed.Positions names it); a server of another one refuses with Unavailable. Empty: any."""
     @_builtins.property
     def positions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """{partition: after}."""
@@ -353,10 +360,11 @@ class HoldRequest(_message.Message):
         name: _builtins.str = ...,
         positions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         ttl_ms: _builtins.int = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "positions", b"positions", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "name", b"name", "positions", b"positions", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

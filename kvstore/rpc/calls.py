@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from kvstore.errors import InvalidRequest, Overloaded
+from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX
 from kvstore.rpc.status import abort
 
@@ -31,6 +31,12 @@ FEW = 16
 """Calls at once that read much of the metadata store."""
 _IPV6_PREFIX = 64
 """One machine may have all addresses of such a network."""
+
+
+def check_cluster(wanted: str, here: str) -> None:
+    """Raises Unavailable if a request names another cluster: its client asks elsewhere."""
+    if wanted and wanted != here:
+        raise Unavailable(f"this server is of another cluster: want {wanted[:80]}, got {here}")
 
 
 class _Wait:

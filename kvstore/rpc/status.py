@@ -179,6 +179,11 @@ def from_rpc_error(failure: Failed) -> errors.StoreError:
     return _from_code(failure)
 
 
+def is_answered(failure: Failed) -> bool:
+    """Whether a server of ours has raised it."""
+    return any(key == DETAILS_KEY for key, _ in failure.trailing_metadata() or ())
+
+
 def _from_details(serialized: bytes) -> errors.StoreError | None:
     status = status_pb2.Status.FromString(serialized)
     info = error_details_pb2.ErrorInfo()

@@ -272,7 +272,7 @@ async def _open_server(
     stack.push_async_callback(surveyor.close)
     await _follow_namespaces(node, stack)
     latest = partial(latest_of, env.clock, dispatcher)
-    node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
+    node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest, node.cluster)
     stack.push_async_callback(node.feeds.close)
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)

@@ -1,11 +1,12 @@
 """How far a stream has read each partition, as Spark keeps it in JSON:
-`{"@cluster": "0f3c…", "p1": 120, "p2": {"ended": 77}}`.
+`{"@cluster": "0f3c…", "@hold": "spark-5d1e…", "p1": 120, "p2": {"ended": 77}}`.
 
 Decides only. A number is the sequence up to which the partition's changes have been read; `ended`: it has left the
 ring, and that was its last one. A partition that is not named has not been read at all: so one that has left is named
 for good, or it could not be told from one that joined and left unread. `@cluster` is the identity of the cluster whose
-logs these are: in another one the same numbers stand for other changes. Offsets that somebody writes by hand may be
-without it.
+logs these are: in another one the same numbers stand for other changes. `@hold` is the name under which the query
+holds logs, where nobody has given it one: the next run moves that hold on, and does not leave one more. Offsets that
+somebody writes by hand may be without both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvstore.client.feed import PartitionFeed
 from kvstore.errors import ConfigError, PositionTrimmed
 
 Offset = dict[str, Any]
-CLUSTER = "@cluster"
+CLUSTER, HOLD = "@cluster", "@hold"
 """No partition is called so."""
 GONE = -1
 ANEW = "a stream goes on only with its own cluster; for this one begin a new query with another checkpointLocation"
@@ -46,7 +47,13 @@ def sequence_of(offset: Mapping[str, Any], partition: str) -> int:
 
 
 def partitions_of(offset: Mapping[str, Any]) -> list[str]:
-    return sorted(each for each in offset if each != CLUSTER)
+    return sorted(each for each in offset if each not in (CLUSTER, HOLD))
+
+
+def hold_of(offset: Mapping[str, Any]) -> str:
+    """The name under which the query holds logs; empty if the offset has none."""
+    found = offset.get(HOLD)
+    return found if isinstance(found, str) else ""
 
 
 def has_ended(offset: Mapping[str, Any], partition: str) -> bool:

@@ -75,7 +75,7 @@ def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float)
             _renewed_at[id] = time.time()
             try:
                 renew_pin(config, id, ttl_s=ttl_s, timeout_s=min(config.timeout_s, ttl_s / SHARES))
-            except StoreError as error:
+            except (OSError, StoreError) as error:
                 logger.warning("pin not renewed id=%s why=%s", id, error)
 
     thread = threading.Thread(target=renew, name=f"pin {id}", daemon=True)

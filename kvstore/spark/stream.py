@@ -47,7 +47,7 @@ READ_ANEW = (
     "how long logs wait for a query that is down"
 )
 HOLD_SHARES = 4
-"""A hold is renewed so often within its time."""
+"""A hold is renewed so often within its time; one that failed is tried again so often within that."""
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -58,11 +58,15 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         """Under Trigger.AvailableNow: where the query ends."""
         self._hold = options.hold or f"spark-{uuid4().hex[:16]}"
+        """Without one of the options the query's own, which its offsets have: a name for each run would be a hold more,
+        and there may be only so many."""
         self._batch_start: Offset = {}
         self._held_at = -1e9
         self._feed: FeedReader | None = None
         self._known: list[PartitionFeed] = []
         """As of the last look at positions."""
+        self._identity = ""
+        """Of the cluster whose positions these are."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Sent to the tasks of each micro-batch: without what is open."""
@@ -72,6 +76,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _positions(self, timeout_s: float | None = None) -> list[PartitionFeed]:
         self._known = self._reader().positions(timeout_s=timeout_s)
+        self._identity = self._identity or (self._known[0].cluster if self._known else "")
         return self._known
 
     def _reader(self) -> FeedReader:
@@ -87,12 +92,16 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         feeds = self._positions()
         if self._options.start == "earliest":
-            return offsets.oldest(feeds)
+            return self._named(offsets.oldest(feeds))
         if self._options.start == "latest":
-            return offsets.latest(feeds)
+            return self._named(offsets.latest(feeds))
         given: Offset = dict(self._options.start)  # type: ignore[arg-type]
         offsets.check_given(given, feeds)
-        return given
+        return self._named(given)
+
+    def _named(self, offset: Offset) -> Offset:
+        """With the name of this query's hold, and not that of one whose offset was given."""
+        return offset if self._options.hold else offset | {offsets.HOLD: self._hold}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_max:
@@ -103,12 +112,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         feeds = self._positions()
         with _explained():
             offsets.check_readable(start, feeds)
+        if not self._options.hold:
+            self._hold = offsets.hold_of(start) or self._hold
         self._keep_hold(self._reader(), start)
         ends = self._reachable(feeds)
         waiting = [each for each in feeds if ends[each.partition] > offsets.sequence_of(start, each.partition)]
         if waiting and not isinstance(limit, ReadAllAvailable):
             ends |= _limited(self._reader(), start, waiting, ends, limit, self._options)
-        return offsets.advanced(start, ends, [each for each in feeds if each.partition in ends])
+        return self._named(offsets.advanced(start, ends, [each for each in feeds if each.partition in ends]))
 
     def reportLatestOffset(self) -> Offset | None:
         try:
@@ -139,7 +150,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Hold the logs from the beginning of the batch before on: a query that dies reads that one again."""
         before, self._batch_start = self._batch_start or start, dict(start)
         now = SystemClock().now()
-        if now - self._held_at < self._options.hold_s / HOLD_SHARES:
+        renewed_s = self._options.hold_s / HOLD_SHARES
+        if now - self._held_at < renewed_s:
             return
         held = offsets.lowest(before, start)
         wanted = {each: offsets.sequence_of(held, each) for each in held if not offsets.has_ended(held, each)}
@@ -147,6 +159,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             feed.hold(self._hold, wanted, self._options.hold_s)
             self._held_at = now
         except StoreError as error:
+            self._held_at = now - renewed_s * (1 - 1 / HOLD_SHARES)  # the batch has waited for it already
             logger.warning("logs not held name=%s why=%s", self._hold, error)
 
     # ── in tasks ──
@@ -155,7 +168,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         task: tuple[Span, ...] | None = partition.value
         if task is None:
             return
-        with FeedReader(self._config) as feed:
+        with FeedReader(self._config, self._identity) as feed:
             for span in task:
                 yield from self._changes(feed, span)
 

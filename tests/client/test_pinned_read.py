@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, turned
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.feed import FeedReader
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, renew_pin, turned
 from kvstore.client.pinned.read import read_pinned
+from kvstore.env.tls import Tls
 from kvstore.errors import (
     InvalidRequest,
     NoSuchPin,
@@ -27,17 +33,19 @@ from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position
+from tests.waiting import PATIENCE_S
 
 KEYS = sorted((b"key%d" % number for number in range(40)), key=rows.data_key)
 ROW_KEYS = [rows.data_key(key) for key in KEYS]
 POSITION = Position(LedgerId(3), EntryId(5))
 PAGE = 4
+NOBODY = "127.0.0.1:9"
 
 
 class Replica(data_pb2_grpc.DataServicer):
     """Gives pages of four keys, and fails after `good` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.good, self.failure = 1_000, StoreError("")
         self.heal = False
         """Fail once only."""
@@ -45,10 +53,12 @@ class Replica(data_pb2_grpc.DataServicer):
         self.logins: list[str] = []
         self.asked: list[str] = []
         """Names of pins."""
+        self.clusters: list[str] = []
+        """Whom requests were meant for."""
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
         self._server = grpc.server(ThreadPoolExecutor(4))
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
     def fail_after(self, pages: int, failure: StoreError, *, heal: bool = False) -> None:
@@ -70,9 +80,16 @@ class Replica(data_pb2_grpc.DataServicer):
 
     def Pin(self, request: data_pb2.PinRequest, context: Any) -> data_pb2.PinResponse:
         self.asked.append(request.id)
+        self.clusters.append(request.cluster)
         if self.good == 0:
             _abort(context, self.failure)
         return self.pinned
+
+    def Renew(self, request: data_pb2.RenewRequest, context: Any) -> data_pb2.RenewResponse:
+        self.clusters.append(request.cluster)
+        if self.good == 0:
+            _abort(context, self.failure)
+        return data_pb2.RenewResponse(deadline_ms=7)
 
     def close(self) -> None:
         self._server.stop(0).wait()
@@ -243,6 +260,50 @@ def test_a_pin_is_asked_of_the_next_server_when_the_first_fails(replicas: list[R
     assert [each.partition for each in pin_store(cluster, ttl_s=1).partitions] == ["p1"]
     (first,), (second,) = replicas[0].asked, replicas[1].asked
     assert first == second != "", "else the first one, which may have pinned after all, holds the logs in vain"
+
+
+def test_a_pin_that_has_ended_is_told_also_while_a_server_is_down(replicas: list[Replica]) -> None:
+    """Else nobody begins anew: what comes last is that the last server is down."""
+    replicas[0].fail_after(0, NoSuchPin("ended"))
+    replicas[1].fail_after(0, Unavailable("not led"))
+    servers = [NOBODY, replicas[0].address, replicas[1].address, NOBODY]
+    with pytest.raises(NoSuchPin, match="ended"):
+        renew_pin("kv://" + ",".join(servers), "pin", ttl_s=1)
+    assert renew_pin(f"kv://{NOBODY},{replicas[0].address},{replicas[2].address}", "pin", ttl_s=1) == 7
+
+
+def test_a_server_that_is_just_starting_is_waited_for() -> None:
+    """A refused connection is told at once: with one address, as a load balancer's, each restart ended all jobs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    late: list[Replica] = []
+    timer = threading.Timer(0.3, lambda: late.append(Replica(port)))
+    timer.start()
+    try:
+        assert renew_pin(f"127.0.0.1:{port}", "pin", ttl_s=1, timeout_s=PATIENCE_S) == 7
+    finally:
+        timer.join()
+        late[0].close()
+
+
+def test_a_pin_is_asked_for_in_the_cluster_that_is_meant(replicas: list[Replica]) -> None:
+    replicas[0].pinned.partitions.add(partition="p1", first_tokens=[0], last_tokens=[(1 << 32) - 1])
+    pin_store(replicas[0].address, ttl_s=1, identity="c1")
+    renew_pin(replicas[0].address, "pin", ttl_s=1, identity="c1")
+    assert replicas[0].clusters == ["c1", "c1"]
+
+
+def test_a_file_that_is_away_for_a_moment_is_a_server_that_cannot_be_reached(tmp_path: Path) -> None:
+    """Secrets are rewritten while jobs run: none ends by that."""
+    config = ClientConfig(endpoints=(NOBODY,), timeout_s=0.1, tls=Tls(ca=tmp_path / "ca.pem"))
+    for call in (
+        lambda: renew_pin(config, "pin", ttl_s=1, timeout_s=0.1),
+        lambda: keys_of(replace(split_of([]), replicas=(NOBODY,), tls=config.tls), patience_s=0.0),
+        lambda: FeedReader(config).positions(),
+    ):
+        with pytest.raises(Unavailable, match=f"{NOBODY}: .*No such file"):
+            call()
 
 
 def test_a_pin_in_which_a_token_is_missing_is_no_pin(replicas: list[Replica]) -> None:

@@ -13,7 +13,7 @@ CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
 class OpenedFeed:
     """Takes this cluster only, and opens nothing."""
 
-    def __init__(self, cluster: ClientConfig) -> None:
+    def __init__(self, cluster: ClientConfig, identity: str = "") -> None:
         assert cluster is CONFIG
 
     def __enter__(self) -> Self:

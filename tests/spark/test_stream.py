@@ -30,6 +30,8 @@ SMALL_LEDGERS = [
     Setting("log.roll_entries", 5),
     Setting("log.check_every_s", 0.1),
 ]
+QUERY_S = 120
+"""A run takes seconds. A call to the JVM that is not answered keeps others from it."""
 Change = tuple[str, bytes, bytes | None, int]
 """Partition, key, value, version."""
 
@@ -56,7 +58,9 @@ class Query:
         stream = self._spark.readStream.format("kvstore").options(**self._options).load()
         writer = stream.writeStream.foreachBatch(self._take).option("checkpointLocation", self._checkpoint)
         query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
+        if not query.awaitTermination(QUERY_S):
+            query.stop()
+            pytest.fail("the query has not come to its end")
         progress = [each for each in query.recentProgress if each["sources"][0]["endOffset"]]
         if progress:
             end = progress[-1]["sources"][0]["endOffset"]

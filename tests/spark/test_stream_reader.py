@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from kvstore.client.feed import PartitionFeed
-from kvstore.errors import ConfigError, PositionTrimmed
+from kvstore.errors import ConfigError, Overloaded, PositionTrimmed
 from kvstore.proto import feed_pb2
 from kvstore.spark import stream
 from kvstore.spark.columns import CHANGES, COLUMNS
@@ -33,6 +33,7 @@ class Feed(OpenedFeed):
     cluster: ClassVar[str] = "c1"
     oldest: ClassVar[int] = 0
     held: ClassVar[list[dict[str, int]]] = []
+    names: ClassVar[list[str]] = []
     looks: ClassVar[int] = 0
 
     def positions(self, **_: Any) -> list[PartitionFeed]:
@@ -43,6 +44,7 @@ class Feed(OpenedFeed):
 
     def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
         self.held.append(positions)
+        self.names.append(name)
         return 0
 
     def changes(
@@ -69,6 +71,7 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> type[Feed]:
     monkeypatch.setattr(stream, "TASK_ROWS", 5)
     monkeypatch.setattr(Feed, "log", LOG)
     monkeypatch.setattr(Feed, "held", [])
+    monkeypatch.setattr(Feed, "names", [])
     monkeypatch.setattr(Feed, "cluster", "c1")
     monkeypatch.setattr(Feed, "oldest", 0)
     return Feed
@@ -170,6 +173,35 @@ def test_logs_are_held_from_the_micro_batch_before(monkeypatch: pytest.MonkeyPat
     assert 0 < starts[-1] < 40
 
 
+def test_the_next_run_of_a_query_moves_the_hold_of_the_one_before() -> None:
+    """Else each run leaves one more, and there may be only so many: then nobody's logs are held."""
+    first = reader(startingPosition="earliest")
+    end = first.latestOffset(first.initialOffset(), ReadMaxRows(4))
+    again = json.loads(json.dumps(first.latestOffset(end, ReadMaxRows(4))))
+    reader(startingPosition="earliest").latestOffset(again, ReadMaxRows(4))
+    first_name, second_name = Feed.names
+    assert first_name == second_name == again["@hold"]
+    other = reader(startingPosition=json.dumps(again))  # another query, which begins where that one stands
+    other.latestOffset(other.initialOffset(), ReadMaxRows(4))
+    given = reader(holdName="given")
+    assert "@hold" not in given.latestOffset({"p1": 0, "p2": 0, "p3": 0}, ReadMaxRows(4))
+    assert len({*Feed.names}) == 3
+    assert Feed.names[-1] == "given"
+
+
+def test_a_hold_that_is_refused_is_not_asked_for_in_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would wait for all of its time."""
+    asked: list[str] = []
+
+    def refused(_: Feed, name: str, *__: Any) -> int:
+        asked.append(name)
+        raise Overloaded("256 names of holds")
+
+    monkeypatch.setattr(Feed, "hold", refused)
+    read_all(reader(startingPosition="earliest"), ReadMaxRows(4))
+    assert len(asked) == 1
+
+
 def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
     """Also by a run that begins with the micro-batch in which the one before died: Spark asks for nothing else then."""
     found = reader(startingPosition="earliest")
@@ -187,6 +219,7 @@ def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
 
 def test_a_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None:
     end = reader().latestOffset({"p1": 40, "p2": 9, "p3": 0}, ReadAllAvailable())
+    assert end.pop("@hold").startswith("spark-")
     assert end == {"@cluster": "c1", "p1": 40, "p2": 9, "p3": 0}
     assert rows(reader(), {"p1": 39, "p2": 9}, {"p1": 40, "p2": 9}) == [("p1", 40)]
     with pytest.raises(ConfigError, match="its log ends at 40"):

@@ -12,20 +12,22 @@ the environment, which user that is. Nothing here keeps a connection between cal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 
+from kvstore.backoff import delays
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
-from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import ConfigError, NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.cover import flaw
 from kvstore.rpc.channels import open_channel
-from kvstore.rpc.status import from_rpc_error
+from kvstore.rpc.status import from_rpc_error, is_answered
 from kvstore.types import EntryId, LedgerId, Position
 
 T = TypeVar("T")
@@ -151,14 +153,20 @@ def pin_store(
     partitions: Sequence[str] = (),
     split_bytes: int = SPLIT_BYTES,
     timeout_s: float = TIMEOUT_S,
+    identity: str = "",
 ) -> PinnedStore:
     """Pin the store, or some partitions of it, for `ttl_s` seconds. Of all partitions each token is owned by exactly
-    one. With `id` the call can be repeated: it pins anew, and the former positions are gone. Raises StoreError."""
+    one. With `id` the call can be repeated: it pins anew, and the former positions are gone. `identity`: of which
+    cluster the servers must be. Raises StoreError."""
     config = _config(cluster)
     # A name that the servers made up would be another one at the next server: a pin too many.
     name = id or f"pin-{library_env('kvstore pinned').random.randbytes(8).hex()}"
     request = data_pb2.PinRequest(
-        id=name, ttl_ms=round(ttl_s * 1000), partitions=partitions, split_bytes=max(0, split_bytes)
+        id=name,
+        ttl_ms=round(ttl_s * 1000),
+        partitions=partitions,
+        split_bytes=max(0, split_bytes),
+        cluster=identity,
     )
     answer = _ask(config, timeout_s, lambda stub, left_s: stub.Pin(request, timeout=left_s))
     pinned = tuple(map(_pinned_of, answer.partitions))
@@ -168,11 +176,17 @@ def pin_store(
 
 
 def renew_pin(
-    cluster: str | ClientConfig, id: str, *, ttl_s: float, partitions: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+    cluster: str | ClientConfig,
+    id: str,
+    *,
+    ttl_s: float,
+    partitions: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
+    identity: str = "",
 ) -> int:
     """Let the pin live for `ttl_s` seconds from now; its new deadline in ms. Raises NoSuchPin if it has ended in one of
-    the partitions, by default all in which it is."""
-    request = data_pb2.RenewRequest(id=id, ttl_ms=round(ttl_s * 1000), partitions=partitions)
+    the partitions, by default all in which it is. `identity`: of which cluster the servers must be."""
+    request = data_pb2.RenewRequest(id=id, ttl_ms=round(ttl_s * 1000), partitions=partitions, cluster=identity)
     deadline_ms: int = _ask(
         _config(cluster), timeout_s, lambda stub, left_s: stub.Renew(request, timeout=left_s)
     ).deadline_ms
@@ -202,21 +216,32 @@ def _config(cluster: str | ClientConfig) -> ClientConfig:
 
 
 def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:
-    """The answer of the first server that gives one. Every call can be repeated. Raises StoreError."""
-    clock = library_env("kvstore pinned").clock
-    end = clock.now() + timeout_s
+    """The answer of the first server that gives one. Every call can be repeated: as long as there is time, and a server
+    that could not be reached may have been starting. Raises StoreError."""
+    env = library_env("kvstore pinned")
+    end = env.clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")
-    for place, address in enumerate(config.endpoints):
-        left_s = (end - clock.now()) / (len(config.endpoints) - place)
-        if left_s <= 0:
-            break
-        with open_channel(address, config.tls, login=config.login) as channel:
+    for pause_s in delays(env.random, first_s=0.02, cap_s=0.5):
+        is_any_away = False
+        for place, address in enumerate(config.endpoints):
+            left_s = (end - env.clock.now()) / (len(config.endpoints) - place)
+            if left_s <= 0:
+                break
             try:
-                return call(data_pb2_grpc.DataStub(channel), left_s)
+                with open_channel(address, config.tls, login=config.login) as channel:
+                    return call(data_pb2_grpc.DataStub(channel), left_s)
             except grpc.RpcError as error:
-                failure = from_rpc_error(error)
-                if not isinstance(failure, Retryable | OutcomeUnknown):
-                    raise failure from None
+                found, is_away = from_rpc_error(error), not is_answered(error)
+            except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
+                found, is_away = Unavailable(f"{address}: {error}"), True
+            if not isinstance(found, Retryable | OutcomeUnknown):
+                raise found
+            is_any_away |= is_away
+            if not isinstance(failure, NoSuchPin):  # what the cluster says counts for more than that a server is down
+                failure = found
+        if isinstance(failure, NoSuchPin) or not is_any_away or env.clock.now() + pause_s >= end:
+            break
+        threading.Event().wait(pause_s)
     raise failure
 
 

@@ -11,7 +11,7 @@ import grpc
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.pinned.pins import Split
 from kvstore.env.library_env import library_env
-from kvstore.errors import NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import ConfigError, NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.proto.pinned_page import Columns, Row
 from kvstore.rpc.channels import open_channel, paging
@@ -98,6 +98,8 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, 
             failure: StoreError = Unavailable(f"{address} has ended before the last page")
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
+        except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
+            failure = Unavailable(f"{address}: {error}")
         now = clock.now()
         failing_since = now if failing_since is None else failing_since
         if not isinstance(failure, Retryable | OutcomeUnknown):

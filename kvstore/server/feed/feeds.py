@@ -40,6 +40,7 @@ class Feeds:
         logs: FeedLogs,
         known_ring: Callable[[], Ring],
         latest: Callable[[PartitionId], Awaitable[int]],
+        cluster: str = "",
     ) -> None:
         self.ring = known_ring
         """The newest that this server has read."""
@@ -54,7 +55,7 @@ class Feeds:
         self._nursery = env.nursery.child("feeds")
         self._turns = asyncio.Semaphore(LOG_READS_MAX)
         self._ring_version = 0
-        self._cluster = ""
+        self._cluster = cluster
         self._woken_by_ring: dict[Callable[[], None], None] = {}
         self._tails: dict[PartitionId, tuple[LiveTail, Task]] = {}
         self._idle: dict[PartitionId, asyncio.TimerHandle] = {}

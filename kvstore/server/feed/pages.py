@@ -62,6 +62,11 @@ class Page:
         `next` is told of it again, since he may have had another page before."""
         return self._handed_at < self.message.next
 
+    @property
+    def is_at_bound(self) -> bool:
+        """Whether nothing that is asked for can follow, so that nobody need wait for it."""
+        return bool(self._bounds.until) and self.message.next >= self._bounds.until
+
     def add(self, entry: Logged) -> bool:
         """Take what is wanted of the next entry; True if that is all there is of it. `message.next` moves."""
         message, until = self.message, self._bounds.until

@@ -23,7 +23,7 @@ from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import Span
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
-from kvstore.rpc.calls import Few
+from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
 from kvstore.server.control.pins import PinKeeper, PinsSource
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
@@ -40,6 +40,8 @@ CATCH_UP_S, LOOK_S = 2.0, 0.01
 
 class DataSource(PinsSource, Protocol):
     """The node behind the service."""
+
+    cluster: str
 
     def state_of(self, partition: PartitionId) -> State | None:
         """The state of the replica here."""
@@ -61,12 +63,14 @@ class Data(data_pb2_grpc.DataServicer):
 
     async def Pin(self, request: data_pb2.PinRequest, context: Context) -> data_pb2.PinResponse:
         try:
+            check_cluster(request.cluster, self._source.cluster)
             return await self._keeper.pin(request)
         except StoreError as error:
             await abort(context, error)
 
     async def Renew(self, request: data_pb2.RenewRequest, context: Context) -> data_pb2.RenewResponse:
         try:
+            check_cluster(request.cluster, self._source.cluster)
             return await self._keeper.renew(request)
         except StoreError as error:
             await abort(context, error)

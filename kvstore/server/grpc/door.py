@@ -38,7 +38,6 @@ GRACE_S = 1.0
 class NodeSource(AdminSource, DataSource, Protocol):
     """The node behind the services."""
 
-    cluster: str
     feeds: Feeds
     streams: SessionStreams
     access: Access

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.changes import Interest
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState, Ring
-from kvstore.rpc.calls import Few
+from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.pages import Bounds, Page, interest_in
@@ -52,6 +52,8 @@ WORK_S = 1.0
 HOLD_MAX_MS = 7 * 24 * 3_600_000
 HOLDS_MAX = 256
 """Names of holds on one partition's log: each is a znode there."""
+HOLDS_AT_ONCE = 16
+"""Partitions in which one hold is moved at a time."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -80,6 +82,11 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if self._sweep is not None:
             self._sweep.cancel()
         self._kept.clear()
+
+    # docs/protocol.md F6
+    async def _check_cluster(self, wanted: str) -> None:
+        if wanted:
+            check_cluster(wanted, await self._feeds.cluster())
 
     # ── positions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -129,6 +136,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             self._running -= 1
 
     async def _changes(self, request: feed_pb2.ChangesRequest) -> feed_pb2.ChangesResponse:
+        await self._check_cluster(request.cluster)
         partition = PartitionId(request.partition)
         if request.until and request.until < request.after:
             raise InvalidRequest(f"want until >= after, got {request.until} and {request.after}")
@@ -173,7 +181,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                     break
                 continue
             page.skip_to(cursor.seq)
-            if page.is_news or now >= until:
+            if page.is_news or page.is_at_bound or now >= until:
                 break
             await wait_within(news, until - now)
         return page
@@ -226,26 +234,57 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     async def _hold(self, request: feed_pb2.HoldRequest) -> feed_pb2.HoldResponse:
         if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
             raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a week")
+        await self._check_cluster(request.cluster)
         deadline_ms = self._env.clock.date_ms() + request.ttl_ms
         ring = await self._feeds.newest_ring()
         _check_partitions(request.positions, ring)
         left = await self._feeds.left(ring)
+        # Nobody trims the log of one that has left: it stays for the retention as it is, then it goes.
+        named = [PartitionId(each) for each in sorted({*request.positions} - {*left})]
         if request.ttl_ms:
-            for partition in sorted({*request.positions} - {*left}):
-                await self._check_room(request.name, PartitionId(partition))
-        for partition, after in sorted(request.positions.items()):
-            if partition not in left:  # nobody trims such a log: it stays for the retention as it is, then it goes
-                await self._move_hold(request.name, PartitionId(partition), after, deadline_ms, request.ttl_ms > 0)
+            await self._in_each(named, lambda each: self._check_room(request.name, each))
+        await self._in_each(
+            named,
+            lambda each: self._move_hold(request.name, each, request.positions[each], deadline_ms, request.ttl_ms > 0),
+        )
         # Read again: a partition that joined meanwhile got no holds but those that there were.
-        for partition, member in sorted((await self._feeds.newest_ring()).partitions.items()):
-            if partition in request.positions:
-                continue
+        members = (await self._feeds.newest_ring()).partitions
+
+        async def follow(partition: PartitionId) -> None:
             if not request.ttl_ms:
                 await self._release(request.name, partition)
-            elif member.state is not PartitionState.RETIRED:  # such a one would stay for as long as it is held
-                is_new = member.state is PartitionState.JOINING
+            elif members[partition].state is not PartitionState.RETIRED:  # it would stay for as long as it is held
+                is_new = members[partition].state is PartitionState.JOINING
                 await self._prolong(request.name, partition, deadline_ms, is_new=is_new)
+
+        await self._in_each([each for each in sorted(members) if each not in request.positions], follow)
         return feed_pb2.HoldResponse(deadline_ms=deadline_ms)
+
+    async def _in_each(
+        self, partitions: Sequence[PartitionId], work: Callable[[PartitionId], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Do the work in all of them, in some at a time: each takes several round trips, and the caller waits for all.
+        Raises the error of the first in which it failed."""
+        room = asyncio.Semaphore(HOLDS_AT_ONCE)
+        failures: dict[PartitionId, StoreError] = {}
+
+        async def one(partition: PartitionId) -> None:
+            async with room:
+                try:
+                    if not failures:
+                        await work(partition)
+                except StoreError as error:
+                    failures[partition] = error
+
+        tasks = [self._env.nursery.spawn(one(each), name=f"hold {each}") for each in partitions]
+        try:
+            for task in tasks:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+        if failures:
+            raise failures[min(failures)]
 
     async def _check_room(self, hold: str, partition: PartitionId) -> None:
         """Raises Overloaded where that would be one name too many."""

@@ -37,8 +37,8 @@ def against_origin(
     """The store as it is now, against the snapshot and what the logs say has happened since. Raises InvalidRequest if
     the logs do not reach back so far."""
     last = chain[-1]
-    with _pinned(cluster) as pinned:
-        later = [_changes_of(cluster, piece) for piece in _pieces_since(last, pinned, cluster)]
+    with _pinned(cluster, last.cluster) as pinned:
+        later = [_changes_of(cluster, last.cluster, piece) for piece in _pieces_since(last, pinned, cluster)]
         expected = tables.folded(store, chain, Cut(), later)
         return _differences(tables, expected, pinned, EXACT, examples)
 
@@ -75,13 +75,13 @@ def _records_of(split: Split) -> Iterator[Any]:
         yield batch_of(page, split.partition)
 
 
-def _changes_of(cluster: ClientConfig, piece: Piece) -> Read:
-    return partial(changes, cluster, piece.partition, piece.first, piece.last, piece.servers)
+def _changes_of(cluster: ClientConfig, instance: str, piece: Piece) -> Read:
+    return partial(changes, cluster, piece.partition, piece.first, piece.last, piece.servers, instance=instance)
 
 
 def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[Piece]:
     """Return the changes since a snapshot. Raises InvalidRequest if the logs do not tell any more."""
-    with FeedReader(cluster) as feed:
+    with FeedReader(cluster, last.cluster) as feed:
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(place_of, pinned.partitions), *left_places(last, pinned.partitions, feeds))
     pieces = list(change_pieces(last, places, feeds))
@@ -96,10 +96,10 @@ def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) ->
 
 
 @contextmanager
-def _pinned(cluster: ClientConfig) -> Iterator[PinnedStore]:
+def _pinned(cluster: ClientConfig, instance: str = "") -> Iterator[PinnedStore]:
     name = f"verify-{uuid4().hex[:12]}"
     try:
-        pinned = pin_store(cluster, ttl_s=PIN_TTL_S, id=name, split_bytes=SPLIT_BYTES)
+        pinned = pin_store(cluster, ttl_s=PIN_TTL_S, id=name, split_bytes=SPLIT_BYTES, identity=instance)
         with kept_alive(cluster, name, PIN_TTL_S, pinned_at=time.time()):
             yield pinned
     finally:  # also when it is interrupted while servers pin

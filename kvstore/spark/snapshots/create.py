@@ -138,6 +138,7 @@ def _make(store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: 
         positions={each.partition: each.position for each in plan.partitions},
         compression=plan.compression,
         cluster=wanted.cluster,
+        instance=wanted.instance,
         bytes_per_s=wanted.bytes_per_s / runner.parallelism,
     )
 
@@ -188,7 +189,7 @@ def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], l
                 lost.append(error)
                 runner.cancel(f"kvstore snapshot {plan.id}")
                 return
-            except StoreError as error:
+            except (OSError, StoreError) as error:
                 log.warning("snapshot=%s its pin could not be renewed, will be tried again: %s", plan.id, error)
 
     keeper = threading.Thread(target=keep, name="pin", daemon=True)
@@ -206,10 +207,10 @@ def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], l
 
 def _keep_once(wanted: Wanted, plan: Plan) -> None:
     read = [each.partition for each in plan.partitions if each.ranges]
-    renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s, partitions=read)
+    renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s, partitions=read, identity=wanted.instance)
     if wanted.parent is not None:
         starts = wanted.parent.starts(each.partition for each in plan.partitions if not each.has_left)
-        with FeedReader(wanted.cluster) as feed:
+        with FeedReader(wanted.cluster, wanted.instance) as feed:
             feed.hold(pin_name(plan.id), starts, wanted.pin_ttl_s)
 
 
@@ -224,5 +225,5 @@ def hold_for_next(cluster: ClientConfig, root: Location, manifest: Manifest, hou
     # Each directory has a hold of its own: another's snapshot must not move it on.
     place = str(root) if isinstance(root, RemotePath) else str(root.resolve())
     name = f"snapshot-next-{hashlib.sha256(os.fsencode(place)).hexdigest()[:12]}"
-    with FeedReader(cluster) as feed:
+    with FeedReader(cluster, manifest.cluster) as feed:
         feed.hold(name, behind(manifest, feed.positions()), hours * 3600)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvstore.errors import ConfigError, Corrupted, Unavailable
@@ -22,8 +23,9 @@ from kvstore.places import local_path
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
-from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore
+from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore, going
 
+log = logging.getLogger(__name__)
 LOCK = ".lock"
 LOCK_S, LOCK_AGAIN_S = 60.0, 0.05
 """It is held for as long as a rename and its sync take."""
@@ -116,11 +118,29 @@ class DirectoryStore(SnapshotStore):
                     time.sleep(LOCK_AGAIN_S)
             yield
 
+    @contextmanager
+    def reading(self, snapshots: Sequence[str]) -> Iterator[None]:
+        """By a shared lock on each manifest, which ends with this process."""
+        with ExitStack() as held:
+            for each in snapshots:
+                file = held.enter_context(open(self.folder(each) / manifests.NAME, "rb"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise going(each) from None
+                except OSError as error:  # a file system without locks
+                    log.warning("snapshot=%s a prune may remove it while it is read: %s", each, error)
+            yield
+
     def remove(self, snapshot: str) -> bool:
         gone = self.root / f"{GONE}{snapshot}"
         shutil.rmtree(gone, ignore_errors=True)
-        with suppress(FileNotFoundError), self.coming_and_going():
-            if any(each.parent == snapshot for each in self.load_readable()[0].values()):
+        with (
+            suppress(FileNotFoundError),
+            self.coming_and_going(),
+            _unread(self.folder(snapshot) / manifests.NAME) as is_unread,
+        ):
+            if not is_unread or any(each.parent == snapshot for each in self.load_readable()[0].values()):
                 return False
             os.rename(self.folder(snapshot), gone)
             sync_directory(self.root)
@@ -143,6 +163,27 @@ class DirectoryStore(SnapshotStore):
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
         return [folder for folder in folders if not folder.exists()]
+
+
+@contextmanager
+def _unread(manifest: Path) -> Iterator[bool]:
+    """Whether nobody reads the snapshot, and then nobody begins to while the block runs. Raises FileNotFoundError."""
+    try:
+        file = os.open(manifest, os.O_RDWR)  # NFS wants that of who locks out others
+    except PermissionError:
+        file = os.open(manifest, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_unread = True
+    except BlockingIOError:
+        is_unread = False
+    except OSError as error:  # a file system without locks
+        log.info("file=%s cannot be locked: %s", manifest, error)
+        is_unread = True
+    try:
+        yield is_unread
+    finally:
+        os.close(file)
 
 
 class FileLock:

@@ -4,10 +4,13 @@
     <id>/manifest.json                    one put, refused if it is there: with it the folder is a snapshot
     .work-<id>/lock-<n>                   the n-th driver of this work lives: it counts there, every few seconds
     .gone-<id>/mark-<remover>             somebody looks whether the snapshot may go, or removes it
+    .read-<reader>/reads.json, lock-<n>   somebody restores: these snapshots stay as long as he lives
 
 There is no lock that ends with a process. A driver is taken for dead when its count has stood still for LEASE_S, and
 the next one puts `lock-<n+1>`, which only one of several can. One that was only stopped sees that at its next count; if
-it publishes before, each of both names files of its own, and only one manifest is put.
+it publishes before, each of both names files of its own, and only one manifest is put. If the next one only removes the
+work, it puts a mark, then looks for the manifest, then removes; whoever publishes puts the manifest, then looks for a
+mark and for its files. So at least one of them sees the other, and a manifest without files does not stay.
 
 Whoever makes an incremental first puts a plan that names the parent, then looks for a mark; whoever removes a snapshot
 first puts a mark, then looks for children and plans. So at least one of them sees the other and gives way. Each
@@ -20,7 +23,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from uuid import uuid4
@@ -30,11 +33,11 @@ from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
-from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore
+from kvstore.spark.snapshots.store import GONE, READ, RESUMABLE_S, WORK, SnapshotStore, going
 from kvstore.spark.snapshots.work import PLAN, Plan
 
 log = logging.getLogger(__name__)
-LOCK, MARK = "lock-", "mark"
+LOCK, MARK, READS = "lock-", "mark", "reads.json"
 COUNT_S, LEASE_S = 5.0, 30.0
 """How often a driver says that it lives, and how long others wait for that."""
 MARK_S = 3600.0
@@ -91,7 +94,7 @@ class RemoteStore(SnapshotStore):
         return not busy and self.folder(snapshot).is_dir()
 
     def may_continue(self, parent: str) -> bool:
-        return not self._is_marked(parent) and (self.folder(parent) / manifests.NAME).exists()
+        return not self._is_marked(parent) and self._is_published(parent)
 
     # ── coming and going ──
 
@@ -107,6 +110,20 @@ class RemoteStore(SnapshotStore):
         if not (folder / manifests.NAME).create(manifests.encode(manifest)):
             self._leave_to_other(manifest)
             raise Unavailable(f"snapshot {manifest.id} was published by another driver, which took this one for dead")
+        try:
+            self._check_kept(manifest)
+        except (OSError, StoreError):
+            (folder / manifests.NAME).unlink(missing_ok=True)  # without it the next driver goes on with what is there
+            raise
+
+    def _check_kept(self, manifest: Manifest) -> None:
+        """Raises Unavailable if another driver has removed files, or is about to, since it saw no manifest yet."""
+        is_marked = self._is_marked(manifest.id)
+        found = {*self.folder(manifest.id).files_below()}
+        if is_marked or not found >= {file.path for file in manifest.files}:
+            raise Unavailable(
+                f"snapshot {manifest.id}: another driver took this one for dead and has removed its work: run it again"
+            )
 
     def _leave_to_other(self, manifest: Manifest) -> None:
         """Remove the files that only this driver's manifest names: the other one went on with those that it found."""
@@ -120,13 +137,37 @@ class RemoteStore(SnapshotStore):
         """The plan, put before the mark was looked for, keeps the parent."""
         yield
 
-    def remove(self, snapshot: str) -> bool:
+    @contextmanager
+    def reading(self, snapshots: Sequence[str]) -> Iterator[None]:
+        """It says so first, then looks for marks; a remover marks first, then looks for readers."""
+        folder = self.root / f"{READ}{uuid4().hex}"
+        lease = _reader_or_none(folder, snapshots)
+        try:
+            if lease is not None:
+                for each in snapshots:
+                    if not self.may_continue(each):
+                        raise going(each)
+            yield
+        finally:
+            if lease is not None:
+                lease.stop()
+                _forget(folder)
+
+    def _mark(self, snapshot: str) -> RemotePath:
+        """Say that somebody looks whether it may go."""
         mark = self._marks(snapshot) / f"{MARK}-{uuid4().hex}"
         mark.write(b"")
-        if self._is_continued(snapshot):
+        return mark
+
+    def _is_published(self, snapshot: str) -> bool:
+        return (self.folder(snapshot) / manifests.NAME).exists()
+
+    def remove(self, snapshot: str) -> bool:
+        mark = self._mark(snapshot)
+        if self._is_continued(snapshot) or _is_read(self.root, snapshot):
             mark.unlink(missing_ok=True)
             return False
-        if not mark.exists() and (self.folder(snapshot) / manifests.NAME).exists():
+        if not mark.exists() and self._is_published(snapshot):
             return False  # it stood still for MARK_S and was taken for dead: a child may have come since
         (self.folder(snapshot) / manifests.NAME).unlink(missing_ok=True)
         self.folder(snapshot).remove_all()
@@ -134,26 +175,26 @@ class RemoteStore(SnapshotStore):
         return True
 
     def _is_continued(self, snapshot: str) -> bool:
-        plans = (self._plan_or_none(each) for each in self.remains() if each.name.startswith(WORK))
+        plans = (_plan_or_none(each) for each in self.remains() if each.name.startswith(WORK))
         if any(plan is not None and plan.parent == snapshot for plan in plans):
             return True
         return any(each.parent == snapshot for each in self.load_readable()[0].values())
 
-    @staticmethod
-    def _plan_or_none(folder: Location) -> Plan | None:
-        try:
-            return codec.decode(Plan, (folder / PLAN).read_bytes(), what=str(folder))
-        except (FileNotFoundError, Corrupted):
-            return None
-
     def remove_work(self, folder: Location) -> None:
-        """The files that were moved already go first: what is left has a name by which it is found."""
+        """The files that were moved already go first: what is left has a name by which it is found. Nothing goes if a
+        driver that was taken for dead publishes it meanwhile."""
         assert isinstance(folder, RemotePath)
-        snapshot = folder.name.removeprefix(WORK)
+        snapshot, mark = folder.name.removeprefix(WORK), None
         try:
-            if not (self.folder(snapshot) / manifests.NAME).exists():
+            if not self._is_published(snapshot) and self.folder(snapshot).exists():
+                mark = self._mark(snapshot)
+                if self._is_published(snapshot):
+                    mark.unlink(missing_ok=True)
+                    return
                 self.folder(snapshot).remove_all()
             folder.remove_all()
+            if mark is not None:
+                mark.parent.remove_all()
         except (OSError, StoreError) as error:
             log.warning("folder=%s is left to `kvstore snapshot prune`: %s", folder, error)
 
@@ -179,6 +220,49 @@ class RemoteStore(SnapshotStore):
                 snapshot.remove_all()
             folder.remove_all()
         return [folder for folder in folders if not folder.exists()]
+
+
+def _plan_or_none(folder: Location) -> Plan | None:
+    try:
+        return codec.decode(Plan, (folder / PLAN).read_bytes(), what=str(folder))
+    except (FileNotFoundError, Corrupted):
+        return None
+
+
+def _reader_or_none(folder: RemotePath, snapshots: Sequence[str]) -> Lease | None:
+    try:
+        (folder / READS).write(json.dumps(list(snapshots)).encode())
+        return Lease.or_none(folder)
+    except (OSError, StoreError) as error:  # whoever restores may have no right to write there
+        log.warning("folder=%s a prune may remove what is read: %s", folder, error)
+        return None
+
+
+def _is_read(root: RemotePath, snapshot: str) -> bool:
+    """Whether a reader of it lives; those that do not are forgotten."""
+    for folder in root.iterdir():
+        if not folder.name.startswith(READ) or snapshot not in _read_by(folder):
+            continue
+        if (lease := Lease.or_none(folder)) is None:
+            return True
+        lease.stop()
+        _forget(folder)
+    return False
+
+
+def _forget(folder: RemotePath) -> None:
+    try:
+        folder.remove_all()
+    except (OSError, StoreError) as error:
+        log.warning("folder=%s stays until the next prune: %s", folder, error)
+
+
+def _read_by(folder: RemotePath) -> list[str]:
+    """The snapshots that a reader names."""
+    try:
+        return list(json.loads((folder / READS).read_bytes()))
+    except (FileNotFoundError, ValueError):  # it goes, or was cut off as it came
+        return []
 
 
 def _is_mark(folder: Location) -> bool:

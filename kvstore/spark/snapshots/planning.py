@@ -75,7 +75,7 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     held: set[str] = set()
     try:
         if wanted.parent is None:
-            with FeedReader(wanted.cluster) as feed:
+            with FeedReader(wanted.cluster, wanted.instance) as feed:
                 pinned, before = _pin(wanted, name, feed)
             left = [each for each in before if each.ended]  # who leaves later may still log something
             places, pieces = (*map(place_of, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
@@ -104,7 +104,13 @@ def _pin(wanted: Wanted, name: str, feed: FeedReader) -> tuple[PinnedStore, list
     until = time.monotonic() + SILENT_S
     while True:
         before = feed.positions()
-        pinned = pin_store(wanted.cluster, ttl_s=wanted.pin_ttl_s, id=pin_name(name), split_bytes=wanted.split_bytes)
+        pinned = pin_store(
+            wanted.cluster,
+            ttl_s=wanted.pin_ttl_s,
+            id=pin_name(name),
+            split_bytes=wanted.split_bytes,
+            identity=wanted.instance,
+        )
         here = {each.partition for each in pinned.partitions}
         silent = [each.partition for each in before if each.latest and not each.ended and each.partition not in here]
         if not silent:
@@ -159,7 +165,7 @@ def _plan_changes(
     wanted: Wanted, parent: Manifest, name: str, held: set[str]
 ) -> tuple[PinnedStore, tuple[Place, ...], tuple[Piece, ...]]:
     """`held` gets to know of which partitions logs are held."""
-    with FeedReader(wanted.cluster) as feed:
+    with FeedReader(wanted.cluster, wanted.instance) as feed:
         feeds = {each.partition: each for each in feed.positions()}
         starts = behind(parent, feeds.values())
         held.update(starts)

@@ -7,6 +7,7 @@ A driver finds its credentials and addresses as it always does: by its environme
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -70,18 +71,15 @@ class RemotePath:
     def exists(self) -> bool:
         """Whether there is a file, or anything below a folder of this name."""
         with self._answered() as (fs, path):
-            fs.invalidate_cache()
-            return bool(fs.exists(path))
+            return _kind_or_none(fs, path) is not None
 
     def is_file(self) -> bool:
         with self._answered() as (fs, path):
-            fs.invalidate_cache()
-            return bool(fs.isfile(path))
+            return _kind_or_none(fs, path) == "file"
 
     def is_dir(self) -> bool:
         with self._answered() as (fs, path):
-            fs.invalidate_cache()
-            return bool(fs.isdir(path))
+            return _kind_or_none(fs, path) == "directory"
 
     def iterdir(self) -> Iterator[RemotePath]:
         """Raises FileNotFoundError; an object store knows no empty folder."""
@@ -96,7 +94,7 @@ class RemotePath:
         with self._answered() as (fs, path):
             fs.invalidate_cache()
             own = path.strip("/")
-            return sorted(each.strip("/").removeprefix(f"{own}/") for each in fs.find(path))
+            return sorted(each.strip("/").removeprefix(f"{own}/") for each in _found_below(fs, path))
 
     def size(self) -> int:
         """Raises FileNotFoundError."""
@@ -137,13 +135,7 @@ class RemotePath:
                 return
             temporary = f"{path}.{uuid4().hex}.tmp"
             fs.pipe_file(temporary, data)
-            try:
-                fs.mv(temporary, path)
-            except OSError:  # some rename over nothing that is there
-                if not fs.exists(temporary):
-                    raise
-                fs.rm_file(path)
-                fs.mv(temporary, path)
+            _move_over(fs, temporary, path)
 
     def create(self, data: bytes) -> bool:
         """The same, unless something else is there already: False. Of several at once, one succeeds where the store can
@@ -152,13 +144,11 @@ class RemotePath:
         it has put itself. So `data` must be no other's."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
-            fs.invalidate_cache()
-            if not fs.exists(path):
+            if _kind_or_none(fs, path) is None:
                 try:
                     _put_new(fs, path, data)
                 except OSError:
-                    fs.invalidate_cache()
-                    if not fs.exists(path):
+                    if _kind_or_none(fs, path) is None:
                         raise
             fs.invalidate_cache()
             return bool(fs.cat_file(path) == data)
@@ -195,8 +185,7 @@ class RemotePath:
         """With all that is below; what is not there is as good."""
         try:
             with self._answered() as (fs, path):
-                fs.invalidate_cache()
-                if fs.exists(path):
+                if _kind_or_none(fs, path) is not None:
                     _remove_all(fs, path)
         except FileNotFoundError:
             return  # somebody else removes it too
@@ -333,6 +322,54 @@ def _sweep(now_s: float) -> None:
         with suppress(OSError):  # another's, or just going
             if now_s - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > COPY_S:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kind_or_none(fs: Any, path: str) -> str | None:
+    """`file`, `directory`, or None where the store says that there is nothing. fsspec's own `exists`, `isfile` and
+    `isdir` take every failure for a no: a connection that was cut would make a snapshot one that is not there."""
+    fs.invalidate_cache()
+    try:
+        return str(fs.info(path)["type"])
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno in _NOTHING:
+            return None
+        raise
+    except RuntimeError as error:  # HDFS by its REST interface, of what would stand below a file
+        if "is not a directory" in str(error):
+            return None
+        raise
+
+
+_NOTHING = (errno.ENOENT, errno.ENOTDIR)
+"""Some drivers raise an OSError of their own that only has the number."""
+
+
+def _found_below(fs: Any, path: str) -> list[str]:
+    """All files below. fsspec's own search leaves out what it cannot list, unless it is told not to."""
+    from fsspec.spec import AbstractFileSystem
+
+    is_told = not getattr(fs, "async_impl", False) and type(fs).find is AbstractFileSystem.find
+    try:
+        return list(fs.find(path, on_error="raise") if is_told else fs.find(path))
+    except FileNotFoundError:
+        return []
+
+
+def _move_over(fs: Any, temporary: str, path: str) -> None:
+    """Rename over what is there, if there is anything. Some drivers refuse that by an error, others, as those of HDFS,
+    by doing nothing."""
+    try:
+        fs.mv(temporary, path)
+    except OSError:
+        if _kind_or_none(fs, temporary) is None:
+            raise
+    if _kind_or_none(fs, temporary) is None:
+        return
+    with suppress(FileNotFoundError):
+        fs.rm_file(path)
+    fs.mv(temporary, path)
+    if _kind_or_none(fs, temporary) is not None:
+        raise OSError(errno.EIO, f"{path}: could not be written: its driver does not rename {temporary}")
 
 
 def _put_new(fs: Any, path: str, data: bytes) -> None:

@@ -60,7 +60,8 @@ def restore(
     records = tables.folded(store, chain, cut)
     with _watched(cluster, there, total, progress):
         try:
-            return Restored(**tables.work_through(records, COLUMNS, partial(_write, cluster, now_ms), COUNTS))
+            write = partial(_write, cluster, now_ms, is_new=not into_filled)
+            return Restored(**tables.work_through(records, COLUMNS, write, COUNTS))
         except Corrupted:
             raise
         except StoreError as error:
@@ -69,8 +70,9 @@ def restore(
             raise type(error)(f"{error}; what is written stays: run it again with --merge") from error
 
 
-def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any]) -> dict[str, int]:
-    """One task's records."""
+def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any], *, is_new: bool) -> dict[str, int]:
+    """One task's records. `is_new`: only those whose keys are not there. An attempt that the driver has given up may
+    write on when the job has ended and applications have begun: it must not overwrite what they write."""
     from kvstore.client.bulk import Loader
     from kvstore.env.real import run
 
@@ -78,14 +80,14 @@ def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any]) -> dict[s
 
     async def load() -> int:
         nonlocal expired
-        async with Loader(cluster) as loader:
+        async with Loader(cluster, if_absent=is_new) as loader:
             for batch in batches:
                 living = _living(batch, now_ms)
                 expired += batch.num_rows - living.num_rows
                 expiry = pc.fill_null(living["expires_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()), 0)
                 columns = (living["key"].to_pylist(), living["value"].to_pylist(), expiry.to_pylist())
                 await loader.add(zip(*columns, strict=True))
-        return loader.written
+        return loader.written + loader.kept  # what an earlier attempt wrote is there as well
 
     return {"written": run(load()), "expired": expired}
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore import errors
@@ -30,6 +32,8 @@ LOST = ("Py4JError", "Py4JNetworkError")
 SMALL_ROWS = 200_000
 """Rows that threads of this process write about as soon as Spark has started."""
 THREADS = 2
+STARVED_S, LOOK_S, JOIN_S = 600.0, 1.0, 5.0
+"""A job of which no task runs for so long is given up; how often that is looked at; a look may hang for so long."""
 ATTEMPTS = 3
 """Of a piece, as Spark makes them."""
 _RAISED = re.compile(r"kvstore\.errors\.(\w+): (.*)")
@@ -65,20 +69,56 @@ class SparkRunner:
     def wake(self) -> None:
         """Have workers started, with the libraries of tasks loaded: a second of a processor for each."""
         workers = self.parallelism
-        try:
+        with self._fed("kvstore snapshot"):
             self._session.sparkContext.parallelize(range(workers), workers).foreach(load_libraries)
-        except Exception as error:  # whatever Spark and its JVM raise
-            raise failure_of(error) from error
 
     def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
         """One task for each piece."""
         context = self._session.sparkContext
-        context.setJobGroup(group, group, interruptOnCancel=True)
-        try:
+        with self._fed(group):
             found = context.parallelize(pieces, len(pieces)).map(lambda piece: (piece.name, write_piece(job, piece)))
             return dict(found.collect())
+
+    @contextmanager
+    def _fed(self, group: str) -> Iterator[None]:
+        """Run the block's job; end it when Spark has given it no executor for STARVED_S. Spark itself would wait for
+        ever, and the servers would keep for ever what the job reads. Raises StoreError."""
+        self._session.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
+        ended, starved = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            fed_at = time.monotonic()
+            while not ended.wait(LOOK_S):
+                try:
+                    if self._has_tasks():
+                        fed_at = time.monotonic()
+                    elif time.monotonic() - fed_at > STARVED_S:
+                        starved.set()
+                        self.cancel(group)
+                        return
+                except Exception as error:  # noqa: BLE001  # whatever a JVM that ends raises; the job fails by that, too
+                    log.info("group=%s Spark does not tell whether tasks run: %s", group, error)
+                    return
+
+        watcher = threading.Thread(target=watch, name="executors", daemon=True)
+        watcher.start()
+        try:
+            yield
         except Exception as error:  # whatever Spark and its JVM raise
+            if starved.is_set():
+                raise Unavailable(
+                    f"Spark has given the job no executor for {STARVED_S / 60:g} minutes: see whether its workers live "
+                    "and have room"
+                ) from None
             raise failure_of(error) from error
+        finally:
+            ended.set()
+            watcher.join(JOIN_S)
+
+    def _has_tasks(self) -> bool:
+        tracker = self._session.sparkContext.statusTracker()
+        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+        return any(stage is not None and stage.numActiveTasks for stage in stages)
 
     def cancel(self, group: str) -> None:
         self._session.sparkContext.cancelJobGroup(group)
@@ -133,7 +173,7 @@ class ThreadRunner:
 def is_small(wanted: Wanted) -> bool:
     """Whether the snapshot is not worth a JVM, by what the servers say now. Raises StoreError."""
     try:
-        with FeedReader(wanted.cluster) as feed:
+        with FeedReader(wanted.cluster, wanted.instance) as feed:
             feeds = feed.positions()
     except PermissionDenied:
         return True  # it will be refused, and need not wait for a JVM to be told by which right

@@ -3,6 +3,7 @@
     <id>/            a snapshot, from the moment on at which it has its manifest
     .work-<id>/      one that is being made, or that a killed job has left
     .gone-<id>/      one that is being removed
+    .read-<reader>/  at a URL: somebody restores, and names the snapshots that must stay
 
 What is the same wherever that place is. How a snapshot comes and goes: directory.py, objects.py.
 """
@@ -10,11 +11,11 @@ What is the same wherever that place is. How a snapshot comes and goes: director
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from kvstore.errors import Corrupted, InvalidRequest
+from kvstore.errors import Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import newest_or_none
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
@@ -22,6 +23,7 @@ from kvstore.spark.snapshots.remote import Location
 
 WORK = ".work-"
 GONE = ".gone-"
+READ = ".read-"
 RESUMABLE_S = 86_400.0
 """Pins live no longer."""
 
@@ -63,10 +65,10 @@ class SnapshotStore(ABC):
     def ids(self) -> list[str]:
         """Of all finished snapshots, readable or not, sorted."""
         try:
-            found = [each.name for each in self.root.iterdir() if (each / manifests.NAME).is_file()]
+            named = [each for each in self.root.iterdir() if manifests.is_id(each.name)]
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if manifests.is_id(name))
+        return sorted(each.name for each in named if (each / manifests.NAME).is_file())
 
     def load(self, snapshot: str) -> Manifest:
         found = self._load_or_none(snapshot)
@@ -165,9 +167,14 @@ class SnapshotStore(ABC):
         """Nobody else gives a snapshot a child, or takes one away, meanwhile. Raises Unavailable."""
 
     @abstractmethod
+    def reading(self, snapshots: Sequence[str]) -> AbstractContextManager[None]:
+        """Nobody takes these away meanwhile, as far as that can be said where they are: who may only read there goes on
+        without. Raises Unavailable if one is just being removed."""
+
+    @abstractmethod
     def remove(self, snapshot: str) -> bool:
         """Take a snapshot away: from one moment to the next it is none, then its files go. Two may do it at once. False
-        if another continues it, perhaps since a moment ago: then it stays. Raises Unavailable."""
+        if it is being read, or another continues it, perhaps since a moment ago: then it stays. Raises Unavailable."""
 
     @abstractmethod
     def remove_work(self, folder: Location) -> None:
@@ -187,3 +194,8 @@ class SnapshotStore(ABC):
             return sorted(each for each in self.root.iterdir() if each.name.startswith((WORK, GONE)))
         except FileNotFoundError:
             return []
+
+
+def going(snapshot: str) -> Unavailable:
+    """The error of a reader that comes too late."""
+    return Unavailable(f"snapshot {snapshot} is just being removed by `kvstore snapshot prune`")

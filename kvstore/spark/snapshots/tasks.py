@@ -46,6 +46,8 @@ class Job:
     positions: dict[str, Position]
     compression: str
     cluster: ClientConfig
+    instance: str = ""
+    """The cluster's instance id."""
     bytes_per_s: float = 0.0
     """Of one task, at most; 0: as fast as it goes."""
 
@@ -96,7 +98,7 @@ def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.
 def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
     """The rows of a piece. The same ones in the same order, whoever asks."""
     if job.kind is Kind.INCREMENTAL:
-        yield from changes(job.cluster, piece.partition, piece.first, piece.last, piece.servers)
+        yield from changes(job.cluster, piece.partition, piece.first, piece.last, piece.servers, instance=job.instance)
         return
     split = Split(
         job.pin,
@@ -114,9 +116,15 @@ def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 
 def changes(
-    cluster: ClientConfig, partition: str, after: int, until: int, servers: tuple[str, ...] = ()
+    cluster: ClientConfig,
+    partition: str,
+    after: int,
+    until: int,
+    servers: tuple[str, ...] = (),
+    *,
+    instance: str = "",
 ) -> Iterator[pa.RecordBatch]:
     """Read the log between two sequences. Raises PositionTrimmed."""
-    with FeedReader(cluster) as feed:
+    with FeedReader(cluster, instance) as feed:
         for page in pages_between(feed, partition, after, until, servers=servers, patience_s=PATIENCE_S):
             yield batch_of(page, partition, COLUMNS)

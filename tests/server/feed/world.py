@@ -42,11 +42,11 @@ class World:
 
     @staticmethod
     @asynccontextmanager
-    async def open(root: Path, *partitions: str) -> AsyncIterator[World]:
+    async def open(root: Path, *partitions: str, cluster: str = "the cluster") -> AsyncIterator[World]:
         env, store, logs = real_env(root), MemoryStore(), MemoryLogs(*partitions)
         ring = new_ring([PartitionId(each) for each in partitions], {ServerId("n1"): ""}, 1)
         await store.create(paths.RING, codec.encode(ring))
-        await LayoutStore(store).initialise("the cluster")
+        await LayoutStore(store).initialise(cluster)
 
         async def latest(partition: PartitionId) -> int:
             return logs.logs[partition].seq

@@ -7,6 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import grpc
 import pytest
 from grpc import StatusCode
 from grpc.aio import AbortError
@@ -39,6 +40,7 @@ class OneReplica:
     store: Any = None
     topology: Any = None
     links: Any = None
+    cluster = "the cluster"
 
     def __init__(self) -> None:
         self.writer = Writer(1)
@@ -99,6 +101,25 @@ async def test_what_is_pinned_is_read_page_by_page(node: OneReplica) -> None:
 async def test_a_request_that_makes_no_sense_is_refused(node: OneReplica, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         await read(service_of(node), asked(node.mark("pin"), **fields))
+
+
+# docs/protocol.md F6
+async def test_a_pin_of_another_cluster_is_refused(node: OneReplica) -> None:
+    service, refused = service_of(node), list[str]()
+
+    class Call:
+        async def abort(self, code: grpc.StatusCode, details: str, _: Any) -> None:
+            refused.append(f"{code.name}: {details}")
+            raise asyncio.CancelledError
+
+    call: Any = Call()
+    for answer in (
+        service.Pin(data_pb2.PinRequest(id="pin", cluster="another"), call),
+        service.Renew(data_pb2.RenewRequest(id="pin", cluster="another"), call),
+    ):
+        with pytest.raises(asyncio.CancelledError):
+            await answer
+    assert refused == ["UNAVAILABLE: this server is of another cluster: want another, got the cluster"] * 2
 
 
 async def test_what_is_not_kept_here_is_no_such_pin(node: OneReplica) -> None:

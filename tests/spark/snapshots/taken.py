@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from kvstore.client import Client
 from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.client.pinned.pins import list_pins
 from kvstore.devcluster.processes import is_alive
@@ -57,7 +58,11 @@ def config(cluster: Cluster) -> ClientConfig:
 
 
 def wanted(cluster: Cluster, parent: Manifest | None = None, **more: Any) -> Wanted:
-    return Wanted(**{"cluster": config(cluster), "instance": "i", "parent": parent, "split_bytes": SPLIT_BYTES, **more})
+    given = {"cluster": config(cluster), "parent": parent, "split_bytes": SPLIT_BYTES, **more}
+    if "instance" not in given:
+        with FeedReader(config(cluster)) as feed:
+            given["instance"] = feed.positions()[0].cluster
+    return Wanted(**given)
 
 
 def take(

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from kvstore.client.core.config import ClientConfig
-from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, Unavailable
 from kvstore.spark.snapshots import create, planning
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Kind
@@ -32,7 +32,7 @@ WAIT_S = 30
 class Servers:
     """Renewals, each with the answer that comes next; the last answer stays."""
 
-    def __init__(self, *answers: StoreError | None) -> None:
+    def __init__(self, *answers: Exception | None) -> None:
         self._answers = list(answers)
         self.renewed = threading.Semaphore(0)
         self.held: list[dict[str, int]] = []
@@ -41,7 +41,8 @@ class Servers:
         self.session: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=self._cancel))
         self.group = ""
 
-    def renew_pin(self, cluster: ClientConfig, id: str, *, ttl_s: float, partitions: list[str]) -> int:
+    def renew_pin(self, cluster: ClientConfig, id: str, *, ttl_s: float, partitions: list[str], identity: str) -> int:
+        assert identity == "c"
         assert (id, ttl_s, partitions[:2]) == (PLAN.pin, PIN_TTL_S, ["p1", "p2"]), "where it was lost too"
         self.renewed.release()
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -55,7 +56,7 @@ class Servers:
 
     # the feed, for an incremental
 
-    def __call__(self, cluster: ClientConfig) -> Servers:
+    def __call__(self, cluster: ClientConfig, identity: str = "") -> Servers:
         return self
 
     def __enter__(self) -> Servers:
@@ -80,7 +81,7 @@ class Servers:
 LOOK_S = 0.01
 
 
-def servers(monkeypatch: pytest.MonkeyPatch, *answers: StoreError | None) -> Servers:
+def servers(monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> Servers:
     found = Servers(*answers)
     monkeypatch.setattr(create, "renew_pin", found.renew_pin)
     monkeypatch.setattr(create, "FeedReader", found)
@@ -93,8 +94,11 @@ def wanted(**more: Any) -> Wanted:
     return Wanted(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c", pin_ttl_s=PIN_TTL_S, **more)
 
 
-def test_a_pin_is_renewed_again_and_again_also_when_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = servers(monkeypatch, None, Unavailable("away"), None)
+@pytest.mark.parametrize("fails", [Unavailable("away"), FileNotFoundError("tls.crt")])
+def test_a_pin_is_renewed_again_and_again_also_when_that_fails(
+    monkeypatch: pytest.MonkeyPatch, fails: Exception
+) -> None:
+    found = servers(monkeypatch, None, fails, None)
     with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, LOOK_S):
         for _ in range(4):
             assert found.renewed.acquire(timeout=WAIT_S)

@@ -42,8 +42,8 @@ class Feeds:
         PartitionFeed("p8", 0, 33, True, ()),
     )
 
-    def __init__(self, _: object) -> None:
-        pass
+    def __init__(self, _: object, identity: str = "c") -> None:
+        assert identity == "c"
 
     def __enter__(self) -> Feeds:
         return self

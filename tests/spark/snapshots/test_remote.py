@@ -23,7 +23,7 @@ from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of, location
-from kvstore.spark.snapshots.store import RESUMABLE_S
+from kvstore.spark.snapshots.store import READ, RESUMABLE_S
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.tasks import write_durably
 from kvstore.spark.snapshots.work import Piece, Work, note_of
@@ -287,6 +287,42 @@ def test_a_removal_that_was_killed_is_finished_or_taken_back(
     assert sorted(store.remove_remains(stale)) == sorted(stale)
     assert [each.name for each in store.root.iterdir()] == ["b"]
     assert store.may_continue("b")
+
+
+def test_a_snapshot_that_is_being_restored_stays(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(store, "a")
+    published(store, "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before
+        with store.reading(["a"]):
+            assert not store.remove("a")
+            assert store.ids() == ["a", "b"]
+            assert store.remove("b")
+            assert resumed_or_none(store, WANTED) is None
+    assert not [each for each in store.root.iterdir() if each.name.startswith(READ)]
+    killed_one = store.root / f"{READ}x"
+    (killed_one / objects.READS).write(b'["a"]')
+    (killed_one / "lock-000001").write(b'{"owner": "x", "count": 3}')
+    assert store.remove("a")
+    assert not store.root.exists() or list(store.root.iterdir()) == []
+
+
+def test_a_reader_that_comes_while_a_snapshot_goes_or_that_may_not_write_is_told(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    published(store, "a")
+    mark = store._mark("a")
+    with pytest.raises(Unavailable, match="snapshot a is just being removed"), store.reading(["a"]):
+        pass
+    mark.parent.remove_all()
+    assert [each.name for each in store.root.iterdir()] == ["a"]
+
+    def refused(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(RemotePath, "write", refused)
+    with store.reading(["a"]):
+        assert "a prune may remove what is read" in caplog.text
 
 
 def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> None:

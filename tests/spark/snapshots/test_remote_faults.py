@@ -15,10 +15,12 @@ import pytest
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 from s3fs import S3FileSystem
 
 from kvstore.errors import Unavailable
-from kvstore.spark.snapshots import objects, remote, verify
+from kvstore.spark.snapshots import create, objects, remote, verify
+from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.manifest import NAME, Kind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of
@@ -26,7 +28,7 @@ from kvstore.spark.snapshots.store import RESUMABLE_S
 from kvstore.spark.snapshots.work import Work
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.test_remote import attempt, killed, published
-from tests.spark.snapshots.test_work import PIECES, PLAN
+from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +129,63 @@ def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: Re
     assert list(verify.problems_of(store, [manifest])) == []
 
 
+def test_a_driver_that_slept_before_its_manifest_publishes_no_snapshot_whose_files_another_has_removed(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pin has ended meanwhile: the other removes its work instead of going on with it."""
+    stopped = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
+    put, slept = RemotePath.create, []
+
+    def sleep_and_put(self: RemotePath, data: bytes) -> bool:
+        if self.name == NAME and not slept:
+            slept.append(self)
+            killed(stopped)
+            assert resumed_or_none(store, WANTED) is None
+        return put(self, data)
+
+    monkeypatch.setattr(create, "_renewed", lambda *_: False)
+    monkeypatch.setattr(RemotePath, "create", sleep_and_put)
+    with pytest.raises(Unavailable, match="another driver took this one for dead and has removed its work"):
+        stopped.publish(PLAN, winners, 2)
+    assert len(slept) == 1
+    assert store.load_all() == {}
+    assert store.remains() == []
+
+
+def test_one_that_publishes_while_another_is_about_to_remove_its_work_gives_way(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has put its mark, and may not see the manifest."""
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    mark = store._mark("s1")
+    with pytest.raises(Unavailable, match="has removed its work"):
+        work.publish(PLAN, winners, 2)
+    assert store.ids() == []
+    mark.unlink()
+    work.release()
+    again = Work.of_the_dead_or_none(store, work.folder)
+    assert again is not None
+    manifest = again.publish(PLAN, again.finished(), 3)
+    assert list(verify.problems_of(store, [manifest])) == []
+
+
+def test_work_that_is_published_just_as_another_removes_it_stays(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    manifest = work.publish(PLAN, winners, 2)
+    looks, is_published = [False], RemoteStore._is_published  # the manifest comes right behind the first look
+    monkeypatch.setattr(RemoteStore, "_is_published", lambda *args: looks.pop() if looks else is_published(*args))
+    store.remove_work(work.folder)
+    assert looks == []
+    assert list(verify.problems_of(store, [manifest])) == []
+    assert store.load_all() == {"s1": manifest}
+    assert store.remains() == []
+
+
 # ── several threads ──
 
 
@@ -222,6 +281,87 @@ def test_a_password_in_a_url_is_not_told() -> None:
 
 
 # ── servers that fail ──
+
+
+def asks_as_most_drivers_do(monkeypatch: pytest.MonkeyPatch, unanswered: str, fails: Exception) -> list[str]:
+    """One question about a place whose name ends so stays without an answer: the list gets it."""
+    info, asked = MemoryFileSystem.info, list[str]()
+
+    def fail_once(self: MemoryFileSystem, path: str, **more: Any) -> Any:
+        if path.endswith(unanswered) and not asked:
+            asked.append(path)
+            raise fails
+        return info(self, path, **more)
+
+    monkeypatch.setattr(MemoryFileSystem, "exists", AbstractFileSystem.exists)
+    monkeypatch.setattr(MemoryFileSystem, "info", fail_once)
+    return asked
+
+
+CUT = [OSError("reset"), TimeoutError(), RuntimeError("StandbyException")]
+
+
+@pytest.mark.parametrize("fails", CUT)
+def test_a_question_without_an_answer_is_no_no(monkeypatch: pytest.MonkeyPatch, fails: Exception) -> None:
+    place = RemotePath(f"memory://{uuid4().hex}/x")
+    place.write(b"there")
+    for ask in (place.exists, place.is_file, place.is_dir, place.remove_all):
+        with monkeypatch.context() as patched:
+            asks_as_most_drivers_do(patched, "/x", fails)
+            with pytest.raises((OSError, Unavailable)):
+                ask()
+    assert place.is_file()
+
+
+@pytest.mark.parametrize("fails", CUT)
+def test_a_snapshot_that_was_just_published_stays_when_the_next_question_has_no_answer(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
+) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    removed = store.remove_work
+
+    def cut(folder: RemotePath) -> None:
+        with monkeypatch.context() as patched:
+            assert asks_as_most_drivers_do(patched, NAME, fails) == []
+            removed(folder)
+
+    monkeypatch.setattr(store, "remove_work", cut)
+    manifest = work.publish(PLAN, winners, 2)
+    assert store.load_all() == {"s1": manifest}
+    assert list(verify.problems_of(store, [manifest])) == []
+    assert store.remains() == [work.folder], "it is left to the next one"
+
+
+@pytest.mark.parametrize("fails", CUT)
+def test_the_newest_snapshot_is_not_passed_over_when_the_store_does_not_answer(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
+) -> None:
+    published(store, "a")
+    published(store, "b")
+    asked = asks_as_most_drivers_do(monkeypatch, f"b/{NAME}", fails)
+    with pytest.raises((OSError, Unavailable)):
+        store.ids()
+    assert len(asked) == 1
+    assert store.ids() == ["a", "b"]
+
+
+def test_what_a_driver_does_not_rename_over_is_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of HDFS, which says so in an answer that fsspec drops: a driver's count stood still."""
+
+    def move(self: MemoryFileSystem, old: str, new: str, **_: Any) -> None:
+        if not self.exists(new):
+            self.store[new] = self.store.pop(old)
+
+    monkeypatch.setattr(MemoryFileSystem, "mv", move)
+    place = RemotePath(f"memory://{uuid4().hex}/folder") / "lock"
+    place.write(b"1")
+    place.write(b"2")
+    assert place.read_bytes() == b"2"
+    assert [each.name for each in place.parent.iterdir()] == ["lock"]
+    monkeypatch.setattr(MemoryFileSystem, "mv", lambda *_, **__: None)
+    with pytest.raises(OSError, match="could not be written"):
+        place.write(b"3")
 
 
 def test_what_a_store_refuses_is_told_with_the_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kvstore.client import Client
@@ -18,7 +20,7 @@ from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.here import HereTables
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.restore import Restored, restore
+from kvstore.spark.snapshots.restore import Restored, _write, restore
 from kvstore.spark.snapshots.tables import Tables
 from tests.cluster.harness import Cluster, running_cluster
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental
@@ -123,6 +125,35 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
             b"changed",
             b"value 3",
         ]
+
+
+def test_an_attempt_that_was_given_up_overwrites_nothing_behind_the_restore(config: ClientConfig) -> None:
+    """Its machine stood still: another attempt wrote its part, the job ended, and the application began."""
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("expires_at", pa.timestamp("us", "UTC"))])
+    batches = [
+        pa.RecordBatch.from_pydict({"key": [key], "value": [b"restored"], "expires_at": [None]}, schema=schema)
+        for key in (b"first", b"second")
+    ]
+    with Client(config) as client:
+        emptied(client)
+
+        def meanwhile() -> dict[str, int]:
+            found = _write(config, NOW_MS, iter(batches), is_new=True)
+            client.put(b"second", b"by the application")
+            return found
+
+        def stopped() -> Iterator[Any]:
+            yield batches[0]
+            with ThreadPoolExecutor(1) as thread:  # this one runs a loop
+                assert thread.submit(meanwhile).result() == {"written": 2, "expired": 0}
+            yield batches[1]
+
+        assert _write(config, NOW_MS, stopped(), is_new=True) == {"written": 2, "expired": 0}
+        found = client.get_many([b"first", b"second"])
+        assert {key: item.value for key, item in found.items()} == {
+            b"first": b"restored",
+            b"second": b"by the application",
+        }
 
 
 def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConfig) -> None:

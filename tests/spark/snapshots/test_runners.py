@@ -1,16 +1,18 @@
-"""Which runner takes a snapshot, by what the servers say."""
+"""Which runner takes a snapshot, by what the servers say; and what ends one that nobody works for."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
 
-from kvstore.errors import PermissionDenied
+from kvstore.errors import PermissionDenied, Unavailable
 from kvstore.spark.snapshots import runners
-from kvstore.spark.snapshots.runners import SMALL_ROWS, is_small
+from kvstore.spark.snapshots.runners import SMALL_ROWS, SparkRunner, is_small
+from tests.waiting import PATIENCE_S
 
 
 class Said:
@@ -50,6 +52,62 @@ def test_a_full_snapshot_is_small_by_its_changes_or_else_by_its_keys(
     changes: int | None, keys: int | None, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FeedReader", "Client"):
-        monkeypatch.setattr(runners, name, lambda _: Said(changes, keys))
-    wanted: Any = SimpleNamespace(cluster="kv://127.0.0.1:1", parent=None, where=Path())
+        monkeypatch.setattr(runners, name, lambda *_: Said(changes, keys))
+    wanted: Any = SimpleNamespace(cluster="kv://127.0.0.1:1", instance="c", parent=None, where=Path())
     assert is_small(wanted) is small
+
+
+class Starving:
+    """A Spark of which no task runs once `tasks` looks are over; its job ends when it is cancelled."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self.looks = 0
+        self.cancelled = threading.Event()
+        self.defaultParallelism = 2
+
+    @property
+    def session(self) -> Any:
+        return SimpleNamespace(sparkContext=self)
+
+    def setJobGroup(self, *_: Any, **__: Any) -> None:
+        """It has one job."""
+
+    def cancelJobGroup(self, _: str) -> None:
+        self.cancelled.set()
+
+    def statusTracker(self) -> Starving:
+        return self
+
+    def getActiveStageIds(self) -> list[int]:
+        return [1]
+
+    def getStageInfo(self, _: int) -> Any:
+        self.looks += 1
+        return SimpleNamespace(numActiveTasks=int(self.looks <= self._tasks))
+
+    def parallelize(self, *_: Any) -> Starving:
+        return self
+
+    def map(self, _: Any) -> Starving:
+        return self
+
+    def collect(self) -> None:
+        assert self.cancelled.wait(PATIENCE_S)
+        raise RuntimeError("Job 0 cancelled part of cancelled job group")
+
+    def foreach(self, _: Any) -> None:
+        self.collect()
+
+
+@pytest.mark.parametrize("does", ["wake", "run"])
+def test_a_job_that_gets_no_executor_any_more_is_given_up(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pin was renewed for as long as Spark waited, which is for ever."""
+    monkeypatch.setattr(runners, "LOOK_S", 0.01)
+    monkeypatch.setattr(runners, "STARVED_S", 0.3)
+    spark = Starving(tasks=50)
+    runner = SparkRunner(spark.session)
+    job: Any = None
+    with pytest.raises(Unavailable, match="Spark has given the job no executor for"):
+        _ = runner.wake() if does == "wake" else runner.run(job, [job], "g")  # type: ignore[func-returns-value]
+    assert spark.looks > 50, "as long as tasks run nobody is impatient"

@@ -229,6 +229,26 @@ def test_removing_takes_the_snapshot_away_before_its_files(
     assert os.listdir(store.root) == [".lock"]
 
 
+def test_a_snapshot_that_is_being_restored_stays(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retention may name it no more: it was there when somebody chose it, and is the only copy."""
+    log = some_log(20)
+    full(store, "a", log)
+    full(store, "b", log)
+    with store.reading(["a"]), store.reading(["a"]):
+        assert not store.remove("a")
+        assert store.remove("b")
+    rename = os.rename
+
+    def come_too_late(old: Path, new: Path) -> None:
+        with pytest.raises(Unavailable, match="snapshot a is just being removed"), store.reading(["a"]):
+            pass
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", come_too_late)
+    assert store.remove("a")
+    assert store.remains() == []
+
+
 def test_two_may_remove_the_same_at_once(store: DirectoryStore) -> None:
     for number in range(20):
         full(store, f"a{number}", some_log(9))
