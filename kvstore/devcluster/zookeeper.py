@@ -16,6 +16,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
 from kvstore.env.java import find_java
@@ -150,10 +151,18 @@ def _launch(
     directory: Path, host: str, port: int, settings: str, *, detached: bool, environ: Mapping[str, str]
 ) -> ZooKeeperProcess:
     (directory / "data").mkdir(parents=True, exist_ok=True)
-    where = f"dataDir={directory / 'data'}\nclientPortAddress={host}\nclientPort={port}\n"
-    (directory / "zoo.cfg").write_text(_CONFIG + where + settings)
-    (directory / "log4j2.xml").write_text(_LOGGING.format(log=directory / "zookeeper.log"))
+    where = f"dataDir={_java_text(str(directory / 'data'))}\nclientPortAddress={host}\nclientPort={port}\n"
+    (directory / "zoo.cfg").write_text(_CONFIG + where + settings, encoding="utf-8")
+    log = escape(str(directory / "zookeeper.log"), {'"': "&quot;"})
+    (directory / "log4j2.xml").write_text(_LOGGING.format(log=log), encoding="utf-8")
     return _spawn(directory, f"{host}:{port}", detached=detached, environ=environ)
+
+
+def _java_text(value: str) -> str:
+    """A value of a file of Java's Properties, which are read as ISO 8859-1 and take backslashes for escapes."""
+    units = value.encode("utf-16-be")
+    codes = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
+    return "".join("\\\\" if chr(code) == "\\" else chr(code) if code < 128 else f"\\u{code:04x}" for code in codes)
 
 
 def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[str, str]) -> ZooKeeperProcess:
@@ -170,7 +179,7 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
             stderr=output,
             cwd=directory,
             start_new_session=detached,
-            env=without_login(environ),
+            env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # by it Java knows how names of files are written
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
     pid_file(directory, ZooKeeperProcess.program).write_text(f"{child.pid} {address}\n")
@@ -188,7 +197,12 @@ def jars_folder() -> Path:
 
 
 def classpath(jars: Path) -> list[Path]:
-    """The jars that a server needs. Raises ConfigError if there is no ZooKeeper of at least VERSION_MIN among them."""
+    """The jars that a server needs. Raises ConfigError if there is no ZooKeeper of at least VERSION_MIN among them, or
+    Java cannot name them."""
+    if os.pathsep in str(jars):
+        raise ConfigError(
+            f"{jars}: Java takes {os.pathsep!r} for the end of a path: want the jars in a folder without one"
+        )
     servers = [match for path in jars.glob("zookeeper-*.jar") if (match := _SERVER_JAR.fullmatch(path.name))]
     versions = sorted(tuple(map(int, match.groups())) for match in servers)
     if len(versions) != 1 or versions[0] < VERSION_MIN:
