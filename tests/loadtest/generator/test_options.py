@@ -132,6 +132,14 @@ def test_another_cluster_has_the_doors_that_are_named() -> None:
     assert parsed("--store", "kv://a:1").resp_nodes() == []
 
 
+@pytest.mark.parametrize("option", ["--store", "--resp"])
+@pytest.mark.parametrize("address", ["kv://anna:hidden@h:7401", "anna:hidden@h:1", "kv://anna:hi/dden@h:7401"])
+def test_no_password_stands_where_the_report_would_show_it(option: str, address: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}: want no user or password here") as refused:
+        parsed(option, address)
+    assert "hi" not in str(refused.value).replace("whi", "").replace("this", "").replace("here", "")
+
+
 def test_no_cluster_is_told_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="kvstore up"):
         parsed("--data-dir", str(tmp_path)).client_config()
