@@ -119,9 +119,14 @@ def init(
     if json:
         document = {"founded": is_new, "version": ring.version, "secret_file": str(path), "partitions": rows}
         print(as_json(document))
-        return
-    print(as_table(rows))
-    if not (is_new or new_secret):
+    else:
+        print(as_table(rows))
+        _tell_secret(path, is_new=is_new, is_secret_new=is_new or new_secret)
+
+
+def _tell_secret(path: Path, *, is_new: bool, is_secret_new: bool) -> None:
+    """Say what to do with the secret: where it was there before it may be another cluster's."""
+    if not is_secret_new:
         print(f"\nit was there already\nIts nodes must have the secret that is in {path}: nothing has compared them.")
         return
     print("\nfounded" if is_new else "\nit was there already")

@@ -108,7 +108,7 @@ class LocalCluster:
         self._probe(cluster, keys_to_ask(ring))
         self._wait_for_rise(cluster)
         if secure is not None:
-            self._refuse_other_password(cluster, secure)
+            _refuse_other_password(cluster, secure)
         return self.load()
 
     def down(self) -> list[str]:
@@ -279,19 +279,6 @@ class LocalCluster:
                 return
             time.sleep(POLL_S)
 
-    def _refuse_other_password(self, cluster: ClusterFile, secure: SecureFolder) -> None:
-        """Raises ConfigError if the folder's password is not its user's: what `up` prints would let nobody in. A node
-        may take a moment to hear of a user who has just been made."""
-        deadline = time.monotonic() + LOGIN_TIMEOUT_S
-        while is_stranger(cluster.nodes[0].http, secure):
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"the cluster serves, and {secure.password_file} is not {ADMIN}'s password (any more), so that no "
-                    f"command by {secure.environment} is let in: write it there and `kvstore up` again. If nobody "
-                    f"knows it, `kvstore access found {ADMIN} --replace-lost --data-dir {self.data_dir}` gives another"
-                )
-            time.sleep(POLL_S)
-
     def _stop_nodes(self, cluster: ClusterFile) -> list[str]:
         running = [node for node in cluster.nodes if self._runs(node)]
         if running:
@@ -370,9 +357,24 @@ def secure_folder(cluster: ClusterFile) -> SecureFolder | None:
     return SecureFolder(cluster.data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
 
 
+def _refuse_other_password(cluster: ClusterFile, secure: SecureFolder) -> None:
+    """Raises ConfigError if the folder's password is not its user's: what `up` prints would let nobody in. A node
+    may take a moment to hear of a user who has just been made."""
+    deadline = time.monotonic() + LOGIN_TIMEOUT_S
+    while is_stranger(cluster.nodes[0].http, secure):
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"the cluster serves, and {secure.password_file} is not {ADMIN}'s password (any more), so that no "
+                f"command by {secure.environment} is let in: write it there and `kvstore up` again. If nobody "
+                f"knows it, `kvstore access found {ADMIN} --replace-lost --data-dir {cluster.data_dir}` gives another"
+            )
+        time.sleep(POLL_S)
+
+
 def _metadata_login(cluster: ClusterFile, progress: Progress) -> MetadataLogin | None:
-    """Who makes the first nodes in the metadata store, and so who may use them: in a store of the cluster's own never
-    another user than the nodes, whose processes have nothing of the environment. Raises ConfigError."""
+    """Return as whom the first nodes in the metadata store are made, which decides who may use them: in a store of the
+    cluster's own never another user than its nodes', whose processes have nothing of the environment. Raises
+    ConfigError."""
     secure = secure_folder(cluster)
     own, other = None if secure is None else secure.metadata_login(), metadata_login_of_environment()
     if own is None and other is not None and cluster.own_zookeeper and not _names_metadata_user(cluster):
