@@ -104,7 +104,10 @@ def find_etcd() -> Path:
         raise ConfigError(
             "no etcd on the PATH: install it (Debian: etcd-server), or kvstore-log[local], or use one by --metadata"
         )
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{found} --version says nothing for {_ASK_TIMEOUT_S:g} s") from None
     version = re.search(r"etcd Version: (\d+)\.(\d+)", said.stdout)
     if version is None or tuple(map(int, version.groups())) < VERSION_MIN:
         wanted = ".".join(map(str, VERSION_MIN))
