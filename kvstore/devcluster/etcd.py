@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, record, recorded_or_none
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError
 from kvstore.rpc.login import without_login
@@ -147,7 +147,7 @@ def _launch(directory: Path, address: str, command: Sequence[str], *, detached: 
             env=without_login(os.environ),
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
-    pid_file(directory, EtcdProcess.program).write_text(f"{child.pid} {address}\n")
+    record(directory, EtcdProcess.program, child.pid, address)
     process = EtcdProcess(directory, address, child.pid)
     process.command = command
     return process

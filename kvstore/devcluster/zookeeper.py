@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, pid_with_or_none, record, recorded_or_none
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.rpc.login import without_login
@@ -128,12 +128,24 @@ def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.enviro
 def find_running(directory: Path) -> ZooKeeperProcess | None:
     """The server that runs in `directory`, whoever started it."""
     directory = directory.absolute()
-    found = recorded_or_none(directory, ZooKeeperProcess.program)
+    found = recorded_or_none(directory, ZooKeeperProcess.program) or _unrecorded_or_none(directory)
     if found is None:
         return None
     pid, address = found
     process = ZooKeeperProcess(directory, address, pid)
     return process if process.is_running() else None
+
+
+def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
+    """Pid and address of a server of the directory that no file tells of: whoever started it was killed just then. A
+    second one would write to the same data."""
+    try:
+        text = (directory / "zoo.cfg").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    port = re.search(r"^clientPort=(\d+)$", text, re.MULTILINE)
+    pid = pid_with_or_none(str(directory / "zoo.cfg"))
+    return None if port is None or pid is None else (pid, f"{_HOST}:{port[1]}")
 
 
 def _ready_or_killed(processes: list[ZooKeeperProcess]) -> list[ZooKeeperProcess]:
@@ -182,7 +194,7 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
             env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # by it Java knows how names of files are written
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
-    pid_file(directory, ZooKeeperProcess.program).write_text(f"{child.pid} {address}\n")
+    record(directory, ZooKeeperProcess.program, child.pid, address)
     return ZooKeeperProcess(directory, address, child.pid)
 
 

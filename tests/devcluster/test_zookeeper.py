@@ -84,6 +84,23 @@ def test_jars_that_java_could_not_name_are_refused(tmp_path: Path) -> None:
 
 
 @needs_zookeeper
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
+    """Whoever started it was killed just then; a second one would write to the same data."""
+    server = start_standalone(tmp_path)
+    try:
+        (tmp_path / "zookeeper.pid").unlink()
+        if text is not None:
+            (tmp_path / "zookeeper.pid").write_text(text)
+        found = find_running(tmp_path)
+        assert found is not None
+        assert (found.pid, found.address) == (server.pid, server.address)
+    finally:
+        server.kill()
+    assert find_running(tmp_path) is None
+
+
+@needs_zookeeper
 def test_a_server_serves_in_a_folder_of_any_name(tmp_path: Path) -> None:
     server = start_standalone(tmp_path / "jörg & 文档")
     try:
