@@ -174,9 +174,15 @@ class Options:
     def _nodes(self) -> list[dict[str, Any]]:
         path = self.data_dir / "cluster.json"
         try:
-            found: list[dict[str, Any]] = json.loads(path.read_bytes())["nodes"]
+            document = json.loads(path.read_bytes())
+            found: list[dict[str, Any]] = document["nodes"]
         except FileNotFoundError:
             raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
+        if document.get("secure"):
+            raise ValueError(
+                f"the cluster in {self.data_dir} is secure: name GrpcUser, and its doors by --store "
+                "'kvs://HOST:PORT,…?ca=…&cert=…&key=…', as `kvstore up` prints it for Python, after `. client.env`"
+            )
         return found
 
 

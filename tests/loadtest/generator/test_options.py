@@ -125,6 +125,14 @@ def test_a_local_cluster_tells_its_doors(tmp_path: Path) -> None:
     assert given.resp_nodes() == ["127.0.0.1:2", "a:4"]
 
 
+def test_a_secure_cluster_is_told_how_it_is_reached(tmp_path: Path) -> None:
+    """And not called without TLS, for as long as a run takes."""
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [], "secure": True}))
+    for doors in (Options.client_config, Options.resp_nodes):
+        with pytest.raises(ValueError, match=r"is secure: name GrpcUser, .* --store 'kvs://"):
+            doors(parsed("--data-dir", str(tmp_path)))
+
+
 def test_another_cluster_has_the_doors_that_are_named() -> None:
     given = parsed("--store", "kv://a:1", "--resp", "a:2,b:2")
     assert given.client_config().endpoints == ("a:1",)
