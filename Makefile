@@ -17,7 +17,7 @@ setup: .venv/.ready ## make .venv from the lock files; quick when nothing has ch
 up: setup ## start the local cluster: ZooKeeper, three nodes, three partitions
 	@$(BIN)/kvstore up --detach
 
-down: setup ## stop the local cluster; its data stays
+down: ## stop the local cluster; its data stays
 	@$(BIN)/kvstore down
 
 static: setup ## format, lint and types

@@ -33,6 +33,7 @@ from kvstore.errors import StoreError
 from kvstore_loadtest.generator.conductor import Conductor
 from kvstore_loadtest.generator.courier import Courier
 from kvstore_loadtest.generator.expectations import Expectations
+from kvstore_loadtest.generator.goals import unknown
 from kvstore_loadtest.generator.grpc_user import GrpcUser
 from kvstore_loadtest.generator.last_reports import LastReports
 from kvstore_loadtest.generator.options import Options, add_options, options_of
@@ -213,11 +214,13 @@ def _finish(environment: Environment) -> None:
 
 
 def _check_doors(environment: Environment, options: Options) -> None:
-    """Raises ValueError if a user's door is not named, or a user of one's own is wrong."""
+    """Raises ValueError if a user's door is not named, a user of one's own is wrong, or a goal is of no operation."""
     own = own_users(environment.user_classes)
     for each in own:
         if fault := each.fault_or_none():
             raise ValueError(fault)
+    if fault := unknown(options.goals.p99_ms, [name for each in own for name in each.operations]):
+        raise ValueError(fault)
     if own and options.is_redis_only:
         raise ValueError(f"{own[0].__name__} wants --store beside --resp, or a local cluster's --data-dir")
     if RespUser in environment.user_classes and not options.resp_nodes():

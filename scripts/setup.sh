@@ -91,6 +91,11 @@ if [ "$(uname -m)" != x86_64 ] && ! command -v cc >/dev/null; then
     exit 1
 fi
 
+if ! command -v flock >/dev/null; then
+    say "want flock, of util-linux: kvstore is installed on Linux; elsewhere take a container (docs/operations.md)"
+    exit 1
+fi
+
 # Two calls at once would install over each other: the second waits, then finds nothing to do.
 mkdir -p .venv
 exec 9<.venv

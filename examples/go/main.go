@@ -35,6 +35,9 @@ func reasonOf(err error) (string, map[string]string) {
 func mayBeTriedAgain(err error) bool {
 	reason, _ := reasonOf(err)
 	code := status.Code(err)
+	if reason == "QUOTA_EXCEEDED" { // until keys are deleted, or the quota is raised
+		return false
+	}
 	return reason != "" && (code == codes.Unavailable || code == codes.ResourceExhausted)
 }
 

@@ -31,6 +31,8 @@ class Found:
     name: str
     password: str = field(repr=False)
     """A hash."""
+    replaces_lost: bool = False
+    """Where it is on already, too: nobody knows an administrator's password any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,15 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
 def _found(table: AccessTable, change: Found) -> AccessTable:
     known = table.user_or_none(change.name)
     is_done = known is not None and known.password == change.password and ADMIN in known.roles
-    if table.is_on and not is_done:
-        raise InvalidRequest("access control is on already: ask an administrator, who adds users by `kvstore user add`")
+    if table.is_on and not (is_done or change.replaces_lost):
+        raise InvalidRequest(
+            "access control is on already: ask an administrator, who adds users by `kvstore user add`; --replace-lost "
+            "where nobody knows an administrator's password"
+        )
     if not change.password:
         raise InvalidRequest(f"user {change.name}: want a password's hash, got none")
+    if table.is_on and known is not None and not is_done:
+        table = _without_tokens_of(table, change.name)  # as with any other password
     roles = tuple(sorted({*(known.roles if known is not None else ()), ADMIN}))
     return replace(_with_user(table, User(change.name, change.password, roles)), is_on=True)
 

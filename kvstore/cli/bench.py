@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
 from kvstore.cli.data import Freshness, Level, Timeout
 from kvstore.cli.endpoints import Server, config_of, run
 from kvstore.cli.output import as_json, as_table
+
+if TYPE_CHECKING:
+    from kvstore.cli.loads import Load, Outcome
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +45,8 @@ def run_load(
     json: Json = False,
 ) -> None:
     """Run one load with the Python client, or through a Redis door. With --rate latency counts from when an operation
-    should have begun; service times are from when it did begin. Ctrl-C ends it early, and shows what was done."""
+    should have begun; service times are from when it did begin. Ctrl-C ends it early, and shows what was done. Exit
+    code 1 if every operation failed."""
     from kvstore.cli import loads
     from kvstore.cli.bench_resp import RespCallers
     from kvstore.client import AsyncClient
@@ -75,11 +79,22 @@ def run_load(
 
     found = run(main)
     _print(found.document(), json=json)
+    _judge(found, load)
+
+
+def _judge(found: Outcome, load: Load) -> None:
+    """Say why a load is none to go by. Raises Exit."""
     if found.is_interrupted:
-        print(f"kvstore: interrupted after {found.took_s:.1f} s of {seconds:g}", file=sys.stderr)
+        print(f"kvstore: interrupted after {found.took_s:.1f} s of {load.seconds:g}", file=sys.stderr)
         raise typer.Exit(130)
-    if rate and found.rate < 0.99 * rate:
-        print(f"kvstore: {found.rate:.0f}/s instead of {rate:g}/s: the store or this machine is full", file=sys.stderr)
+    if not found.operations and found.errors:
+        print("kvstore: nothing was done", file=sys.stderr)
+        raise typer.Exit(1)
+    if load.rate and found.rate < 0.99 * load.rate:
+        print(
+            f"kvstore: {found.rate:.0f}/s instead of {load.rate:g}/s: the store or this machine is full",
+            file=sys.stderr,
+        )
 
 
 def suite(

@@ -10,13 +10,27 @@ from typing import Any
 import hiredis
 
 from kvstore.cli.loads import Call, Load
-from kvstore.errors import InvalidRequest, NotAuthenticated, OutcomeUnknown, PermissionDenied, Refused, Unavailable
+from kvstore.errors import (
+    InvalidRequest,
+    NotAuthenticated,
+    OutcomeUnknown,
+    Overloaded,
+    PermissionDenied,
+    Refused,
+    StoreError,
+    Unavailable,
+)
 from kvstore.rpc.login import login_of_environment
 
-_ERRORS: dict[str, type[Refused]] = {
+_ERRORS: dict[str, type[StoreError]] = {
     "NOAUTH": NotAuthenticated,
     "WRONGPASS": NotAuthenticated,
     "NOPERM": PermissionDenied,
+    "UNKNOWN": OutcomeUnknown,
+    "TRYAGAIN": Overloaded,
+    "CLUSTERDOWN": Unavailable,
+    "NOREPLICAS": Unavailable,
+    "QUOTA": Refused,
 }
 
 
@@ -134,7 +148,7 @@ class RespCallers:
         return made
 
 
-def _error_of(reply: str) -> Refused:
+def _error_of(reply: str) -> StoreError:
     """The error that a reply says."""
     kind = _ERRORS.get(reply.partition(" ")[0], InvalidRequest)
     return kind(reply)

@@ -243,7 +243,10 @@ def recover_copies(
 
 async def _refuse_if_up_or_unknown(recopier: Rereplicator, bookie: BookieId) -> None:
     if recopier.is_up(bookie):
-        raise InvalidRequest(f"bookie {bookie} is up and takes entries: stop its node first (`kvstore node drain`)")
+        raise InvalidRequest(
+            f"bookie {bookie} is up and takes entries: stop its node first, for good, on its machine (`systemctl "
+            "disable --now kvstore-node`); a drain alone leaves it up"
+        )
     if not await recopier.is_known(bookie):
         raise InvalidRequest(f"there is no bookie {bookie!r}; see `kvstore bookie list`")
 

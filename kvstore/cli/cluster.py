@@ -185,28 +185,50 @@ def with_tools(
 async def _reachable(address: str) -> str:
     """The address without the hosts that take no connection: the driver would spend its time on them, and there is
     little. All of them where none does, but has not said so either. Raises Unavailable if every host says that nothing
-    listens on its port: the driver would go on trying."""
+    listens on its port, or has a name that cannot be looked up: the driver would go on trying."""
     from kvstore.meta.address import parse
 
     found = parse(address)
     answers = await asyncio.gather(*map(_takes_connections, found.hosts))
-    if not any(answer is not False for answer in answers):
-        raise Unavailable(
-            f"no {found.kind.shown} listens at {','.join(found.hosts)}; is the cluster up? (`kvstore status`)"
-        )
-    hosts = [host for host, answer in zip(found.hosts, answers, strict=True) if answer]
+    told = list(zip(found.hosts, answers, strict=True))
+    nameless = [f"{host} ({answer.strerror})" for host, answer in told if isinstance(answer, socket.gaierror)]
+    if all(answer is False or isinstance(answer, socket.gaierror) for answer in answers):
+        refusing = [host for host, answer in told if answer is False]
+        said = [f"no such host as in {', '.join(nameless)}"] if nameless else []
+        if refusing:
+            said.append(f"no {found.kind.shown} listens at {','.join(refusing)}; is the cluster up? (`kvstore status`)")
+        raise Unavailable("; ".join(said))
+    hosts = [host for host, answer in told if answer is True]
     return address.replace(",".join(found.hosts), ",".join(hosts)) if hosts else address
 
 
-async def _takes_connections(address: str) -> bool | None:
-    """Whether something listens there; None if that cannot be told in time."""
+async def _takes_connections(address: str) -> bool | socket.gaierror | None:
+    """Whether something listens there, at any address of the host; why the host has none; or None if neither can be
+    told in time."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(LOOK_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (ConnectionRefusedError, socket.gaierror):
+            loop = asyncio.get_running_loop()
+            places = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            answers: list[bool | None] = []
+            for *_, place in places:
+                answers.append(await _connects(str(place[0]), int(port)))
+                if answers[-1]:
+                    return True
+    except socket.gaierror as error:
+        return error
+    except TimeoutError:
+        return None
+    return None if None in answers else False
+
+
+async def _connects(host: str, port: int) -> bool | None:
+    """Whether something listens at this address; None if it does not say so."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
         return False
-    except OSError:  # also TimeoutError
+    except OSError:
         return None
     writer.close()
     return True

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -69,16 +71,23 @@ def init(
     partitions: Annotated[int, typer.Option(help="How many partitions.", min=1, max=1024)] = 3,
     replicas: Annotated[int, typer.Option(help="Replicas of each partition.", min=1)] = 3,
     secret_file: SecretFile = Path("cluster.secret"),
+    new_secret: Annotated[
+        bool,
+        typer.Option(
+            "--new-secret",
+            help="Make the secret of a cluster that was founded before there were any; its nodes are down.",
+        ),
+    ] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
     json: Json = False,
 ) -> None:
     """Found a cluster: BookKeeper's layout and the first ring, in a metadata store that has none at this place, and the
     secret by which its nodes know each other.
 
-    Called again with the same cluster there it changes nothing and says so. Copy the secret to each node, then start it
-    with `kvstore node run`; their ids must be those that are named here.
+    Called again with the same cluster there it changes nothing and says so, given the cluster's secret: it makes none
+    for a cluster that has one. Copy the secret to each node, then start it with `kvstore node run`; their ids must be
+    those that are named here.
     """
-    from kvstore.env.secret import make_secret
     from kvstore.ring import Ring
     from kvstore.server.control.bootstrap import found
 
@@ -86,8 +95,11 @@ def init(
     if len(servers) < SAFE_NODES_MIN and not unsafe:
         raise ConfigError(f"want at least {SAFE_NODES_MIN} different --node, got {len(servers)}: fewer cannot lose one")
 
+    path = secret_file.absolute()
+
     async def work(tools: Tools) -> tuple[Ring, bool]:
         is_new = await _is_absent(tools)
+        _secret_for(path, zookeeper, is_new=is_new or new_secret)
         ring = await found(
             tools.store,
             {ServerId(server): zone for server, zone in servers.items()},
@@ -97,11 +109,9 @@ def init(
         )
         return ring, is_new
 
-    path = secret_file.absolute()
-    make_secret(path)
     ring, is_new = with_tools(Path(), zookeeper, work)
     there = {replica for each in ring.partitions.values() for replica in each.replicas}
-    if not is_new and not there <= set(servers):
+    if not is_new and there.isdisjoint(servers):  # the ring may have moved to other nodes since
         raise ConfigError(f"there is a cluster at {zookeeper} already, of the nodes {', '.join(sorted(there))}")
     rows: list[dict[str, Any]] = [
         {"partition": each.id, "replicas": list(each.replicas)} for _, each in sorted(ring.partitions.items())
@@ -109,13 +119,38 @@ def init(
     if json:
         document = {"founded": is_new, "version": ring.version, "secret_file": str(path), "partitions": rows}
         print(as_json(document))
+    else:
+        print(as_table(rows))
+        _tell_secret(path, is_new=is_new, is_secret_new=is_new or new_secret)
+
+
+def _tell_secret(path: Path, *, is_new: bool, is_secret_new: bool) -> None:
+    """Say what to do with the secret: where it was there before it may be another cluster's."""
+    if not is_secret_new:
+        print(f"\nit was there already\nIts nodes must have the secret that is in {path}: nothing has compared them.")
         return
-    print(as_table(rows))
     print("\nfounded" if is_new else "\nit was there already")
     print(
         f"Its secret is in {path}. Copy that file to each node, readable by the node alone (mode 0600), name it there\n"
         "as secret_file, and keep one copy elsewhere. Then start each node: kvstore node run --config node.toml"
     )
+
+
+def _secret_for(path: Path, address: str, *, is_new: bool) -> None:
+    """Have a secret in the file. One that is made for a cluster that has another would shut the nodes that get it out.
+    Raises ConfigError."""
+    from kvstore.env.secret import make_secret, read_secret
+
+    if is_new:
+        make_secret(path)
+    elif not path.exists():
+        raise ConfigError(
+            f"there is a cluster at {address} already, and its secret is not in {path}: copy it there from one of its "
+            "nodes, or name where it is by --secret-file; --new-secret makes one, for a cluster from before there were "
+            "any"
+        )
+    else:
+        read_secret(path)
 
 
 def version(
@@ -167,20 +202,38 @@ def version(
 
 
 def export_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:
-    """Write the metadata of a cluster to a file, while none of its nodes runs. One ledger id is taken, to
-    see how far they are counted; nothing else is changed."""
+    """Write the metadata of a cluster to a new file of mode 0600, while none of its nodes runs: it has the passwords of
+    ledgers and users' hashes. One ledger id is taken, to see how far they are counted; nothing else is changed."""
     from kvstore.meta import dump
     from kvstore.meta.transfer import export
 
     async def work(tools: Tools) -> tuple[dict[str, bytes], str]:
         return await export(tools.store)
 
-    nodes, instance = with_tools(Path(), zookeeper, work)
-    with file.open("xb") as output:
+    with _private(file) as output:
+        nodes, instance = with_tools(Path(), zookeeper, work)
         output.write(dump.encode(nodes, instance))
-        output.flush()
-        os.fsync(output.fileno())
     _show_moved("exported", nodes, instance, json=json)
+
+
+@contextmanager
+def _private(path: Path) -> Iterator[BinaryIO]:
+    """A file that is new, and that nobody but its owner may read; synced, with its name. None stays if the work fails.
+    Raises OSError."""
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as output:
+            yield output
+            output.flush()
+            os.fsync(output.fileno())
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def import_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:

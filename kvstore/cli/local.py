@@ -76,12 +76,20 @@ def up(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Write this setting into every node's node.toml."),
     ] = None,
+    moved: Annotated[
+        bool,
+        typer.Option("--moved", help="Its folder was moved here, with nothing of it running: change the paths in it."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Start the local cluster, or what is down of it, and wait until it serves."""
     from kvstore.devcluster.layout import Wish
     from kvstore.devcluster.settings import parse
 
+    if moved:
+        from kvstore.devcluster.moving import move_here
+
+        move_here(data_dir.absolute())
     if zookeeper is not None and metadata is not None:
         raise ConfigError("want one of --zookeeper and --metadata, got both")
     is_kind = metadata in set(Kind)
@@ -158,15 +166,20 @@ def drain(
     json: Json = False,
 ) -> None:
     """Take a node out of service, to replace its machine: its replicas move to other servers, and it hands over what it
-    leads. Replicas that no other server can take stay, and it says so. `kvstore node undrain` undoes it."""
+    leads. Where no other server can take its replicas they stay, it says so, and the exit code is 1. `kvstore node
+    undrain` undoes it."""
     kept = "" if leads_only else _move_replicas_off(node, (data_dir, zookeeper, server), timeout)
     handed_over = _hand_over(node, (data_dir, zookeeper, server), timeout, may_be_down=not leads_only and not kept)
     if json:
         print(as_json({"node": node, "handed_over": handed_over, "replicas_left": kept or None}))
-        return
-    print(f"{node} has handed over {', '.join(handed_over)}" if handed_over else f"{node} leads nothing")
-    if not leads_only:
-        print(f"{node} keeps its replicas: {kept}" if kept else f"{node} holds no replicas and can be stopped for good")
+    else:
+        print(f"{node} has handed over {', '.join(handed_over)}" if handed_over else f"{node} leads nothing")
+        if not leads_only:
+            print(
+                f"{node} {f'keeps its replicas: {kept}' if kept else 'holds no replicas and can be stopped for good'}"
+            )
+    if kept:
+        raise typer.Exit(1)
 
 
 def undrain(

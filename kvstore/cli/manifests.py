@@ -6,11 +6,12 @@
 
 No path holds a NUL, so no file's key is another's chunk. A file whose own bytes begin with MAGIC is stored in chunks,
 so that what begins with MAGIC is always ours. Chunks are named by content: while a file is replaced its old chunks stay
-until the new manifest is there.
+until the new manifest is there. A file of the same content keeps the chunk size that it is stored with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -36,6 +37,10 @@ class Chunked:
     def key(self, path: bytes, number: int) -> bytes:
         """Where a chunk is."""
         return b"%b\x00%b\x00%08d" % (path, self.sha256[:16].encode(), number)
+
+    def keys(self, path: bytes) -> Iterator[bytes]:
+        """Where its chunks are."""
+        return (self.key(path, number) for number in range(self.chunks))
 
 
 @dataclass(frozen=True, slots=True)

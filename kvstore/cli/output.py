@@ -17,8 +17,14 @@ _WIDE = 10_000
 
 
 def shown_prefix(prefix: bytes) -> str:
-    """Write a prefix of keys as a command takes it."""
-    return prefix.decode("utf-8", "backslashreplace")
+    """Write a prefix of keys as a command takes it: what cannot be printed as \\xNN, a backslash as two."""
+    text = prefix.decode("utf-8", "surrogateescape")
+    return "".join(
+        ("\\\\" if each == "\\" else each)
+        if each.isprintable()
+        else "".join(f"\\x{byte:02x}" for byte in each.encode("utf-8", "surrogateescape"))
+        for each in text
+    )
 
 
 def as_json(value: Any) -> str:

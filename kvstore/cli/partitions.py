@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvstore.cli.admin import TIMEOUT_S
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
 from kvstore.cli.endpoints import config_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring import read_ring
@@ -134,6 +134,7 @@ def unpin(
 def trust(
     partition: Annotated[str, typer.Argument(help="The partition's id, for example p1.")],
     replica: Annotated[str, typer.Option(help="The server whose copy is right.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -141,29 +142,44 @@ def trust(
 ) -> None:
     """Declare the copy of one replica right, when replicas differ and no majority agrees.
 
-    Copies that differ from it are set aside and made anew: what only they have is lost to readers.
+    Copies that differ from it are set aside and made anew: what only they have is lost to readers. It asks first.
     """
 
-    async def work(tools: Tools) -> dict[str, Any]:
-        claims = Claims(tools.store, PartitionId(partition), ServerId("tool"))
-        try:
-            published = await claims.published()
-        except NoSuchNode:
-            raise InvalidRequest(f"no partition {partition!r} has replicas that are up") from None
-        differing = sorted(each for each, said in published.items() if said.doubt is not None)
-        said = published.get(ServerId(replica))
-        if said is None or said.doubt is None:
-            raise InvalidRequest(
-                f"want a replica of {partition} that waits because replicas differ: "
-                f"{', '.join(differing) or 'there is none'}; got {replica!r}"
-            )
-        _, seq, crc = said.doubt
-        await claims.trust(Trusted(ServerId(replica), seq, crc))
-        return {"partition": partition, "replica": replica, "seq": seq, "crc": crc}
+    def claims_by(tools: Tools) -> Claims:
+        return Claims(tools.store, PartitionId(partition), ServerId("tool"))
 
+    async def look(tools: Tools) -> None:
+        await _doubted(claims_by(tools), partition, replica)
+
+    async def work(tools: Tools) -> dict[str, Any]:
+        claims = claims_by(tools)
+        found = await _doubted(claims, partition, replica)
+        await claims.trust(found)
+        return {"partition": partition, "replica": replica, "seq": found.seq, "crc": found.crc}
+
+    if not yes:
+        with_tools(data_dir, zookeeper, look, server)
+        confirm(f"Trust {replica}'s copy of {partition}, and give up what only the others have")
     done = with_tools(data_dir, zookeeper, work, server)
     said = f"{replica}'s copy of {partition} is right as it was at {done['seq']}; those that differ are made anew"
     print(as_json(done) if json else said)
+
+
+async def _doubted(claims: Claims, partition: str, replica: str) -> Trusted:
+    """Find where the replica stands, which waits because others differ. Raises InvalidRequest for one that does not."""
+    try:
+        published = await claims.published()
+    except NoSuchNode:
+        raise InvalidRequest(f"no partition {partition!r} has replicas that are up") from None
+    differing = sorted(each for each, said in published.items() if said.doubt is not None)
+    said = published.get(ServerId(replica))
+    if said is None or said.doubt is None:
+        raise InvalidRequest(
+            f"want a replica of {partition} that waits because replicas differ: "
+            f"{', '.join(differing) or 'there is none'}; got {replica!r}"
+        )
+    _, seq, crc = said.doubt
+    return Trusted(ServerId(replica), seq, crc)
 
 
 async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerId, ...]) -> dict[str, Any]:

@@ -328,8 +328,11 @@ def _steer(
 
 def _follow(data_dir: Path, zookeeper: str | None, server: str | None, *, quiet: bool) -> None:
     """Return when no move is left."""
-    show = _say if sys.stderr.isatty() and not quiet else _say_nothing
+    show, is_told = _say if sys.stderr.isatty() and not quiet else _say_nothing, False
     while (found := ring_status(data_dir, zookeeper, server)).moves:
+        if found.paused and not is_told:
+            print("kvstore: moves are paused: they go on after `kvstore ring resume`", file=sys.stderr, flush=True)
+        is_told = found.paused
         show(f"\r{progress_line(found)}\033[K")
         time.sleep(LOOK_S)
     show("\n")

@@ -80,17 +80,20 @@ async def verify(config: ClientConfig, folder: Path, prefix: bytes) -> dict[str,
 
 async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, chunk_bytes: int) -> None:
     key = job.prefix + name
+    before = await _stored_or_none(job, key)
     if stat.S_ISLNK(found.st_mode):
-        await _replace(job, key, encode(Link(os.readlink(path))))
+        await _replace(job, key, encode(Link(os.readlink(path))), before)
         job.links += 1
         return
     if found.st_size <= chunk_bytes:
         content = _read(path)
         if is_plain(content, chunk_bytes):
-            await _replace(job, key, content)
+            await _replace(job, key, content, before)
             _count(job, len(content))
             return
     whole, size = await asyncio.to_thread(_digest, path)
+    if before is not None and (before.size, before.sha256) == (size, whole):
+        chunk_bytes = before.chunk_bytes  # the chunks' keys are the same: others there would not fit its manifest
     entry = Chunked(size, whole, chunk_bytes)
     check = hashlib.sha256()
     with open(path, "rb") as file:
@@ -101,7 +104,7 @@ async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, c
             job.progress.advance(job.bar, len(chunk))
     if check.hexdigest() != whole:
         raise InvalidRequest("changed while it was read")
-    await _replace(job, key, encode(entry))
+    await _replace(job, key, encode(entry), before)
     job.files += 1
     job.size += size
 
@@ -152,17 +155,29 @@ async def _verify_chunks(job: Job, name: bytes, path: bytes, key: bytes, entry: 
             job.problem(name, "its SHA-256 is not the one stored")
 
 
-async def _replace(job: Job, key: bytes, value: bytes) -> None:
-    """Write what stands under a path, and drop the chunks of what stood there before."""
-    replaced = await _insist(lambda: job.client.replace(key, value))
+async def _stored_or_none(job: Job, key: bytes) -> Chunked | None:
+    """The manifest under a path, if a file in chunks stands there."""
+    item = await job.client.get(key)
+    return None if item is None else _manifest_or_none(item.value)
+
+
+def _manifest_or_none(value: bytes) -> Chunked | None:
     try:
-        old = decode(replaced.old.value) if replaced.old is not None else b""
-        new = decode(value)
+        found = decode(value)
     except Corrupted:
-        return
-    if isinstance(old, Chunked) and not (isinstance(new, Chunked) and new.sha256[:16] == old.sha256[:16]):
-        for number in range(old.chunks):
-            await _insist(partial(job.client.delete, old.key(key, number)))
+        return None
+    return found if isinstance(found, Chunked) else None
+
+
+async def _replace(job: Job, key: bytes, value: bytes, before: Chunked | None) -> None:
+    """Write what stands under a path, and drop the chunks of what stood there: when the load of this file began, too,
+    since an attempt of unknown outcome may be what is found now."""
+    replaced = await _insist(lambda: job.client.replace(key, value))
+    old = None if replaced.old is None else _manifest_or_none(replaced.old.value)
+    gone = {name for each in (before, old) if each is not None for name in each.keys(key)}
+    new = _manifest_or_none(value)
+    for name in sorted(gone - set(() if new is None else new.keys(key))):
+        await _insist(partial(job.client.delete, name))
 
 
 async def _insist(write: Callable[[], Awaitable[Any]]) -> Any:

@@ -41,6 +41,7 @@ class Authority:
         self.cert = folder / "ca.pem"
         self._key = folder / "ca.key"
         if not self.cert.exists():
+            self._refuse_if_lost()
             self._make()
 
     def issue(self, name: str, hosts: Sequence[str]) -> Path:
@@ -50,6 +51,14 @@ class Authority:
         if not _is_fresh(path):
             write_private(path, self._issued(name, hosts))
         return path
+
+    def _refuse_if_lost(self) -> None:
+        """Another authority would fit none of what this one has issued, and processes that run would take it over."""
+        if issued := sorted(each.name for each in self._folder.glob("*.pem")):
+            raise ConfigError(
+                f"{self.cert} is missing, and {', '.join(issued)} are issued by it: bring it back; or, with all nodes "
+                f"down, remove {self._folder}/*.pem and ca.key, and all of them are made anew"
+            )
 
     def _make(self) -> None:
         """The key is there before the certificate: a crash in between leaves no certificate, and both are made anew."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, record, recorded_or_none
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError
 from kvstore.rpc.login import without_login
@@ -104,7 +104,10 @@ def find_etcd() -> Path:
         raise ConfigError(
             "no etcd on the PATH: install it (Debian: etcd-server), or kvstore-log[local], or use one by --metadata"
         )
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{found} --version says nothing for {_ASK_TIMEOUT_S:g} s") from None
     version = re.search(r"etcd Version: (\d+)\.(\d+)", said.stdout)
     if version is None or tuple(map(int, version.groups())) < VERSION_MIN:
         wanted = ".".join(map(str, VERSION_MIN))
@@ -144,7 +147,7 @@ def _launch(directory: Path, address: str, command: Sequence[str], *, detached: 
             env=without_login(os.environ),
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
-    pid_file(directory, EtcdProcess.program).write_text(f"{child.pid} {address}\n")
+    record(directory, EtcdProcess.program, child.pid, address)
     process = EtcdProcess(directory, address, child.pid)
     process.command = command
     return process

@@ -25,11 +25,11 @@ from kvstore.config import Setting
 from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.founding import found_access
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
-from kvstore.devcluster.pages import http_ok, python_of, rise_waits_for, why_not
+from kvstore.devcluster.pages import http_ok, is_stranger, python_of, rise_waits_for, why_not
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import has_threads, is_alive
 from kvstore.devcluster.record import Progress, Record, replace_file
-from kvstore.devcluster.secure_folder import SecureFolder
+from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
 from kvstore.devcluster.store_process import StoreProcess
 from kvstore.env.secret import make_secret, read_secret
@@ -37,7 +37,7 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.address import Kind
 from kvstore.meta.connect import connect
-from kvstore.meta.login import metadata_login_of_environment
+from kvstore.meta.login import MetadataLogin, metadata_login_of_environment
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.places import local_path
@@ -54,6 +54,7 @@ PORTS_TIMEOUT_S = 2
 PROBE_TIMEOUT_S = 20
 BOOKIES_TIMEOUT_S = 20
 RISE_TIMEOUT_S = 15
+LOGIN_TIMEOUT_S = 2
 POLL_S = 0.05
 _LOOKS = 5
 OUTPUT_BYTES_MAX = 1 << 20
@@ -100,12 +101,14 @@ class LocalCluster:
             self._refuse_taken_ports(cluster)
             cluster = self._with_secret(cluster, is_new=found is None)
             if (secure := secure_folder(cluster)) is not None:
-                secure.make([node.id for node in cluster.nodes])
+                secure.make([node.id for node in cluster.nodes], is_new=found is None)
             _write(files)
             ring = self._start(cluster)
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
         self._wait_for_rise(cluster)
+        if secure is not None:
+            _refuse_other_password(cluster, secure)
         return self.load()
 
     def down(self) -> list[str]:
@@ -354,10 +357,43 @@ def secure_folder(cluster: ClusterFile) -> SecureFolder | None:
     return SecureFolder(cluster.data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
 
 
+def _refuse_other_password(cluster: ClusterFile, secure: SecureFolder) -> None:
+    """Raises ConfigError if the folder's password is not its user's: what `up` prints would let nobody in. A node
+    may take a moment to hear of a user who has just been made."""
+    deadline = time.monotonic() + LOGIN_TIMEOUT_S
+    while is_stranger(cluster.nodes[0].http, secure):
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"the cluster serves, and {secure.password_file} is not {ADMIN}'s password (any more), so that no "
+                f"command by {secure.environment} is let in: write it there and `kvstore up` again. If nobody "
+                f"knows it, `kvstore access found {ADMIN} --replace-lost --data-dir {cluster.data_dir}` gives another"
+            )
+        time.sleep(POLL_S)
+
+
+def _metadata_login(cluster: ClusterFile, progress: Progress) -> MetadataLogin | None:
+    """Return as whom the first nodes in the metadata store are made, which decides who may use them: in a store of the
+    cluster's own never another user than its nodes', whose processes have nothing of the environment. Raises
+    ConfigError."""
+    secure = secure_folder(cluster)
+    own, other = None if secure is None else secure.metadata_login(), metadata_login_of_environment()
+    if own is None and other is not None and cluster.own_zookeeper and not _names_metadata_user(cluster):
+        progress(
+            f"leaving out the metadata store's user {other.user} of the environment: this cluster's nodes name none"
+        )
+        return None
+    return own or other
+
+
+def _names_metadata_user(cluster: ClusterFile) -> bool:
+    config = Path(cluster.nodes[0].config)
+    table = toml.parse(toml.text_of(config), config).get("metadata") if _is_written(config) else None
+    return isinstance(table, dict) and bool(table.get("user"))
+
+
 async def _found(cluster: ClusterFile, progress: Progress) -> Ring:
     secure = secure_folder(cluster)
-    own = None if secure is None else secure.metadata_login()
-    store = await connect(cluster.zookeeper, login=own or metadata_login_of_environment())
+    store = await connect(cluster.zookeeper, login=_metadata_login(cluster, progress))
     try:
         if secure is not None and await found_access(store, secure.login()):
             progress("making its administrator")

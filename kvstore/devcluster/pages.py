@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from http import HTTPStatus
 from http.client import HTTPException
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from kvstore.devcluster.secure_folder import SecureFolder
 
@@ -32,6 +33,18 @@ def why_not(address: str, path: str, secure: SecureFolder | None = None) -> str:
     except (URLError, OSError, HTTPException):
         pass
     return ""
+
+
+def is_stranger(address: str, secure: SecureFolder) -> bool:
+    """Whether the node that listens there says that it does not know the folder's user by this password."""
+    try:
+        _get(address, "/", secure)
+    except HTTPError as error:
+        with error:
+            return error.code == HTTPStatus.UNAUTHORIZED
+    except (URLError, OSError, HTTPException):
+        pass
+    return False
 
 
 def python_of(address: str, secure: SecureFolder | None = None) -> str | None:
@@ -61,6 +74,8 @@ def _get(address: str, path: str, secure: SecureFolder | None) -> bytes | None:
         scheme, context = "https", secure.tls.client_context()
         headers["authorization"] = secure.login().header
     request = Request(f"{scheme}://{address}{path}", headers=headers)
-    with urlopen(request, timeout=_TIMEOUT_S, context=context) as answer:
+    # Never by the environment's http_proxy: that machine's loopback is another one.
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+    with opener.open(request, timeout=_TIMEOUT_S) as answer:
         page: bytes = answer.read()
         return page if answer.status == 200 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,13 @@ class Record:
     def load_or_none(self) -> ClusterFile | None:
         """None if there is no cluster here. Raises ConfigError for a record that cannot be read, and for a copy of
         another place's."""
+        found = self.read_or_none()
+        if found is not None:
+            self._refuse_other_place(found)
+        return found
+
+    def read_or_none(self) -> ClusterFile | None:
+        """The same of any place's."""
         try:
             found = ClusterFile.from_document(json.loads(self._path.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
@@ -45,7 +53,6 @@ class Record:
                 f"{self._path} is not a cluster file: {error}. Remove it, and `kvstore up` with the options of the "
                 "first time makes it anew; the data stays"
             ) from error
-        self._refuse_other_place(found)
         return found
 
     def save(self, cluster: ClusterFile) -> None:
@@ -68,6 +75,6 @@ class Record:
         if any(not home.resolve().is_relative_to(self._data_dir.resolve()) for home in homes):
             old, new = homes[0].parent, self._data_dir
             raise ConfigError(
-                f"the cluster in {new} was made in {old}: move it back, or, if nothing of it runs, "
-                f"sed -i 's|{old}|{new}|g' {new}/cluster.json {new}/*/node.toml"
+                f"the cluster in {new} was made in {old}: move it back, or, if it was moved and nothing of it runs, "
+                f"`kvstore up --moved --data-dir {shlex.quote(str(new))}`, which changes the paths in its files"
             )

@@ -8,7 +8,8 @@
       client.env                 for a shell: `. client.env` lets what it starts in
       netrc                      the same for curl
 
-Made once, and what is missing or about to expire once more, by each `kvstore up`.
+Made once, and what is missing or about to expire once more, by each `kvstore up`; but for what would fit nothing: an
+authority of certificates that are there, and a password by which the metadata is closed.
 """
 
 from __future__ import annotations
@@ -43,23 +44,29 @@ class SecureFolder:
         self.has_own_zookeeper = has_own_zookeeper
         self.ca, self.client = self.path / "ca.pem", self.path / f"{CLIENT}.pem"
         self.environment, self.netrc = self.path / "client.env", self.path / "netrc"
-        self._password, self.metadata_password = self.path / "admin.password", self.path / "metadata.password"
+        self.password_file, self.metadata_password = self.path / "admin.password", self.path / "metadata.password"
 
-    def make(self, nodes: Sequence[str]) -> None:
-        """Make what is missing, for nodes of these ids. Raises ConfigError, OSError."""
+    def make(self, nodes: Sequence[str], *, is_new: bool) -> None:
+        """Make what is missing, for nodes of these ids. Raises ConfigError, also for what only a new cluster can have
+        made, OSError."""
         try:
             from kvstore.devcluster.authority import Authority  # the only one to want what comes with the local extra
         except ImportError as error:
             raise ConfigError(
                 f"--secure: {error}: install kvstore-log[local], which has what makes certificates"
             ) from None
+        if self.has_own_zookeeper and not is_new and not self.metadata_password.exists():
+            raise ConfigError(
+                f"{self.metadata_password} is missing: bring it back. The cluster's metadata are closed to everybody "
+                "who does not know it, and another one does not open them"
+            )
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
         authority = Authority(self.path)
         for node in nodes:
             authority.issue(node, HOSTS)
         authority.issue(CLIENT, ())
-        for password in (self._password, *([self.metadata_password] if self.has_own_zookeeper else [])):
+        for password in (self.password_file, *([self.metadata_password] if self.has_own_zookeeper else [])):
             if not password.exists():
                 write_private(password, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode())
         write_private(self.environment, self._environment().encode())
@@ -78,7 +85,7 @@ class SecureFolder:
 
     def login(self) -> Login:
         """The administrator's, as `up` has made it. Raises ConfigError."""
-        return Login(ADMIN, password_in(self._password))
+        return Login(ADMIN, password_in(self.password_file))
 
     def metadata_login(self) -> MetadataLogin | None:
         """The nodes' at the metadata store; None where that is not the cluster's own ZooKeeper. Raises ConfigError."""
@@ -97,7 +104,7 @@ class SecureFolder:
             "KVSTORE_TLS_CERT": self.client,
             "KVSTORE_TLS_KEY": self.client,
             "KVSTORE_USER": ADMIN,
-            "KVSTORE_PASSWORD_FILE": self._password,
+            "KVSTORE_PASSWORD_FILE": self.password_file,
         }
         if self.has_own_zookeeper:
             names |= {"KVSTORE_METADATA_USER": METADATA_USER, "KVSTORE_METADATA_PASSWORD_FILE": self.metadata_password}

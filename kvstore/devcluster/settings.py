@@ -10,7 +10,11 @@ from kvstore.config import Setting
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
 
-PLACED = ("id", "zookeeper", "data_dir", "secret_file", "log_dir", "bookie", "resp", "grpc", "http", "log.bookies")
+PLACED = (
+    *("id", "zookeeper", "metadata.uri", "data_dir", "secret_file", "log_dir", "bookie", "bookie_id", "resp", "grpc"),
+    *("http", "log.bookies"),
+    *("storage.journal_dir", "storage.journal_dirs", "storage.index_dir", "storage.lost_dirs"),
+)
 """Settings that differ from node to node, or that the cluster's record says too."""
 
 

@@ -116,6 +116,22 @@ def pid_file(directory: Path, program: str) -> Path:
     return directory / f"{program.lower()}.pid"
 
 
+def record(directory: Path, program: str, pid: int, address: str) -> None:
+    """Write that file, as a whole."""
+    path = pid_file(directory, program)
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_text(f"{pid} {address}\n")
+    draft.replace(path)
+
+
+def pid_with_or_none(mark: str) -> int | None:
+    """The process that has this word among its arguments, for a server whose file was never written, or is lost."""
+    for process in psutil.process_iter(["cmdline"]):
+        if mark in (process.info["cmdline"] or ()):
+            return int(process.pid)
+    return None
+
+
 def recorded_or_none(directory: Path, program: str) -> tuple[int, str] | None:
     """Pid and address of the server that was started last in the directory."""
     try:

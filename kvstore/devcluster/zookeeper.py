@@ -16,8 +16,9 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from xml.sax.saxutils import escape
 
-from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, pid_with_or_none, record, recorded_or_none
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.rpc.login import without_login
@@ -127,12 +128,24 @@ def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.enviro
 def find_running(directory: Path) -> ZooKeeperProcess | None:
     """The server that runs in `directory`, whoever started it."""
     directory = directory.absolute()
-    found = recorded_or_none(directory, ZooKeeperProcess.program)
+    found = recorded_or_none(directory, ZooKeeperProcess.program) or _unrecorded_or_none(directory)
     if found is None:
         return None
     pid, address = found
     process = ZooKeeperProcess(directory, address, pid)
     return process if process.is_running() else None
+
+
+def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
+    """Pid and address of a server of the directory that no file tells of: whoever started it was killed just then. A
+    second one would write to the same data."""
+    try:
+        text = (directory / "zoo.cfg").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    port = re.search(r"^clientPort=(\d+)$", text, re.MULTILINE)
+    pid = pid_with_or_none(str(directory / "zoo.cfg"))
+    return None if port is None or pid is None else (pid, f"{_HOST}:{port[1]}")
 
 
 def _ready_or_killed(processes: list[ZooKeeperProcess]) -> list[ZooKeeperProcess]:
@@ -150,10 +163,18 @@ def _launch(
     directory: Path, host: str, port: int, settings: str, *, detached: bool, environ: Mapping[str, str]
 ) -> ZooKeeperProcess:
     (directory / "data").mkdir(parents=True, exist_ok=True)
-    where = f"dataDir={directory / 'data'}\nclientPortAddress={host}\nclientPort={port}\n"
-    (directory / "zoo.cfg").write_text(_CONFIG + where + settings)
-    (directory / "log4j2.xml").write_text(_LOGGING.format(log=directory / "zookeeper.log"))
+    where = f"dataDir={_java_text(str(directory / 'data'))}\nclientPortAddress={host}\nclientPort={port}\n"
+    (directory / "zoo.cfg").write_text(_CONFIG + where + settings, encoding="utf-8")
+    log = escape(str(directory / "zookeeper.log"), {'"': "&quot;"})
+    (directory / "log4j2.xml").write_text(_LOGGING.format(log=log), encoding="utf-8")
     return _spawn(directory, f"{host}:{port}", detached=detached, environ=environ)
+
+
+def _java_text(value: str) -> str:
+    """A value of a file of Java's Properties, which are read as ISO 8859-1 and take backslashes for escapes."""
+    units = value.encode("utf-16-be")
+    codes = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
+    return "".join("\\\\" if chr(code) == "\\" else chr(code) if code < 128 else f"\\u{code:04x}" for code in codes)
 
 
 def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[str, str]) -> ZooKeeperProcess:
@@ -170,10 +191,10 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
             stderr=output,
             cwd=directory,
             start_new_session=detached,
-            env=without_login(environ),
+            env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # by it Java knows how names of files are written
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
-    pid_file(directory, ZooKeeperProcess.program).write_text(f"{child.pid} {address}\n")
+    record(directory, ZooKeeperProcess.program, child.pid, address)
     return ZooKeeperProcess(directory, address, child.pid)
 
 
@@ -188,7 +209,12 @@ def jars_folder() -> Path:
 
 
 def classpath(jars: Path) -> list[Path]:
-    """The jars that a server needs. Raises ConfigError if there is no ZooKeeper of at least VERSION_MIN among them."""
+    """The jars that a server needs. Raises ConfigError if there is no ZooKeeper of at least VERSION_MIN among them, or
+    Java cannot name them."""
+    if os.pathsep in str(jars):
+        raise ConfigError(
+            f"{jars}: Java takes {os.pathsep!r} for the end of a path: want the jars in a folder without one"
+        )
     servers = [match for path in jars.glob("zookeeper-*.jar") if (match := _SERVER_JAR.fullmatch(path.name))]
     versions = sorted(tuple(map(int, match.groups())) for match in servers)
     if len(versions) != 1 or versions[0] < VERSION_MIN:

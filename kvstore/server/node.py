@@ -196,11 +196,12 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
 
 
 def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:
-    """Look at the certificate files every few seconds, and at once when SIGHUP says so."""
-    if certificates is None:
-        return
+    """Look at the certificate files every few seconds, and at once when SIGHUP says so. That ends no node that has none
+    either: whoever tells all nodes of new files tells those, too."""
     hung_up = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
+    if certificates is None:
+        return
 
     async def follow() -> None:
         certificates.warn()

@@ -70,6 +70,8 @@ class Chaos:
         self._snapshots: list[Path] = []
         self._found: frozenset[str] | None = None
         """The partitions before one was added; None: none was."""
+        self._added: frozenset[str] = frozenset()
+        """That one; none: it was not told which."""
         self._is_over = Flag()
 
     def start(self, began: float) -> None:
@@ -155,13 +157,19 @@ class Chaos:
             event.is_failed, event.outcome = True, "not tried: `ring plan` did not tell the partitions"
             return
         self._found = found
-        self._command(fault.what, "ring", "add", "--count", "1", "--wait")
+        self._running.append(gevent.spawn(self._watch_adding, self._note(fault.what), found))
+
+    def _watch_adding(self, event: Event, before: frozenset[str]) -> None:
+        """Keep which one it is, where that is told: others may add partitions, too."""
+        said = self._watch_command(event, ("ring", "add", "--count", "1", "--wait", "--json"))
+        with suppress(ValueError, KeyError, TypeError):
+            self._added = _partitions_in(said) - before
 
     def _partitions_or_none(self) -> frozenset[str] | None:
         """Those of the ring; None if it cannot be told."""
         try:
             answer = _run("ring", "plan", "--json", "--data-dir", str(self._data_dir))
-            return frozenset(each["id"] for each in json.loads(answer.stdout)["partitions"])
+            return _partitions_in(answer.stdout)
         except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
             return None
 
@@ -177,7 +185,7 @@ class Chaos:
                 "not tried: `ring plan` did not tell the partitions; it may still be there",
             )
             return
-        for partition in sorted(now - self._found):
+        for partition in sorted(now & self._added if self._added else now - self._found):
             event = self._note(f"remove partition {partition}")
             self._watch_command(event, ("ring", "remove", partition, "--wait"))
 
@@ -190,24 +198,31 @@ class Chaos:
         """Run a command of ours in the background."""
         self._running.append(gevent.spawn(self._watch_command, self._note(what), words))
 
-    def _watch_command(self, event: Event, words: Sequence[str]) -> None:
+    def _watch_command(self, event: Event, words: Sequence[str]) -> str:
+        """Returns what the command said; nothing if it failed."""
         try:
             answer = _run(*words, "--data-dir", str(self._data_dir))
         except subprocess.TimeoutExpired:
             event.is_failed, event.outcome = True, f"not done after {COMMAND_S:g} s"
-            return
+            return ""
         event.ended = time.time()
         if answer.returncode:
             said = (answer.stderr or answer.stdout).strip().splitlines()
             event.is_failed, event.outcome = True, f"exit code {answer.returncode}: {said[-1] if said else 'no word'}"
-            return
+            return ""
         event.outcome = f"done after {event.ended - event.at:.1f} s"
+        return answer.stdout
 
     def _note(self, what: str) -> Event:
         event = Event(time.time(), what)
         self.events.append(event)
         print(f"chaos: {what}", file=sys.stderr, flush=True)
         return event
+
+
+def _partitions_in(said: str) -> frozenset[str]:
+    """The ids in a plan's document. Raises ValueError, KeyError, TypeError."""
+    return frozenset(each["id"] for each in json.loads(said)["partitions"])
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:

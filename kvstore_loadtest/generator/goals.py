@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -13,6 +14,8 @@ OPERATIONS = (READ, UPDATE, INSERT, SCAN, MODIFY, CAS)
 COUNT_MIN = 100
 """Of fewer operations the 99th percentile is the slowest one."""
 ALL = ""
+_NAME = re.compile(r"[^\W\d]\w*")
+"""Of an operation: a method, where the user is one's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,8 @@ class Goals:
 
 
 def p99_goals(text: str) -> dict[str, float]:
-    """`50`, `read=20,update=50`, or both: `read=20,50`. Raises ValueError."""
+    """`50`, `read=20,update=50`, or both: `read=20,50`. Whether there is such an operation `unknown` tells. Raises
+    ValueError."""
     found: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, equals, number = part.rpartition("=")
@@ -36,12 +40,19 @@ def p99_goals(text: str) -> dict[str, float]:
             goal = float(number)
         except ValueError:
             goal = 0.0
-        if not 0 < goal < inf or (equals and name not in OPERATIONS) or name in found:
+        if not 0 < goal < inf or (equals and name not in OPERATIONS and not _NAME.fullmatch(name)) or name in found:
             raise ValueError(
                 f"want milliseconds, or OPERATION=milliseconds once for some of {', '.join(OPERATIONS)}, got {part!r}"
             )
         found[name] = goal
     return found
+
+
+def unknown(goals: Mapping[str, float], own: Iterable[str]) -> str:
+    """What is wrong with the names of goals, where users have these operations of their own; empty if nothing is."""
+    known = (*OPERATIONS, *own)
+    wrong = [name for name in goals if name not in (ALL, *known)]
+    return f"--p99-ms: want operations of {', '.join(known)}, got {', '.join(wrong)}" if wrong else ""
 
 
 def slow(operations: Iterable[Mapping[str, Any]], goals: Goals) -> list[str]:

@@ -76,6 +76,14 @@ class Options:
             wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
         paths = {"data-dir": self.data_dir, "report": self.report, "baseline": self.baseline or ""}
         wrong += [f"--{name}: {fault}" for name, place in paths.items() if (fault := fault_of(place))]
+        wrong += [
+            f"--{name}: want no user or password here, where whoever lists processes or reads the report reads it: "
+            "name them by KVSTORE_USER and KVSTORE_PASSWORD_FILE, or KVSTORE_TOKEN_FILE, in the environment"
+            for name, text in (("store", self.store), ("resp", self.resp))
+            if "@" in text
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))  # before anything shows what it was given
         for name, check, text in (("p99-ms", p99_goals, self.p99_ms), ("resp", _addresses, self.resp)):
             try:
                 check(text)
@@ -166,9 +174,15 @@ class Options:
     def _nodes(self) -> list[dict[str, Any]]:
         path = self.data_dir / "cluster.json"
         try:
-            found: list[dict[str, Any]] = json.loads(path.read_bytes())["nodes"]
+            document = json.loads(path.read_bytes())
+            found: list[dict[str, Any]] = document["nodes"]
         except FileNotFoundError:
             raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
+        if document.get("secure"):
+            raise ValueError(
+                f"the cluster in {self.data_dir} is secure: name GrpcUser, and its doors by --store "
+                "'kvs://HOST:PORT,…?ca=…&cert=…&key=…', as `kvstore up` prints it for Python, after `. client.env`"
+            )
         return found
 
 
@@ -248,8 +262,8 @@ def add_options(parser: ArgumentParser) -> None:
     option("achieved_min", "The share of due operations that must be done, 0 to 1. Below it the run fails.")
     option(
         "p99_ms",
-        "Milliseconds that the 99th percentile may be: 50, or by operation: read=20,update=50; or both: read=20,50. "
-        "Beyond it the run fails.",
+        "Milliseconds that the 99th percentile may be: 50, or by operation, those of users of one's own too: "
+        "read=20,update=50; or both: read=20,50. Beyond it the run fails.",
     )
     option("report", "Where the HTML goes; the figures go beside it as JSON.")
     group.add_argument("--baseline", default="", help="Compare with this file; a figure that has fallen fails the run.")

@@ -21,6 +21,7 @@ from kvstore.access import (
     Right,
     SetPassword,
     Switch,
+    Token,
     User,
     applied,
     encoded,
@@ -63,6 +64,17 @@ def test_founding_makes_an_administrator_and_asks_everybody_in_one_step() -> Non
             applied(table if again.name != "anna" else table_of(*TENANT, SetPassword("anna", OTHER)), again)
     with pytest.raises(InvalidRequest, match="hash, got none"):
         applied(AccessTable(), Found("root", ""))
+
+
+def test_whoever_reaches_the_table_takes_the_place_of_an_administrator_who_is_lost_and_all_else_stays() -> None:
+    table = table_of(*TENANT, SetPassword("anna", OTHER), Found("root", HASH))
+    found = applied(table, Found("root", OTHER, replaces_lost=True))
+    assert found.user_or_none("root") == User("root", OTHER, ("admin",))
+    assert (found.user_or_none("anna"), found.roles, found.is_on) == (table.user_or_none("anna"), table.roles, True)
+    assert applied(found, Found("root", OTHER, replaces_lost=True)) == found
+    tokens = (Token("ab" * 6, "anna", "cd" * 32, 5), Token("ef" * 6, "root", "cd" * 32, 5))
+    with_tokens = applied(replace(table, tokens=tokens), Found("root", OTHER, replaces_lost=True))
+    assert with_tokens.tokens == tokens[:1], "as with any other password of his"
 
 
 def rights_of(table: AccessTable, name: str) -> set[Right]:

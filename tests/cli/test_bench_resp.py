@@ -11,7 +11,19 @@ import pytest
 
 from kvstore.cli.bench_resp import RespCallers
 from kvstore.cli.loads import Load, run_calls
-from kvstore.errors import InvalidRequest, NotAuthenticated, OutcomeUnknown, PermissionDenied, Unavailable
+from kvstore.errors import (
+    InvalidRequest,
+    NotAuthenticated,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    Overloaded,
+    PermissionDenied,
+    RateExceeded,
+    Retryable,
+    StoreError,
+    Unavailable,
+)
+from kvstore.server.redis.replies import failure
 
 Answer = Callable[[list[bytes]], bytes | None]
 
@@ -96,6 +108,21 @@ async def test_a_door_that_refuses_is_heard_at_once_and_by_its_kind() -> None:
         async with door(lambda command, words=words: b"-%b\r\n" % words, pong=None) as address:  # type: ignore[misc]
             with pytest.raises(kind, match=words.decode()):
                 await callers(address, Load(in_flight=1))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [OutcomeUnknown("lost"), Overloaded("full"), RateExceeded("n", 1, 1, 1), Unavailable("nobody"), NotEnoughBookies()],
+)
+async def test_what_may_be_done_or_tried_again_is_told_as_that(reason: StoreError) -> None:
+    """As a node's Redis door says it; a write of unknown outcome is no wrong request."""
+    async with door(lambda _: failure(reason)) as address:
+        opened = await callers(address, Load(in_flight=1))
+        with pytest.raises(StoreError) as told:
+            await opened.calls()["put"](b"k")
+        opened.close()
+    assert isinstance(told.value, OutcomeUnknown) == isinstance(reason, OutcomeUnknown)
+    assert isinstance(told.value, Retryable) == isinstance(reason, Retryable)
 
 
 async def test_errors_open_no_more_connections() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 
 from kvstore.cli.main import build
 from kvstore.cli.manifests import MAGIC, Chunked, Link, decode, encode, first_difference
-from kvstore.client import Client
-from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest
+from kvstore.client import AsyncClient, Client
+from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.types import ServerId
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving_in_a_thread
@@ -252,6 +253,46 @@ def test_a_replaced_file_leaves_no_chunks_behind(kvstore: Run, cluster: ModelClu
         kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000")
         assert kvstore("verify-tree", str(tmp_path)).exit_code == 0
     assert stored(cluster) == {b"file": b"small"}
+
+
+def test_a_load_with_other_chunks_that_is_broken_off_hurts_nothing(
+    kvstore: Run, cluster: ModelCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks are named by content: those of another size would lie under the keys of the ones that are there."""
+    (tmp_path / "file").write_bytes(os.urandom(10_500))
+    kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000")
+    before, put = stored(cluster), AsyncClient.put
+
+    async def once(self: AsyncClient, *words: Any, **more: Any) -> Any:
+        await put(self, *words, **more)
+        raise Unavailable("broken off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncClient, "put", once)
+        assert kvstore("load-tree", str(tmp_path), "--chunk-bytes", "2500").exit_code == 1
+    assert kvstore("verify-tree", str(tmp_path)).exit_code == 0
+    assert kvstore("load-tree", str(tmp_path), "--chunk-bytes", "2500").exit_code == 0
+    assert stored(cluster) == before
+
+
+def test_chunks_that_were_replaced_go_though_the_outcome_was_unknown(
+    kvstore: Run, cluster: ModelCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second attempt finds what the first one has written."""
+    (tmp_path / "file").write_bytes(b"a" * 2_500)
+    kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000")
+    (tmp_path / "file").write_bytes(b"b" * 1_700)
+    replace, unknown = AsyncClient.replace, [OutcomeUnknown("perhaps")]
+
+    async def once(self: AsyncClient, *words: Any, **more: Any) -> Any:
+        found = await replace(self, *words, **more)
+        if unknown:
+            raise unknown.pop()
+        return found
+
+    monkeypatch.setattr(AsyncClient, "replace", once)
+    assert kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000").exit_code == 0
+    assert len(stored(cluster)) == 3
 
 
 def test_what_cannot_be_stored_is_named_and_the_rest_is_stored(kvstore: Run, tmp_path: Path) -> None:

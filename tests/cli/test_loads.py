@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from kvstore.cli.loads import Call, Generator, Load, parse_mix
 from kvstore.cli.main import build
-from kvstore.errors import InvalidRequest, Overloaded
+from kvstore.client import AsyncClient
+from kvstore.errors import InvalidRequest, NotAuthenticated, Overloaded
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
 from tests.waiting import wait_until, wait_until_blocking
@@ -133,6 +135,19 @@ def test_a_wrong_mix_is_refused(text: str) -> None:
 
 def test_a_mix_names_operations_and_weights() -> None:
     assert parse_mix("get=95, put=5") == (("get", 95), ("put", 5))
+
+
+def test_a_load_of_which_nothing_was_done_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: Any, **__: Any) -> None:
+        raise NotAuthenticated("who?")
+
+    for name in ("get", "put"):
+        monkeypatch.setattr(AsyncClient, name, refused)
+    with serving_in_a_thread(ModelCluster()) as servers:
+        words = ["--seconds", "0.1", "--warmup", "0", "--in-flight", "2"]
+        words += ["--server", servers.url.removeprefix("kv://")]
+        answer = CliRunner().invoke(build(), ["bench", "run", *words])
+    assert (answer.exit_code, "nothing was done" in answer.stderr) == (1, True), answer.output
 
 
 def test_the_command_runs_a_load_and_prints_percentiles() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -51,6 +52,29 @@ def test_a_store_that_nobody_listens_for_is_said_at_once(monkeypatch: pytest.Mon
     refused = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     with pytest.raises(Unavailable, match=f"no ZooKeeper listens at {refused}"):
         with_tools(Path("data"), f"{refused}/kvstore", nothing)
+
+
+def test_a_host_that_nobody_knows_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not as a cluster that is down."""
+    monkeypatch.setattr(cluster, "PATIENCE_S", 600.0)
+    refused = f"127.0.0.1:{free_port()}"
+    for address, says in (
+        ("zk1.nowhere.invalid:2181", r"^no such host as in zk1.nowhere.invalid:2181 \([^)]+\)$"),
+        (f"zk1.nowhere.invalid:2181,{refused}", rf"no such host .*\); no ZooKeeper listens at {refused}; is the"),
+    ):
+        with pytest.raises(Unavailable, match=says):
+            with_tools(Path("data"), f"{address}/kvstore", nothing)
+
+
+async def test_a_host_is_refused_where_each_of_its_addresses_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As localhost is, which has one of each kind."""
+    loop = asyncio.get_running_loop()
+
+    async def both(host: str, port: int, **_: Any) -> list[Any]:
+        return [(0, 0, 0, "", ("127.0.0.1", port)), (0, 0, 0, "", ("127.0.0.2", port))]
+
+    monkeypatch.setattr(loop, "getaddrinfo", both)
+    assert await cluster._takes_connections(f"localhost:{free_port()}") is False
 
 
 @pytest.mark.parametrize("prefix", ["", "zookeeper://", "etcd://"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,31 @@ def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Pa
     answer = checked(file, "--set", "id=n7", "--set", "partition.lease_ms=-1", "--set", "http=127.0.0.1:8500")
     assert f"{file}: fault: partition.lease_ms: want at least 0, got -1\n" in answer.stdout
     assert f"{file}: node n7, bookie and server: no faults, no warnings\n" == checked(file, "--set", "id=n7").stdout
+
+
+def test_a_disk_that_is_lost_keeps_no_node_down(tmp_path: Path) -> None:
+    """The check stands before the start in the unit: what names the lost disk is to let the node start without it."""
+    gone = tmp_path / "node.toml" / "gone"  # below a file, as no directory can be
+    more = f'[storage]\njournal_dirs = ["bookie/journal", "{gone}"]\n'
+    file = node_file(tmp_path, more)
+    assert checked(file).exit_code == 1
+    file.write_text(f'{file.read_text()}lost_dirs = ["{gone}"]\n')
+    answer = checked(file)
+    assert (answer.exit_code, "on the file system of" in answer.stdout) == (0, False), answer.stdout
+
+
+def test_a_disk_that_cannot_be_looked_at_is_a_fault_among_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, look = tmp_path / "disk2", Path.stat
+
+    def stat(path: Path, **more: Any) -> Any:
+        if path == disk:
+            raise OSError(EIO, "Input/output error", str(path))
+        return look(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    more = f'log_dir = "{tmp_path}/node.toml"\n[storage]\njournal_dirs = ["bookie/journal", "{disk}"]\n'
+    answer = checked(node_file(tmp_path, more))
+    assert f":7: fault: storage.journal_dirs: {disk}: Input/output error" in answer.stdout
+    assert ":5: fault: log_dir: want a directory" in answer.stdout

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from kvstore.cli.output import as_json, as_table, printable
+from kvstore.cli.access.users import prefix_of
+from kvstore.cli.output import as_json, as_table, printable, shown_prefix
 
 
 def test_columns_line_up_and_numbers_stand_to_the_right() -> None:
@@ -31,3 +32,11 @@ def test_stored_bytes_do_nothing_to_a_terminal_and_stay_apart() -> None:
     assert printable(b"a\n\t\r\x1b[2J\x00\xff\\n") == r"a\n\t\r\x1b[2J\x00\xff\\n"
     assert printable("\u202e\x9b\U000e0001".encode()) == r"\u202e\x9b\U000e0001"
     assert as_table([{"key": b"\x1b]0;x\x07"}]) == "KEY\n" + r"\x1b]0;x\x07"
+
+
+def test_a_prefix_is_shown_as_a_command_takes_it() -> None:
+    for prefix in (b"a\\bc", b"\x00\xff", "é\\ü".encode(), b"a\n\x1b[2J", "\u2028".encode(), b"plain/", b""):
+        shown = shown_prefix(prefix)
+        assert prefix_of(shown) == prefix
+        assert shown.isprintable()
+    assert (shown_prefix(b"plain/"), shown_prefix("grün/".encode())) == ("plain/", "grün/")

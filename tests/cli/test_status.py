@@ -339,3 +339,27 @@ def test_one_line_names_the_namespaces_that_are_near_a_quota_or_refuse() -> None
     for number in range(9):
         report.namespaces.add(name=f"n{number}", keys=10).limits.keys_max = 10
     assert "and 5 more (kvstore namespace list)" in status_text(report)
+
+
+def test_whoever_watches_is_told_that_nothing_is_learnt_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a node has no table of users yet, or the metadata store that names the nodes is away."""
+    refused = NotAuthenticated("who?")
+    looks: list[Any] = [whole(well()), refused, refused, whole(well()), OSError("no file")]
+
+    def ask(_: Any) -> ClusterReport:
+        if not looks:
+            raise KeyboardInterrupt
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(command, "cluster_report", ask)
+    monkeypatch.setattr(command.time, "sleep", lambda _: None)
+    answer = run("--watch", "--server", "x:1")
+    said = [line.partition(" ")[2] for line in answer.stdout.splitlines()]
+    well_line = "healthy: 3 nodes, 2 partitions, all is served"
+    assert said == [well_line, "unknown: who?", well_line, "unknown: no file"]
+    assert answer.exit_code == command.UNKNOWN, "as the last look"
+    looks[:] = [refused]
+    assert run("--watch", "--server", "x:1").exit_code == command.UNKNOWN, "the first look may end it"

@@ -38,7 +38,7 @@ def damage(path: Path) -> None:
 
 
 def trust(cluster: Cluster, replica: str) -> Done:
-    return kvstore("partition", "trust", P1, "--replica", replica, "--data-dir", str(cluster.local.data_dir))
+    return kvstore("partition", "trust", P1, "--replica", replica, "--yes", "--data-dir", str(cluster.local.data_dir))
 
 
 def test_a_damaged_replica_of_a_real_cluster_is_made_anew_and_the_others_serve_on(cluster: Cluster) -> None:

@@ -106,6 +106,7 @@ def test_a_bookie_that_is_up_is_not_given_up(cluster: Cluster) -> None:
     answer = on(cluster, "bookie", "decommission", bookie_of(cluster, "n3"), "--yes")
     assert answer.returncode == 1
     assert "is up" in answer.stderr
+    assert "stop its node first, for good" in answer.stderr, "a drain leaves it up"
     assert on(cluster, "bookie", "decommission", "n9-000000000000", "--yes").returncode == 1
 
 

@@ -135,7 +135,8 @@ def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
 def test_a_drained_node_leads_nothing_and_says_so_and_still_serves(cluster: Cluster) -> None:
     leader = cluster.wait_led()["p1"]
     answer = on(cluster, "node", "drain", leader, "--json")
-    assert answer.returncode == 0, answer.stderr
+    assert answer.returncode == 1, "three servers have its replicas: no other takes them"
+    assert "no other server can take" in json.loads(answer.stdout)["replicas_left"]
     assert set(json.loads(answer.stdout)["handed_over"]) <= {"p1", "p2", "p3"}, "what it still led when it was asked"
     assert leader not in cluster.wait_led(by_other_than=leader).values()
     with pytest.raises(HTTPError, match="503"):

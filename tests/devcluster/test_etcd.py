@@ -20,6 +20,15 @@ def program(folder: Path, says: str) -> Path:
     return path
 
 
+def test_a_program_that_says_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = program(tmp_path, "")
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(module, "_ASK_TIMEOUT_S", 0.2)
+    with pytest.raises(ConfigError, match=r"etcd --version says nothing for 0\.2 s"):
+        find_etcd()
+
+
 def test_without_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))

@@ -83,5 +83,5 @@ async def test_whenever_it_is_interrupted_nobody_is_let_in_early_and_the_next_at
 
 def test_the_folders_login_is_one_that_the_table_takes(tmp_path: Path) -> None:
     folder = SecureFolder(tmp_path, has_own_zookeeper=False)
-    folder.make(["n1"])
+    folder.make(["n1"], is_new=True)
     encoded(folder.login().password, bytes(16))

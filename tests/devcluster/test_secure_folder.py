@@ -23,7 +23,7 @@ NODES = ["n1", "n2", "n3"]
 @pytest.fixture
 def folder(tmp_path: Path) -> SecureFolder:
     made = SecureFolder(tmp_path, has_own_zookeeper=True)
-    made.make(NODES)
+    made.make(NODES, is_new=True)
     return made
 
 
@@ -43,10 +43,10 @@ def test_nobody_but_the_owner_may_use_any_of_it(folder: SecureFolder) -> None:
 
 def test_what_is_there_is_kept_and_what_is_missing_is_made(folder: SecureFolder) -> None:
     before = contents(folder)
-    folder.make(NODES)
+    folder.make(NODES, is_new=True)
     assert contents(folder) == before
     (folder.path / "n2.pem").unlink()
-    folder.make(NODES)
+    folder.make(NODES, is_new=True)
     after = contents(folder)
     assert {name for name in before if before[name] != after[name]} == {"n2.pem"}
 
@@ -56,7 +56,7 @@ def test_a_certificate_that_is_about_to_expire_is_replaced_and_its_authority_sta
 ) -> None:
     before = contents(folder)
     monkeypatch.setattr(authority, "RENEW_DAYS", authority.ISSUED_DAYS)
-    folder.make(NODES)
+    folder.make(NODES, is_new=True)
     after = contents(folder)
     assert {name for name in before if before[name] != after[name]} == {"client.pem", "n1.pem", "n2.pem", "n3.pem"}
     assert expiry_of(after["n1.pem"]) >= expiry_of(before["n1.pem"])
@@ -126,7 +126,7 @@ def test_nodes_and_clients_know_each_other_by_them(folder: SecureFolder, host: s
 
 def test_another_folder_of_the_same_form_is_a_stranger(folder: SecureFolder, tmp_path: Path) -> None:
     other = SecureFolder(tmp_path / "other", has_own_zookeeper=True)
-    other.make(["n1"])
+    other.make(["n1"], is_new=True)
     with pytest.raises((ssl.SSLError, OSError, AssertionError)):
         greeted(Certificates(folder.of_node("n1")).serving, other.tls.client_context(), "127.0.0.1")
 
@@ -153,7 +153,7 @@ def test_the_clients_files_name_the_user_and_the_places_and_not_the_password(fol
 
 def test_passwords_differ_from_cluster_to_cluster(folder: SecureFolder, tmp_path: Path) -> None:
     other = SecureFolder(tmp_path / "other", has_own_zookeeper=False)
-    other.make(NODES)
+    other.make(NODES, is_new=True)
     own = folder.metadata_login()
     assert own is not None
     assert len({folder.login().password, other.login().password, own.password}) == 3
@@ -162,7 +162,7 @@ def test_passwords_differ_from_cluster_to_cluster(folder: SecureFolder, tmp_path
 
 def test_a_path_with_signs_of_a_shell_or_a_url_is_still_one(tmp_path: Path) -> None:
     odd = SecureFolder(tmp_path / "a &b's", has_own_zookeeper=False)
-    odd.make(["n1"])
+    odd.make(["n1"], is_new=True)
     said = subprocess.run(
         ["sh", "-c", f'. "{odd.environment}"; printf %s "$KVSTORE_TLS_CA"'], capture_output=True, text=True, check=True
     )
@@ -170,3 +170,23 @@ def test_a_path_with_signs_of_a_shell_or_a_url_is_still_one(tmp_path: Path) -> N
     from kvstore.client.core.config import parse_url
 
     assert parse_url(odd.url(["127.0.0.1:1"])).tls == odd.tls
+
+
+def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder: SecureFolder) -> None:
+    """Nodes that run would take it over, and refuse each other's certificates."""
+    (folder.path / "ca.pem").unlink()
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=r"ca\.pem is missing, and client\.pem, n1\.pem, .* are issued by it"):
+        folder.make(NODES, is_new=False)
+    assert contents(folder) == before
+    for each in [*folder.path.glob("*.pem"), folder.path / "ca.key"]:
+        each.unlink()
+    folder.make(NODES, is_new=False)
+    greeted(Certificates(folder.of_node("n1")).serving, folder.tls.client_context(), "127.0.0.1")
+
+
+def test_no_other_password_is_made_for_metadata_that_are_closed_by_one(folder: SecureFolder) -> None:
+    folder.metadata_password.unlink()
+    with pytest.raises(ConfigError, match=r"metadata\.password is missing: bring it back"):
+        folder.make(NODES, is_new=False)
+    assert not folder.metadata_password.exists()

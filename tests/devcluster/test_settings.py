@@ -1,9 +1,11 @@
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from kvstore import config as toml
+from kvstore.bookie.config import StorageConfig
 from kvstore.config import Setting
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import Wish, plan
@@ -45,6 +47,12 @@ def test_a_value_is_toml_or_a_word(text: str, value: object) -> None:
 def test_what_is_no_setting_or_not_the_same_on_all_nodes_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         parse(text)
+
+
+def test_no_place_of_one_node_goes_into_the_files_of_all() -> None:
+    """Three bookies in one directory refuse each other's cookies, for good."""
+    directories = {f"storage.{each.name}" for each in fields(StorageConfig) if each.name.endswith(("_dir", "_dirs"))}
+    assert directories | {"bookie_id", "metadata.uri"} <= set(PLACED)
 
 
 def test_settings_of_any_depth_are_written_and_all_others_stay() -> None:

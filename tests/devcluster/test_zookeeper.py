@@ -1,7 +1,9 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -52,6 +54,60 @@ def test_a_zookeeper_with_known_losses_is_refused(tmp_path: Path, names: list[st
 @pytest.mark.parametrize("name", ["zookeeper-3.9.5.jar", "zookeeper-3.10.0.jar", "zookeeper-4.0.0.jar"])
 def test_later_versions_are_taken(tmp_path: Path, name: str) -> None:
     assert classpath(with_jars(tmp_path, name))
+
+
+def test_java_reads_the_path_of_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Properties are ISO 8859-1 with escapes, and its logging is XML."""
+    spawned: list[str] = []
+    monkeypatch.setattr(module, "_spawn", lambda folder, address, **_: spawned.append(address))
+    folder = tmp_path / "jörg & <文档> \\ 🦒"
+    module._launch(folder, "127.0.0.1", 2181, "", detached=False, environ={})
+    lines = (folder / "zoo.cfg").read_bytes().decode("latin-1").splitlines()
+    (value,) = [line.partition("=")[2] for line in lines if line.startswith("dataDir=")]
+    units = re.sub(r"\\(u[0-9a-f]{4}|.)", lambda found: _unescaped(found[1]), value)
+    assert units.encode("utf-16", "surrogatepass").decode("utf-16") == str(folder / "data")
+    appender = ElementTree.parse(folder / "log4j2.xml").find(".//RollingFile")
+    assert appender is not None
+    assert appender.get("fileName") == str(folder / "zookeeper.log")
+    assert spawned == ["127.0.0.1:2181"]
+
+
+def _unescaped(word: str) -> str:
+    return chr(int(word[1:], 16)) if len(word) == 5 else word
+
+
+def test_jars_that_java_could_not_name_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="Java takes ':' for the end of a path"):
+        classpath(with_jars(folder, "zookeeper-3.9.5.jar"))
+
+
+@needs_zookeeper
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
+    """Whoever started it was killed just then; a second one would write to the same data."""
+    server = start_standalone(tmp_path)
+    try:
+        (tmp_path / "zookeeper.pid").unlink()
+        if text is not None:
+            (tmp_path / "zookeeper.pid").write_text(text)
+        found = find_running(tmp_path)
+        assert found is not None
+        assert (found.pid, found.address) == (server.pid, server.address)
+    finally:
+        server.kill()
+    assert find_running(tmp_path) is None
+
+
+@needs_zookeeper
+def test_a_server_serves_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    server = start_standalone(tmp_path / "jörg & 文档")
+    try:
+        assert (tmp_path / "jörg & 文档" / "data").is_dir()
+        assert find_running(tmp_path / "jörg & 文档") is not None
+    finally:
+        server.kill()
 
 
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

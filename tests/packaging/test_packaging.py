@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ DOCKERFILE = (PACKAGING / "container" / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((PACKAGING / "compose" / "compose.yaml").read_text())
 KUBERNETES = list(yaml.safe_load_all((PACKAGING / "kubernetes" / "kvstore.yaml").read_text()))
 UNIT = (PACKAGING / "systemd" / "kvstore-node.service").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 HEALTH = "/opt/kvstore/share/health.py"
 NODES = {name: each for name, each in COMPOSE["services"].items() if re.fullmatch(r"n\d", name)}
 
@@ -247,6 +249,48 @@ def test_the_unit_starts_a_node_and_waits_as_long_as_it_takes() -> None:
     assert re.findall(r"^u (\w+) ", (PACKAGING / "systemd" / "kvstore.sysusers.conf").read_text(), re.M) == ["kvstore"]
 
 
+def test_the_machines_boot_does_not_wait_for_a_node() -> None:
+    """It may wait for what is started behind the boot. What else systemd's default dependencies say is said."""
+    assert directives("DefaultDependencies") == ["no"]
+    assert directives("Requires") == ["sysinit.target"]
+    assert "sysinit.target basic.target" in directives("After")
+    assert (directives("Conflicts"), directives("Before")) == (["shutdown.target"], ["shutdown.target"])
+    block = OPERATIONS.partition("cp packaging/systemd/kvstore-node.service")[2].partition("```")[0]
+    assert "systemctl start --no-block kvstore-node" in block
+
+
+def test_a_directory_that_is_away_does_not_keep_the_unit_from_starting() -> None:
+    """With a disk its mount point's content is away, and systemd refuses a unit that names it without a hyphen."""
+    named = [word for text in (UNIT, OPERATIONS) for word in re.findall(r"ReadWritePaths=(\S*)/disk2", text)]
+    assert named == ["-", "-"]
+
+
+def test_the_image_has_a_compiler_where_a_package_has_no_wheel() -> None:
+    """Of requirements-node.lock hdrhistogram has none for aarch64."""
+    assert re.search(r"^hdrhistogram==", (ROOT / "requirements-node.lock").read_text(), re.MULTILINE)
+    first = DOCKERFILE.partition("AS build")[2].rpartition("\nFROM ")[0]
+    assert '[ "$(uname -m)" = x86_64 ]' in first
+    assert first.index("install -y --no-install-recommends gcc libc6-dev") < first.index("-r requirements-node.lock")
+
+
+@pytest.mark.parametrize("step", ["prefer", "require"])
+def test_the_way_to_tls_in_the_docs_has_files_that_a_node_takes(step: str) -> None:
+    """Of a node that other machines reach: those of the first step, and of the last."""
+    way = OPERATIONS.partition("**To switch TLS on while the cluster runs**")[2].partition("Back again")[0]
+    first, last = (re.search(rf"^{number}\. (.*)$", way, re.MULTILINE) for number in (1, 4))
+    assert first is not None
+    assert last is not None
+    tls: dict[str, Any] = {"cert": "/c", "key": "/k", "mode": "prefer"}
+    if "`verify_clients = true` and a `ca`" in first[1]:
+        tls |= {"verify_clients": True, "ca": "/ca"}
+    table: dict[str, Any] = {"id": "n1", "zookeeper": "zk:2181", "data_dir": "/d", "secret_file": "/s", "tls": tls}
+    table |= {name: f"0.0.0.0:{port}" for name, port in PORTS.items()} | {"advertise": "n1", "insecure": True}
+    words = re.findall(r"--set ([a-z.]+=\w+)", last[1]) if step == "require" else []
+    assert words == ([] if step == "prefer" else ["insecure=false", "tls.mode=require"])
+    config, faults = toml.look_at(toml.with_settings(table, [toml.setting(word) for word in words]), NodeConfig)
+    assert (faults, config is not None) == ([], True)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to verify it")
 def test_systemd_knows_every_word_of_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "kvstore-node.service"
@@ -256,7 +300,7 @@ def test_systemd_knows_every_word_of_the_unit(tmp_path: Path) -> None:
 
 
 @contextmanager
-def answering(tls: Tls | None = None) -> Iterator[int]:
+def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
     """The port of a server that is healthy and not ready."""
 
     class Pages(BaseHTTPRequestHandler):
@@ -267,7 +311,10 @@ def answering(tls: Tls | None = None) -> Iterator[int]:
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
 
-    server = HTTPServer(("127.0.0.1", 0), Pages)
+    class Server(HTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, 0), Pages)
     if tls is not None:
         context = tls.server_context()
         assert context is not None
@@ -280,6 +327,15 @@ def answering(tls: Tls | None = None) -> Iterator[int]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.parametrize(("host", "words"), [("::1", ()), ("127.0.0.2", ("127.0.0.2",))])
+def test_the_health_check_asks_where_the_node_listens(host: str, words: tuple[str, ...]) -> None:
+    """At loopback of IPv6, which is all that a wildcard of IPv6 has; or at an address that it is told."""
+    command = [sys.executable, "-I", str(PACKAGING / "container" / "health.py"), "/healthz"]
+    with answering(host=host) as port:
+        found = subprocess.run([*command, str(port), *words], capture_output=True, check=False)
+    assert found.returncode == 0
 
 
 @pytest.mark.parametrize("has_tls", [False, True])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvstore.cli.admin import ask_admin
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
 from kvstore.cli.output import as_json, as_table, shown_prefix
 from kvstore.errors import InvalidRequest
 
@@ -190,7 +190,11 @@ def grant_right(
     """Give a role a right on all keys that begin with a prefix."""
     asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
     change_access(data_dir, zookeeper, server, grant_right=asked)
-    print(as_json({"role": role, "right": right, "prefix": prefix}) if json else f"role {role} may {right} {prefix!r}")
+    print(
+        as_json({"role": role, "right": right, "prefix": prefix})
+        if json
+        else f"role {role} may {right} {_keys(prefix)}"
+    )
 
 
 def revoke_right(
@@ -205,13 +209,25 @@ def revoke_right(
     """Take a right from a role, as it was granted: on exactly this prefix."""
     asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
     change_access(data_dir, zookeeper, server, revoke_right=asked)
-    said = f"role {role} may no longer {right} {prefix!r}"
+    said = f"role {role} may no longer {right} {_keys(prefix)}"
     print(as_json({"role": role, "right": right, "prefix": prefix}) if json else said)
+
+
+def _keys(prefix: str) -> str:
+    """Those of a right. An empty prefix is every key, and may be a shell's variable that was not set."""
+    return repr(prefix) if prefix else "every key"
 
 
 def found(
     name: UserName,
     password_stdin: PasswordStdin = False,
+    replace_lost: Annotated[
+        bool,
+        typer.Option(
+            "--replace-lost", help="Where access control is on, too: nobody knows an administrator's password any more."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask about --replace-lost.")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     json: Json = False,
@@ -221,7 +237,9 @@ def found(
     from kvstore.access import Found
     from kvstore.meta.tables.access import AccessStore
 
-    change = Found(name, _hashed(_password(password_stdin)))
+    if replace_lost and not yes:
+        confirm(f"give {name} another password and the role admin, in a cluster that may have an administrator")
+    change = Found(name, _hashed(_password(password_stdin)), replace_lost)
 
     async def work(tools: Tools) -> None:
         await AccessStore(tools.store).change(change)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +166,12 @@ def warnings_around(config: NodeConfig) -> Iterator[Fault]:
 
 def _shared_disks(config: NodeConfig) -> Iterator[Fault]:
     disks: dict[int, str] = {}
-    for each in config.storage.journal_dirs:
-        place = _nearest(config.data_dir / each)
-        other = disks.setdefault(place.stat().st_dev, each)
+    for each in _in_use(config.storage.journal_dirs, config):
+        try:
+            device = _nearest(config.data_dir / each).stat().st_dev
+        except OSError:
+            continue  # a fault, said already
+        other = disks.setdefault(device, each)
         if other != each:
             yield Fault("storage.journal_dirs", f"{each} is on the file system of {other}: both are lost together")
 
@@ -182,24 +186,39 @@ def _outside(config: NodeConfig) -> Iterator[tuple[str, str]]:
     """Directories of the bookie that are not below the data directory, with the names of their settings."""
     storage = config.storage
     named = [("index_dir", storage.index_dir), ("journal_dir", storage.journal_dir)]
-    named += [("journal_dirs", each) for each in storage.journal_dirs]
+    named += [("journal_dirs", each) for each in _in_use(storage.journal_dirs, config)]
     yield from ((name, each) for name, each in named if each.startswith("/"))
+
+
+def _in_use(directories: Sequence[str], config: NodeConfig) -> list[str]:
+    """Those that are not named as lost: the node leaves these alone, and may start without them."""
+    return [each for each in directories if each not in config.storage.lost_dirs]
 
 
 def _place_fault(place: Path) -> str:
     """Why no files can be made in a directory, which is made if it is not there; empty if they can."""
-    there = _nearest(place)
-    if not there.is_dir():
-        return f"want a directory, got a file: {there}"
+    try:
+        there = _nearest(place)
+        if not stat.S_ISDIR(there.stat().st_mode):
+            return f"want a directory, got a file: {there}"
+    except OSError as error:
+        return f"{error.filename or place}: {error.strerror or error}"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"{there}: want it writable for this user"
     return ""
 
 
 def _nearest(place: Path) -> Path:
-    """The place itself, or what there is of the way to it."""
+    """The place itself, or what there is of the way to it. Raises OSError for what cannot be looked at, as on a disk
+    that has failed."""
     place = place.absolute()
-    return next(each for each in (place, *place.parents) if each.exists())
+    for each in (place, *place.parents):
+        try:
+            each.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return each
+    return place
 
 
 def _tried(name: str, use: Callable[[], object]) -> Iterator[Fault]:

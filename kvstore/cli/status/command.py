@@ -144,6 +144,27 @@ class Look:
         return f"unknown: the nodes do not say how the cluster is: {self.why_not}"
 
 
+class Blind:
+    """A look at which nothing could be learnt."""
+
+    report = None
+    exit_code = UNKNOWN
+
+    def __init__(self, why_not: Exception) -> None:
+        self._headline = f"unknown: {why_not or type(why_not).__name__}"
+
+    def document(self) -> dict[str, Any]:
+        return {"health": {"grade": "unknown", "text": self._headline}}
+
+    def text(self) -> str:
+        return self._headline
+
+    def line(self) -> str:
+        from kvstore.cli.status.views import dated_line
+
+        return dated_line(SystemClock().wall_ms(), self._headline)
+
+
 def _show_once(where: Where, *, json: bool) -> int:
     """Return the exit code."""
     look = Look(where)
@@ -152,7 +173,8 @@ def _show_once(where: Where, *, json: bool) -> int:
 
 
 def _follow(where: Where, interval_s: float, *, json: bool) -> None:
-    """Look until interrupted; then end with the exit code of the last look."""
+    """Look until interrupted; then end with the exit code of the last look. Raises StoreError, OSError if the first one
+    learns nothing; later ones say so, and others follow: that is when somebody watches."""
     from kvstore.cli.status.views import what_matters
 
     is_screen = is_terminal() and not json
@@ -160,7 +182,13 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
     code = UNKNOWN
     try:
         while True:
-            look = Look(where)
+            look: Look | Blind
+            try:
+                look = Look(where)
+            except (StoreError, OSError) as error:
+                if before is None:
+                    raise
+                look = Blind(error)
             code = look.exit_code
             seen = what_matters(look.report) if look.report is not None else ("", look.exit_code)
             if is_screen:

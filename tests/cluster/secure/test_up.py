@@ -268,7 +268,8 @@ def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
     """`up` makes an administrator where there is none, and is no way around those that there are."""
     changed = on(cluster, "user", "passwd", "admin", "--password-stdin", stdin="another one\n")
     assert changed.returncode == 0, changed.stderr
-    printed(cluster)
+    answer = on(cluster, "up", "--detach", let_in=False)
+    assert (answer.returncode, "admin.password is not admin's password" in answer.stderr) == (1, True), answer.stderr
     assert verified(cluster, username="admin", password="another one").ping() is True
     with pytest.raises(redis.RedisError):
         verified(cluster, username="admin", password=folder_of(cluster).login().password.decode()).ping()

@@ -102,6 +102,25 @@ def test_a_partition_that_was_added_is_gone_after_the_run(tmp_path: Path, monkey
     ]
 
 
+def test_a_partition_that_somebody_else_adds_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ["p1"]
+
+    def ring(*words: str) -> subprocess.CompletedProcess[str]:
+        if words[1] == "add":
+            there.append("p2")
+        elif words[1] == "remove":
+            there.remove(words[2])
+        return subprocess.CompletedProcess(words, 0, json.dumps({"partitions": [{"id": each} for each in there]}), "")
+
+    monkeypatch.setattr(performing, "_run", ring)
+    chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [Fault(0.0, ADD_PARTITION)])
+    chaos.start(time.time())
+    gevent.joinall(chaos._running, timeout=PATIENCE_S)
+    there.append("p3")
+    chaos.finish()
+    assert there == ["p1", "p3"]
+
+
 def test_no_partition_is_removed_where_none_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performing, "_run", lambda *words: pytest.fail(f"{words} were run"))
     chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [])

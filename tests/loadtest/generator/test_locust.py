@@ -87,7 +87,7 @@ def test_a_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, proc
 
 
 def test_a_workload_of_ones_own_has_its_operations_in_the_report(cluster: Cluster, tmp_path: Path) -> None:
-    options = ("--seconds", "6", "--prefix", "own/", "Shop")
+    options = ("--seconds", "6", "--prefix", "own/", "--p99-ms", "look=60000,buy=60000", "Shop")
     code, made, _, said = run(cluster, tmp_path, *options, file=OWN)
     assert code in (0, 3), said  # 3: this machine was late
     figures = {(line["door"], line["operation"]): line for line in made["operations"]}
@@ -177,9 +177,13 @@ def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> 
     assert "1 of 2 workers were lost" in json.loads((tmp_path / "report.json").read_text())["verdict"]["reasons"]
 
 
-def test_an_unreachable_cluster_is_told_in_one_line() -> None:
-    command = [*COMMAND, "-f", str(LOCUSTFILE), "--store", "kv://127.0.0.1:9?timeout=500ms", "GrpcUser"]
+@pytest.mark.parametrize(
+    ("words", "says"), [((), "127.0.0.1:9"), (("--p99-ms", "look=5"), "--p99-ms: want operations of read, ")]
+)
+def test_what_keeps_a_run_from_starting_is_told_in_one_line(words: tuple[str, ...], says: str) -> None:
+    """A cluster that cannot be reached; a goal of an operation that no user has."""
+    command = [*COMMAND, "-f", str(LOCUSTFILE), "--store", "kv://127.0.0.1:9?timeout=500ms", *words, "GrpcUser"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2
     (line,) = [each for each in answer.stderr.splitlines() if each.startswith("loadtest:")]
-    assert "127.0.0.1:9" in line
+    assert says in line

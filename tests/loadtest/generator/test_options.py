@@ -125,11 +125,27 @@ def test_a_local_cluster_tells_its_doors(tmp_path: Path) -> None:
     assert given.resp_nodes() == ["127.0.0.1:2", "a:4"]
 
 
+def test_a_secure_cluster_is_told_how_it_is_reached(tmp_path: Path) -> None:
+    """And not called without TLS, for as long as a run takes."""
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [], "secure": True}))
+    for doors in (Options.client_config, Options.resp_nodes):
+        with pytest.raises(ValueError, match=r"is secure: name GrpcUser, .* --store 'kvs://"):
+            doors(parsed("--data-dir", str(tmp_path)))
+
+
 def test_another_cluster_has_the_doors_that_are_named() -> None:
     given = parsed("--store", "kv://a:1", "--resp", "a:2,b:2")
     assert given.client_config().endpoints == ("a:1",)
     assert given.resp_nodes() == ["a:2", "b:2"]
     assert parsed("--store", "kv://a:1").resp_nodes() == []
+
+
+@pytest.mark.parametrize("option", ["--store", "--resp"])
+@pytest.mark.parametrize("address", ["kv://anna:hidden@h:7401", "anna:hidden@h:1", "kv://anna:hi/dden@h:7401"])
+def test_no_password_stands_where_the_report_would_show_it(option: str, address: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}: want no user or password here") as refused:
+        parsed(option, address)
+    assert "hi" not in str(refused.value).replace("whi", "").replace("this", "").replace("here", "")
 
 
 def test_no_cluster_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ public final class Quickstart {
             return false;
         }
         return switch (failure.getStatus().getCode()) {
-            case UNAVAILABLE, RESOURCE_EXHAUSTED -> false;
+            case UNAVAILABLE -> false;
+            case RESOURCE_EXHAUSTED -> error.get().getReason().equals("QUOTA_EXCEEDED");
             default -> true;
         };
     }

@@ -1,0 +1,57 @@
+"""The files of a local cluster whose folder was moved: the paths in them, changed to where it is now. Blocking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kvstore import config as toml
+from kvstore.devcluster.layout import ClusterFile
+from kvstore.devcluster.record import Record, replace_file
+from kvstore.errors import ConfigError
+from kvstore.server.config import NodeConfig
+
+
+def move_here(data_dir: Path) -> None:
+    """Change the record and each node's file of the cluster in this folder. What was broken off is done again by the
+    same call, since the record comes last. Raises ConfigError where something of the cluster runs."""
+    record = Record(data_dir)
+    found = record.read_or_none()
+    if found is None or found.data_dir.resolve() == data_dir.resolve():
+        return
+    old = found.data_dir
+    if running := _running(old):
+        raise ConfigError(f"--moved: {running} runs in {old}: end it first; what was copied is not moved")
+    for node in found.nodes:
+        path = data_dir / Path(node.config).relative_to(old)
+        if path.exists():
+            table = with_paths(toml.parse(toml.text_of(path), path), old, data_dir)
+            replace_file(path, toml.to_toml(toml.from_table(table, NodeConfig)))
+    document = with_paths(json.loads(json.dumps(found.document())), old, data_dir)
+    record.save(ClusterFile.from_document(document).with_pids({}, None))
+
+
+def with_paths(value: Any, old: Path, new: Path) -> Any:
+    """The value with each path that is `old`, or below it, at `new`, at any depth. Twice is as once."""
+    match value:
+        case dict():
+            return {name: with_paths(each, old, new) for name, each in value.items()}
+        case list() | tuple():
+            return [with_paths(each, old, new) for each in value]
+        case str() if value.startswith("/") and Path(value).is_relative_to(old):
+            is_done = new.is_relative_to(old) and Path(value).is_relative_to(new)
+            return value if is_done else str(new / Path(value).relative_to(old))
+        case _:
+            return value
+
+
+def _running(folder: Path) -> str:
+    """A process that names something in the folder, as nodes and their ZooKeeper do; empty if there is none."""
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        for word in process.info["cmdline"] or ():
+            if word.startswith("/") and Path(word).is_relative_to(folder) and word.endswith(("/node.toml", "/zoo.cfg")):
+                return f"process {process.info['pid']} ({word})"
+    return ""

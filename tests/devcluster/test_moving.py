@@ -1,0 +1,78 @@
+"""A local cluster's folder that was moved goes on by one word."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kvstore import config as toml
+from kvstore.devcluster import layout
+from kvstore.devcluster.layout import Wish
+from kvstore.devcluster.moving import move_here, with_paths
+from kvstore.devcluster.record import Record
+from kvstore.errors import ConfigError
+
+
+def a_cluster(folder: Path) -> None:
+    """Its files, with a directory of a disk beside it whose name begins as its own does."""
+    made = layout.plan(Wish(data_dir=folder), None).with_pids({"n1": 17}, 18)
+    for node in made.nodes:
+        config = Path(node.config)
+        config.parent.mkdir(parents=True)
+        text = toml.to_toml(layout.node_config(made, node, folder))
+        config.write_text(f'{text}\n[storage]\njournal_dir = "{folder}-fast/{node.id}"\n', encoding="utf-8")
+    Record(folder).save(made)
+
+
+@pytest.mark.parametrize("name", ["a b & c", "jörg", "old/deeper", "old-2"])
+def test_a_folder_that_was_moved_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
+    old, new = tmp_path / "old", tmp_path / name
+    a_cluster(old)
+    (tmp_path / "away").mkdir()
+    old.rename(tmp_path / "away" / "x")
+    new.parent.mkdir(exist_ok=True)
+    (tmp_path / "away" / "x").rename(new)
+    with pytest.raises(ConfigError) as refused:
+        Record(new).load_or_none()
+    told = str(refused.value).partition("`")[2].partition("`")[0]
+    assert shlex.split(told) == ["kvstore", "up", "--moved", "--data-dir", str(new)]
+    move_here(new)
+    found = Record(new).load_or_none()
+    assert found is not None
+    assert (found.data_dir, found.zookeeper_pid, found.nodes[0].pid) == (new, None, None)
+    for node in found.nodes:
+        table = tomllib.loads(Path(node.config).read_text(encoding="utf-8"))
+        assert table["data_dir"] == f"{new}/{node.id}"
+        assert table["storage"]["journal_dir"] == f"{old}-fast/{node.id}"
+    before = (new / "cluster.json").read_bytes()
+    move_here(new)
+    assert (new / "cluster.json").read_bytes() == before
+
+
+def test_paths_are_changed_once() -> None:
+    old, deeper = Path("/data"), Path("/data/deeper")
+    once = with_paths({"a": ["/data/n1", "/data", "/database", "data/n1", 5]}, old, deeper)
+    assert once == {"a": ["/data/deeper/n1", "/data/deeper", "/database", "data/n1", 5]}
+    assert with_paths(once, old, deeper) == once
+    assert with_paths("/data/deeper/n1", deeper, old) == "/data/n1"
+
+
+def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) -> None:
+    a_cluster(tmp_path / "old")
+    (tmp_path / "new").mkdir()
+    text = json.dumps(json.loads((tmp_path / "old" / "cluster.json").read_text()))
+    (tmp_path / "new" / "cluster.json").write_text(text)
+    words = ["-c", "import sys; sys.stdin.read()", "node", "run", "--config", f"{tmp_path}/old/n2/node.toml"]
+    with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE) as process:
+        try:
+            with pytest.raises(ConfigError, match=rf"process {process.pid} .*n2/node.toml\) runs in {tmp_path}/old"):
+                move_here(tmp_path / "new")
+        finally:
+            process.kill()
+    assert (tmp_path / "new" / "cluster.json").read_text() == text

@@ -1,0 +1,68 @@
+"""What nodes of a local cluster say by HTTP, asked as nobody else would have it asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.devcluster.pages import http_ok, is_stranger
+from kvstore.devcluster.secure_folder import SecureFolder
+
+
+@contextmanager
+def answering(code: int, folder: SecureFolder | None = None) -> Iterator[str]:
+    """The address of a server with one answer."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Pages)
+    if folder is not None:
+        context = folder.of_node("n1").server_context()
+        assert context is not None
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SecureFolder:
+    made = SecureFolder(tmp_path, has_own_zookeeper=False)
+    made.make(["n1"], is_new=True)
+    return made
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_no_proxy_of_the_environment_is_asked(
+    folder: SecureFolder, monkeypatch: pytest.MonkeyPatch, is_secure: bool
+) -> None:
+    """Its loopback is another machine's."""
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    own = folder if is_secure else None
+    with answering(200, own) as address:
+        assert http_ok(address, "/clusterz", own)
+
+
+@pytest.mark.parametrize(("code", "is_one"), [(401, True), (403, False), (503, False), (200, False)])
+def test_whoever_is_not_known_by_his_password_is_a_stranger(folder: SecureFolder, code: int, is_one: bool) -> None:
+    with answering(code, folder) as address:
+        assert is_stranger(address, folder) is is_one

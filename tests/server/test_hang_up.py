@@ -1,0 +1,17 @@
+"""SIGHUP, by which whoever has new certificates tells all nodes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from kvstore.env.real import real_env
+from kvstore.server.node import _look_at
+
+
+async def test_a_node_without_certificates_is_not_ended_by_it(tmp_path: Path) -> None:
+    loop, env = asyncio.get_running_loop(), real_env(tmp_path, name="n1")
+    _look_at(None, env, loop)
+    await env.nursery.close()
+    assert loop.remove_signal_handler(signal.SIGHUP), "else the signal's default holds: the process ends"
