@@ -8,13 +8,17 @@ directory.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import itertools
 import os
 import random
 import re
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -30,6 +34,9 @@ SESSION_TIMEOUT_MAX_MS = 60_000
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
 _PORTS = (10_000, 20_000)
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_given: set[int] = set()
+"""Ports that this process has been given."""
 
 _JARS = (
     *("zookeeper-[0-9]*", "zookeeper-jute-*", "audience-annotations-*", "metrics-core-*", "snappy-java-*"),
@@ -242,13 +249,43 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on just now, below those that the kernel gives to outgoing connections:
-    else one of these could take a port before its server has started, or while it restarts."""
-    candidates = random.sample(range(*_PORTS), k=_PORTS[1] - _PORTS[0])
-    found = [port for port, _ in zip(filter(_is_free, candidates), range(count), strict=False)]
+    """Ports of loopback that nobody listens on just now, and that the kernel does not give to outgoing connections:
+    else one of these could take a port before its server has started, or while it restarts. Nobody else who asks here
+    is given them as long as this process runs."""
+    outgoing, ports = _outgoing_ports(), range(*_PORTS)
+    begin = random.randrange(len(ports))
+    candidates = (port for port in itertools.chain(ports[begin:], ports[:begin]) if port not in outgoing)
+    takeable = (port for port in candidates if port not in _given and _is_free(port) and _is_claimed(port))
+    found = list(itertools.islice(takeable, count))
+    _given.update(found)
     if len(found) < count:
         raise Unavailable(f"want {count} free ports from {_PORTS[0]} to {_PORTS[1]}, found {len(found)}")
     return found
+
+
+def _outgoing_ports() -> range:
+    """Those that the kernel gives to outgoing connections, where it says so."""
+    try:
+        first, last = map(int, _OUTGOING.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return range(0)
+    return range(first, last + 1)
+
+
+@cache
+def _claims() -> int:
+    """A file of which each process locks a byte for each of its ports."""
+    path = Path(tempfile.gettempdir()) / f"kvstore-ports-{os.getuid()}.lock"
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _is_claimed(port: int) -> bool:
+    """Whether the port is now this process's, until it ends; False if it is another one's."""
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:

@@ -201,15 +201,16 @@ class Hosting:
 
     async def _retire_strangers(self) -> None:
         """Set aside states whose replicas went elsewhere while this server was down, or while they stood still here."""
-        for partition in self._find_engines():
-            if self._is_strange(partition) and await self._has_left(partition) and self._is_strange(partition):
-                self._retire(partition)
 
-    def _is_strange(self, partition: PartitionId) -> bool:
-        """Whether nobody here uses the state that is here, or is about to."""
-        member = self._rings.ring.partitions.get(partition)
-        is_used = any(partition in each for each in (self._hosted, self._leaving, self._held))
-        return not is_used and (member is None or not member.is_on(self._server))
+        def is_used(partition: PartitionId) -> bool:
+            """By somebody here, or soon."""
+            member = self._rings.ring.partitions.get(partition)
+            is_assigned = member is not None and member.is_on(self._server)
+            return is_assigned or any(partition in each for each in (self._hosted, self._leaving, self._held))
+
+        for partition in self._find_engines():
+            if not is_used(partition) and await self._has_left(partition) and not is_used(partition):
+                self._retire(partition)
 
     async def _retire_left_now_and_then(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Any, cast
 
+from kvstore.devcluster.zookeeper import free_ports
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.env.clock import Unjudged
 from kvstore.env.nursery import TaskNursery
@@ -83,7 +84,7 @@ class Servers:
         gate = CallGate(access, logins)
         service = KV(env, backend, id, sessions=sessions, guarded=gate.guarded, cluster=self.cluster.id)
         server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)], gate=gate)
-        known = self.cluster.endpoints.get(id) or Endpoint("127.0.0.1:0", "127.0.0.1:0")
+        known = self.cluster.endpoints.get(id) or Endpoint(*(f"127.0.0.1:{port}" for port in free_ports(2)))
         streams = self.streams[id] = SessionStreams(
             sessions, id, StreamDoorman(access, logins, self._nursery), self.cluster.id
         )

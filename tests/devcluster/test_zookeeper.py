@@ -1,3 +1,4 @@
+import fcntl
 import os
 import re
 import subprocess
@@ -116,8 +117,38 @@ def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.Monk
         jars_folder()
 
 
-def test_free_ports_are_distinct() -> None:
-    assert len(set(free_ports(20))) == 20
+def test_free_ports_are_distinct_and_given_once() -> None:
+    assert len({*free_ports(20), *free_ports(20)}) == 40
+
+
+def test_ports_of_outgoing_connections_are_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tmp_path / "range"
+    said.write_text("10000\t19900\n")
+    monkeypatch.setattr(module, "_OUTGOING", said)
+    assert all(19_900 < port < 20_000 for port in free_ports(9))
+
+
+def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may listen there only a moment later, or restart its server: another ZooKeeper there takes its clients."""
+    first = free_ports(1)[0]
+    monkeypatch.setattr(module, "_PORTS", (first, first + 1))
+    monkeypatch.setattr(module, "_given", set[int]())
+    code = f"from kvstore.devcluster import zookeeper; print(zookeeper._is_claimed({first})); input()"
+
+    def ask() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
+
+    with ask() as child:
+        assert child.communicate("\n")[0] == "False\n", "it is this process's"
+    fcntl.lockf(module._claims(), fcntl.LOCK_UN, 1, first)
+    with ask() as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "True\n"
+        with pytest.raises(Unavailable, match="found 0"):
+            free_ports(1)
+        child.communicate("\n")
+    assert free_ports(1) == [first]
 
 
 def test_nobody_answers_on_a_free_port() -> None:

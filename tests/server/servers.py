@@ -10,6 +10,7 @@ from pathlib import Path
 
 import redis.asyncio as redis
 
+from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.env.secret import ClusterSecret
@@ -51,7 +52,7 @@ class Server:
 
     async def open(self) -> None:
         limits = self.limits
-        address = self.cluster.addresses.get(self.id, "127.0.0.1:0")
+        address = self.cluster.addresses.get(self.id) or f"127.0.0.1:{free_port()}"
         member = Member(id=self.id, resp=address)
         self.membership = Membership(self.env, self.store, member)
         self.membership.start()

@@ -14,9 +14,9 @@ What kazoo would do and must not, and what is done about it here:
   not expect. Session starts a new client then, which goes on with the session.
 - It knows no end of refused logins: after one its thread ends. Session starts a new client then, too, but not soon,
   and says so.
-- It waits for the answer to a connection for as long as a session lasts where there is one server. A ZooKeeper that
-  starts never answers whoever came before it had loaded its data, and does not close that connection either: the
-  session was over by then. GuardedClient waits for a third of it.
+- It waits for as long as a session lasts for a connection with a host that is off and, where there is one server, for
+  the answer to a connection. A ZooKeeper that starts never answers whoever came before it had loaded its data, and does
+  not close that connection either: the session was over by then. GuardedClient waits for a third of it.
 - It takes a server that goes away within a login by SASL for one that refuses it. GuardedClient believes the third one.
 - It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
 """
@@ -57,7 +57,7 @@ RESTART_DELAY_S = 1.0
 REFUSED_DELAY_S = 5.0
 """Between a login that was refused and the next one."""
 ANSWER_SHARE = 1 / 3
-"""Of the session's time, for the answer to a connection: what kazoo gives each server of three."""
+"""Of the session's time, to connect, and for the answer to a connection: what kazoo gives each server of three."""
 LOGIN_ATTEMPTS = 3
 """A server that refuses a login by SASL drops the connection, and so does one that ends: as often in a row it is a
 refusal."""
@@ -97,6 +97,10 @@ class PipeHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_socket_pair(self) -> tuple[PipeEnd, PipeEnd]:
         reader, writer = os.pipe()
         return PipeEnd(reader), PipeEnd(writer)
+
+    def create_connection(self, *where: Any, timeout: float, **how: Any) -> Any:
+        """Connect within a part of the session's time, so that a host that is off leaves some for the others."""
+        return super().create_connection(*where, timeout=timeout * ANSWER_SHARE, **how)
 
 
 class Resumable(NamedTuple):

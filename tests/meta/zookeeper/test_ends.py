@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from kazoo.exceptions import AuthFailedError, ConnectionDropped
+from kazoo.handlers import utils
 from kazoo.protocol.states import KeeperState
 
 from kvstore.meta.store import SessionState
@@ -116,6 +117,13 @@ async def test_a_server_that_never_answers_a_connection_is_asked_again_before_th
         await wait_until(has_come_again)
         await session.close()
     assert came[1] - came[0] < 0.9 * timeout_s
+
+
+def test_a_host_that_is_off_leaves_some_of_the_sessions_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(utils, "create_tcp_connection", lambda *_, timeout, **__: asked.append(timeout))
+    GuardedClient(lambda *_: None, hosts=NOBODY, timeout=6.0).handler.create_connection(("h", 1), timeout=6.0)
+    assert asked == [2.0]
 
 
 async def test_after_a_refused_login_the_next_one_is_not_soon() -> None:
