@@ -405,7 +405,7 @@ class Evaluator:
                 self._reading.left -= LOOKED_UP_BYTES * len(row_keys)
             before = self.draft.last_seq
             is_plain = is_batch and not (self._prefixes and any(each[1].startswith(self._prefixes) for each in op[2]))
-            result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_plain else None
+            result = put_all(self.draft, op[2], row_keys, self._reading, self._overlay) if is_plain else None
             if result is None:
                 result = MUTATIONS[op[0]](self, op)
             if request is not None:

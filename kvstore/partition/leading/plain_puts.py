@@ -12,7 +12,6 @@ from kvstore.partition.leading.new_requests import new_or_none
 from kvstore.partition.leading.reading import Reading
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.draft import Draft
-from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.operations import BATCH_OPS_MAX
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
 from kvstore.partition.state.retry_table import RetryTable
@@ -22,7 +21,7 @@ _PUT = int(Code.PUT)
 
 
 def put_all(
-    draft: Draft, ops: tuple[Op, ...], row_keys: list[bytes], engine: Engine, overlay: Overlay
+    draft: Draft, ops: tuple[Op, ...], row_keys: list[bytes], reading: Reading, overlay: Overlay
 ) -> list[int] | None:
     """Write the keys of a batch; `row_keys` are where their records stand. Returns the versions; None, and nothing is
     written, if it is not plain: flags, expiries, sizes that are refused, a key twice or touched by what is under way,
@@ -34,9 +33,9 @@ def put_all(
     if not size or overlay.touched_of(keys) or not _are_new(draft, keys):
         return None
     created: list[int] = []
-    reading = Reading(engine)
     while len(created) < len(row_keys):
         some = _created(reading.multi_get(row_keys[len(created) : len(created) + reading.at_once]))
+        reading.left -= reading.size
         if some is None:
             return None
         created += some

@@ -195,21 +195,24 @@ def test_to_change_large_records_each_is_read_about_once(p: Partition, monkeypat
     assert sum(sizes) <= 2 * len(keys) * (65 << 10)
 
 
-@pytest.mark.parametrize("is_range", [True, False], ids=["delete_range", "puts"])
+@pytest.mark.parametrize("how", ["delete_range", "puts", "batches"])
 def test_what_is_read_at_a_time_and_for_one_entry_is_bounded(
-    p: Partition, monkeypatch: pytest.MonkeyPatch, is_range: bool
+    p: Partition, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     keys = fill(p, 96, 512 << 10)
     before = len(p.log.acknowledged)
     sizes = reads_of(p, monkeypatch)
-    if is_range:
+    puts = [put(key, b"small") for key in keys]
+    if how == "delete_range":
         assert p.do(delete_range(b"", b"")) == len(keys)
+    elif how == "puts":
+        p.do(*puts)
     else:
-        p.do(*(put(key, b"small") for key in keys))
+        p.do(*(batch(keys[at], tuple(puts[at : at + 16])) for at in range(0, 96, 16)))
     assert max(sizes) <= 32 * (513 << 10), "the first, when nobody knows how large they are"
     assert sorted(sizes)[-2] <= 2 * ENTRY_READ_MAX
     assert len(p.log.acknowledged) - before >= 4
-    assert p.state.key_count == (0 if is_range else len(keys))
+    assert p.state.key_count == (0 if how == "delete_range" else len(keys))
 
 
 def test_deletes_of_large_expired_records_go_on_in_the_next_entry(p: Partition) -> None:
