@@ -212,11 +212,6 @@ class BookieStorage:
         """Bytes that are free in the journal's directory. Raises OSError."""
         return self._env.disk.free_bytes(self._config.journal_dir)
 
-    @property
-    def synced_bytes(self) -> int:
-        """Written and synced since the start. Asked every few seconds, so it counts nothing."""
-        return self.statistics.synced_bytes
-
     def refresh_statistics(self) -> Statistics:
         """Fill in what is counted only on demand."""
         self.inventory.count(self.statistics)

@@ -304,8 +304,8 @@ class LedgerHandle:
         self._bookie_failed(bookie, BookieError(f"{bookie}: {reason}"))
 
     def _keep_away(self, bookie: BookieId, why: object) -> None:
-        """What follows when a bookie counts as failed: it takes nobody's place for a while, another may take its, and
-        it is asked whether it is back."""
+        """Let a bookie that counts as failed take nobody's place for a while, look for one that takes its, and ask it
+        whether it is back."""
         log.info("ledger=%d bookie=%s failed: %s", self.ledger, bookie, why)
         self._ports.choice.failed(bookie)
         self.look_for_spares()

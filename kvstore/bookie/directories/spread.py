@@ -154,10 +154,6 @@ class SpreadStorage:
             for part in self.parts
         ]
 
-    @property
-    def synced_bytes(self) -> int:
-        return sum(part.storage.synced_bytes for part in self.parts)
-
     def refresh_statistics(self) -> Statistics:
         """All directories' together, with what is counted only on demand."""
         found = added_up([self.statistics, *(part.storage.refresh_statistics() for part in self.parts)])

@@ -13,7 +13,7 @@ from kvstore.errors import LedgerDeleted, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Change, Stat, ensure_path
-from kvstore.types import EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position, Seq
+from kvstore.types import EntryId, LedgerId, LedgerState, Position, Seq
 from kvstore.wal.creator import OWNER_KEY, owner_of
 from kvstore.wal.leading import trim
 from kvstore.wal.leading.trim import TRIMMED_MAX
@@ -393,28 +393,6 @@ def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
         await bench.ledgers.read(writer.log.handle.ledger)
         await writer.append(1)
         assert await read_all(bench.logs(), 3) == numbers(1, 3)
-
-    run(case)
-
-
-def test_leaders_of_one_node_read_each_ledger_once_to_know_whose_it_is() -> None:
-    async def case(bench: Bench) -> None:
-        others = [
-            (await bench.logs()._creator.create(PartitionId(f"other-{number}"), after=LedgerId(-1))).ledger
-            for number in range(20)
-        ]
-        logs = bench.logs(SMALL)
-        for name in ("p1", "p2", "p3"):
-            await logs.open_as_leader(PartitionId(name), 0, lambda: Seq(1))
-        read, asked = logs._ledgers.read, []
-
-        async def counted(ledger: LedgerId) -> tuple[LedgerMetadata, int]:
-            asked.append(ledger)
-            return await read(ledger)
-
-        logs._ledgers.read = counted  # type: ignore[method-assign]
-        await asyncio.sleep(35)  # several sweeps of each
-        assert sorted(set(others).intersection(asked)) == sorted(each for each in asked if each in others) == others
 
     run(case)
 
