@@ -89,9 +89,10 @@ def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_ful
     """Find the snapshot that an incremental of this cluster is to continue. Raises StoreError, also if that lacks
     something: no restore could use what continues it."""
     from kvstore.spark.snapshots.chains import chain_of
+    from kvstore.spark.snapshots.store import newest_of
 
     try:
-        name = parent or store.newest_of(instance).id
+        name = parent or newest_of(store, instance).id
         base = chain_of(store.load_chain(name), name)[-1]
     except (InvalidRequest, Corrupted) as error:
         if not or_full:

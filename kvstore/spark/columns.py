@@ -31,6 +31,8 @@ READ_ONLY = ("partition", "version", "created_version", "written_at", "kind")
 
 DDL_TYPES = {"binary": "BINARY", "string": "STRING", "long": "BIGINT", "double": "DOUBLE"}
 AS_BYTES = Types()
+DIGITS = r"^-?[0-9]+$"
+"""Of a value that is read as a long."""
 SHOWN = 40
 """Bytes of a value that cannot be read as it should."""
 
@@ -62,8 +64,12 @@ def typed(batch: Any, types: Types) -> Any:
 
 def _read_as(column: Any, wanted: Any) -> Any:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    return column.cast(pa.string()).cast(wanted)
+    text = column.cast(pa.string())
+    if wanted == pa.int64() and not pc.all(pc.match_substring_regex(text, DIGITS), min_count=0).as_py():
+        raise pa.ArrowInvalid("a cast takes hexadecimal digits, too, if they begin with 0x")
+    return text.cast(wanted)
 
 
 def _misread(batch: Any, name: str, kind: str, wanted: Any) -> str:

@@ -177,6 +177,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from kvstore.spark.changes import batch_of, pages_between
 
         options = self._options
+        if options.keys.is_empty:  # as for reading; a server refuses such bounds
+            return
         for page in pages_between(
             feed,
             span.partition,

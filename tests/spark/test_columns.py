@@ -109,6 +109,7 @@ def read_as(values: list[bytes | None], **options: str) -> list[object]:
 def test_values_are_read_as_what_their_bytes_say() -> None:
     """As Redis' counters are kept, and text; null stays null."""
     assert read_as([b"17", b"-3", None], valueType="long") == [17, -3, None]
+    assert read_as([None], valueType="long") == [None]
     assert read_as([b"1.5", b"2"], valueType="double") == [1.5, 2.0]
     assert read_as(["ä".encode(), b""], valueType="string") == ["ä", ""]
     assert read_as([b"\xff"]) == [b"\xff"]
@@ -122,7 +123,8 @@ def test_values_are_read_as_what_their_bytes_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(b"x", "long"), (b"", "long"), (b"1.5", "long"), (b"9" * 20, "long"), (b"\xff", "string")]
+    ("value", "kind"),
+    [(b"x", "long"), (b"", "long"), (b"1.5", "long"), (b"0x10", "long"), (b"9" * 20, "long"), (b"\xff", "string")],
 )
 def test_a_value_that_is_none_is_named_with_its_key(value: bytes, kind: str) -> None:
     good = b"1"

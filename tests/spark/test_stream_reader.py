@@ -202,6 +202,13 @@ def test_a_hold_that_is_refused_is_not_asked_for_in_each_micro_batch(monkeypatch
     assert len(asked) == 1
 
 
+def test_a_range_without_keys_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for reading; a server refuses such bounds."""
+    monkeypatch.setattr(Feed, "changes", None)
+    found = reader(prefix="b", start="c", startingPosition="earliest")
+    assert rows(found, {"p1": 0, "p2": 0}, {"p1": 40, "p2": 9}) == []
+
+
 def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
     """Also by a run that begins with the micro-batch in which the one before died: Spark asks for nothing else then."""
     found = reader(startingPosition="earliest")

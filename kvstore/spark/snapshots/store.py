@@ -124,13 +124,6 @@ class SnapshotStore(ABC):
             raise InvalidRequest(f"there is no snapshot in {self.root}")
         return found
 
-    def newest_of(self, cluster: str) -> Manifest:
-        """The newest that can be read and is of this cluster. Raises InvalidRequest."""
-        found = newest_or_none({each.id: each for each in self.load_readable()[0].values() if each.cluster == cluster})
-        if found is None:
-            raise InvalidRequest(f"there is no snapshot of this cluster in {self.root}: take a full one")
-        return found
-
     # ── coming and going ──
 
     @abstractmethod
@@ -199,3 +192,11 @@ class SnapshotStore(ABC):
 def going(snapshot: str) -> Unavailable:
     """The error of a reader that comes too late."""
     return Unavailable(f"snapshot {snapshot} is just being removed by `kvstore snapshot prune`")
+
+
+def newest_of(store: SnapshotStore, cluster: str) -> Manifest:
+    """The newest that can be read and is of this cluster. Raises InvalidRequest."""
+    found = newest_or_none({each.id: each for each in store.load_readable()[0].values() if each.cluster == cluster})
+    if found is None:
+        raise InvalidRequest(f"there is no snapshot of this cluster in {store.root}: take a full one")
+    return found

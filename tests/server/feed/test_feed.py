@@ -32,7 +32,7 @@ from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pin, Pins
 from tests.server.feed.world import World
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 AT = Position(LedgerId(1), EntryId(0))
@@ -289,66 +289,6 @@ async def test_a_place_behind_the_end_is_refused_and_none_is_held_there(reading:
         await reading.page("p1", last + 1)
     with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
         await reading.hold("h", {"p1": last + 1}, 60.0)
-
-
-# docs/protocol.md F6
-async def test_a_server_of_another_cluster_that_listens_there_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Addresses are used again, and partitions have the same names everywhere."""
-    monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
-    async with (
-        World.open(tmp_path / "ours", "p1") as ours,
-        World.open(tmp_path / "theirs", "p1", cluster="another") as theirs,
-        served(theirs) as there,
-    ):
-        for world, value in ((ours, b"ours"), (theirs, b"theirs")):
-            world.logs["p1"].put((b"a", value), (b"b", value))
-        async with served(ours) as here:
-            feed = FeedReader(f"kv://{here},{there}?timeout=1s")
-            reading = Reading(ours, feed)
-            assert [each.cluster for each in await reading.positions()] == ["the cluster"]
-            known = Reading(ours, FeedReader(f"kv://{there},{here}?timeout=4s", "the cluster"))
-            assert list((await known.page("p1", 0)).values) == [b"ours", b"ours"]
-            assert [each.cluster for each in await known.positions()] == ["the cluster"]
-            known.close()
-        for call in (reading.page("p1", 0), reading.hold("h", {"p1": 1}, 60.0), reading.positions()):
-            with pytest.raises(Unavailable):
-                await call
-        reading.close()
-        assert await Pins(theirs.store, LedgerLists(theirs.store)).all(P1) == [], "nothing is held there"
-        with FeedReader(f"kv://{there}?timeout=300ms", "the cluster") as strict:
-            with pytest.raises(Unavailable, match=r"of another cluster.*: want the cluster, got another"):
-                await Reading(ours, strict).page("p1", 0)
-            with pytest.raises(Unavailable, match=r"of another cluster.*: want the cluster, got another"):
-                await Reading(ours, strict).positions()
-
-
-async def test_a_page_that_has_come_to_its_bound_waits_for_nothing(reading: Reading) -> None:
-    """What comes then is beyond it. Each partition without a key of the range cost a micro-batch the whole wait."""
-    last = reading.world.logs["p1"].put(*((b"a%d" % each, b"") for each in range(5)))
-    for after in (0, last):
-        page = await reading.page("p1", after, until=last, wait_ms=20_000, start=b"x", end=b"y", timeout_s=1.0)
-        assert (page.next, list(page.keys)) == (last, [])
-    began = asyncio.get_running_loop().time()
-    assert (await reading.page("p1", 0, until=last, wait_ms=20_000, start=b"x")).next == last
-    assert asyncio.get_running_loop().time() - began < PATIENCE_S
-
-
-async def test_a_hold_of_many_partitions_comes_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other took longer than a server got for its answer, and each attempt began from the front."""
-    names = [f"p{number}" for number in range(60)]
-    moved: list[str] = []
-
-    async def move(self: FeedService, hold: str, partition: PartitionId, *_: Any) -> None:
-        await asyncio.sleep(0.05)
-        moved.append(partition)
-
-    monkeypatch.setattr(FeedService, "_move_hold", move)
-    async with World.open(tmp_path, *names) as world, served(world) as address:
-        with FeedReader(f"kv://{address}?timeout=8s") as feed:
-            await Reading(world, feed).hold("h", dict.fromkeys(names, 0), 60.0)
-    assert sorted(moved) == sorted(names)
 
 
 async def test_positions_say_of_which_cluster_they_are(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:

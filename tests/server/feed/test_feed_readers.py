@@ -1,0 +1,101 @@
+"""Readers of the feed at servers that are not theirs, at bounds where nothing follows, and with many partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client import FeedReader
+from kvstore.errors import Unavailable
+from kvstore.proto import feed_pb2
+from kvstore.server.grpc import feed_service
+from kvstore.server.grpc.feed_service import FeedService
+from kvstore.types import PartitionId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
+from tests.server.feed.test_feed import P1, Reading, served
+from tests.server.feed.world import World
+from tests.waiting import PATIENCE_S
+
+
+@pytest.fixture
+async def reading(tmp_path: Path) -> AsyncIterator[Reading]:
+    async with World.open(tmp_path, "p1", "p2") as world, served(world) as address:
+        with FeedReader(f"kv://{address}?timeout=4s") as feed:
+            yield Reading(world, feed)
+
+
+# docs/protocol.md F6
+async def test_a_server_of_another_cluster_that_listens_there_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses are used again, and partitions have the same names everywhere."""
+    monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
+    async with (
+        World.open(tmp_path / "ours", "p1") as ours,
+        World.open(tmp_path / "theirs", "p1", cluster="another") as theirs,
+        served(theirs) as there,
+    ):
+        for world, value in ((ours, b"ours"), (theirs, b"theirs")):
+            world.logs["p1"].put((b"a", value), (b"b", value))
+        async with served(ours) as here:
+            feed = FeedReader(f"kv://{here},{there}?timeout=1s")
+            reading = Reading(ours, feed)
+            assert [each.cluster for each in await reading.positions()] == ["the cluster"]
+            known = Reading(ours, FeedReader(f"kv://{there},{here}?timeout=4s", "the cluster"))
+            assert list((await known.page("p1", 0)).values) == [b"ours", b"ours"]
+            assert [each.cluster for each in await known.positions()] == ["the cluster"]
+            known.close()
+        for call in (reading.page("p1", 0), reading.hold("h", {"p1": 1}, 60.0), reading.positions()):
+            with pytest.raises(Unavailable):
+                await call
+        reading.close()
+        assert await Pins(theirs.store, LedgerLists(theirs.store)).all(P1) == [], "nothing is held there"
+        with FeedReader(f"kv://{there}?timeout=300ms", "the cluster") as strict:
+            with pytest.raises(Unavailable, match=r"of another cluster.*: want the cluster, got another"):
+                await Reading(ours, strict).page("p1", 0)
+            with pytest.raises(Unavailable, match=r"of another cluster.*: want the cluster, got another"):
+                await Reading(ours, strict).positions()
+
+
+async def test_a_page_that_has_come_to_its_bound_waits_for_nothing(reading: Reading) -> None:
+    """What comes then is beyond it. Each partition without a key of the range cost a micro-batch the whole wait."""
+    last = reading.world.logs["p1"].put(*((b"a%d" % each, b"") for each in range(5)))
+    for after in (0, last):
+        page = await reading.page("p1", after, until=last, wait_ms=20_000, start=b"x", end=b"y", timeout_s=1.0)
+        assert (page.next, list(page.keys)) == (last, [])
+    began = asyncio.get_running_loop().time()
+    assert (await reading.page("p1", 0, until=last, wait_ms=20_000, start=b"x")).next == last
+    assert asyncio.get_running_loop().time() - began < PATIENCE_S
+
+
+async def test_a_hold_of_many_partitions_is_moved_in_many_at_a_time_and_gets_time_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other took longer than a server got for its answer, and each attempt began from the front."""
+    names = [f"p{number}" for number in range(60)]
+    moving: list[str] = []
+    times_s: list[float] = []
+    many, hold = asyncio.Event(), FeedService.Hold
+
+    async def move(self: FeedService, hold: str, partition: PartitionId, *_: Any) -> None:
+        moving.append(partition)
+        if len(moving) == feed_service.HOLDS_AT_ONCE:
+            many.set()
+        await many.wait()
+
+    async def timed(self: FeedService, request: feed_pb2.HoldRequest, context: Any) -> feed_pb2.HoldResponse:
+        times_s.append(context.time_remaining())
+        return await hold(self, request, context)
+
+    monkeypatch.setattr(FeedService, "_move_hold", move)
+    monkeypatch.setattr(FeedService, "Hold", timed)
+    async with World.open(tmp_path, *names) as world, served(world) as address:
+        with FeedReader(f"kv://{address}?timeout={PATIENCE_S}s") as feed:
+            await Reading(world, feed).hold("h", dict.fromkeys(names, 0), 60.0)
+    assert sorted(moving) == sorted(names)
+    assert times_s[0] > PATIENCE_S / 4
