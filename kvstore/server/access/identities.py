@@ -190,9 +190,8 @@ class Access:
         token, identity = self._tokens.get(id_, (None, None))
         if token is None or identity is None or token.expires_ms <= now_ms or not token.is_right(word):
             return None
-        if (
-            identity.is_gone
-        ):  # a date that was wrong has ended it too early: what came with it is over, the token is not
+        if identity.is_gone:
+            # A date that was wrong has ended it too early: what came with it is over, the token is not.
             identity = Identity(token.user, self._identities[token.user].permissions, token=id_)
             self._tokens[id_] = token, identity
             self._listeners.tell()
