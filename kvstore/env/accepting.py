@@ -118,9 +118,8 @@ class Acceptor:
     def _accept(self) -> None:
         has_refused, files_max = False, files_for_connections(is_vital=self._is_vital)
         for _ in range(ACCEPTS_MAX):
-            if (
-                len(self._silent) + len(self._heard) > OPENING_MAX and not self._make_room()
-            ):  # one more has come, and only then
+            is_crowded = len(self._silent) + len(self._heard) > OPENING_MAX
+            if is_crowded and not self._make_room():  # one more has come, and only then
                 return self._rest(f"{OPENING_MAX} connections are in their TLS handshake")
             try:
                 sock, _address = self._socket.accept()

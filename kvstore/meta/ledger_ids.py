@@ -118,9 +118,8 @@ class LedgerIdGenerator:
         except NoSuchNode:
             await ensure_path(self._store, parent)
             path = await until_known(lambda: self._create_numbered(parent))
-        with suppress(
-            NoSuchNode, MetadataUnavailable, MetadataUnknown
-        ):  # it is ephemeral; the number is ours all the same
+        # It is ephemeral; the number is ours all the same.
+        with suppress(NoSuchNode, MetadataUnavailable, MetadataUnknown):
             await self._store.delete(path, -1)
         return int(path.rpartition("/")[2].removeprefix(_ID))
 
