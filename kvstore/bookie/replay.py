@@ -168,15 +168,18 @@ class _Replay:
         header, open_files = FileHeader(file, salt), self._inventory.open_files
         return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
-    def _bytes(self, segment: Segment) -> tuple[bytes, list[range]]:
-        """All of it, and what of that the disk does not give. Nothing if the file is gone, or the disk gives nothing of
-        it: that is met as damage."""
-        missing: list[range] = []
+    def _bytes(self, found: _File) -> tuple[bytes, list[range]]:
+        """All of it, and what of that the disk does not give. Nothing if the file is gone, or the disk has not given its
+        header either: that is met as damage. Raises OSError if the disk has given its header and does not give the rest
+        now: it would look as if nothing had been written."""
+        segment, missing = found.segment, list[range]()
         if segment.file not in self._present:
             return b"", missing
         try:
             return _read_what_can_be(segment, 0, segment.handle.size(), missing), missing
         except OSError as error:
+            if found.has_header:
+                raise
             log.error("%s cannot be read: %s", segment.path, error)
             return b"", missing
         finally:
@@ -185,7 +188,7 @@ class _Replay:
     def _is_certified(self, found: _File) -> bool:
         if found.checkpoint is not None or not found.has_header:
             return found.checkpoint is not None
-        headers = group_headers(self._bytes(found.segment)[0], found.segment.salt)
+        headers = group_headers(self._bytes(found)[0], found.segment.salt)
         return certified(headers, found.segment.file) > FILE_HEADER_SIZE
 
     def _expected(self, files: dict[int, _File], anchor: int) -> set[int]:
@@ -215,7 +218,7 @@ class _Replay:
         file = found.segment.file
         firsts = (other.first for other in files.values() if other.first is not None)
         said = max((first.synced_to for first in firsts if first.synced_file == file), default=0)
-        data, missing = self._bytes(found.segment)
+        data, missing = self._bytes(found)
         return scan(data, file, found.segment.salt, known_end=known_end, synced_to=said, missing=missing)
 
     def _load(self, files: dict[int, _File], expected: list[int], file: int, *, is_anchor: bool) -> None:
@@ -294,7 +297,7 @@ class _Replay:
         """A segment after the anchor: nothing in it is known to be synced."""
         if not found.has_header:
             return
-        data, missing = self._bytes(found.segment)
+        data, missing = self._bytes(found)
         result = scan(data, found.segment.file, found.segment.salt, missing=missing)
         self._result.ends[found.segment] = result.end
         self._note(found.segment, result)
