@@ -169,9 +169,9 @@ class _Replay:
         return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
     def _bytes(self, found: _File) -> tuple[bytes, list[range]]:
-        """All of it, and what of that the disk does not give. Nothing if the file is gone, or the disk has not given its
-        header either: that is met as damage. Raises OSError if the disk has given its header and does not give the rest
-        now: it would look as if nothing had been written."""
+        """All of it, and what of that the disk does not give. Nothing if the file is gone, or the disk has not given
+        its header either: that is met as damage. Raises OSError if the disk has given its header and does not give the
+        rest now: it would look as if nothing had been written."""
         segment, missing = found.segment, list[range]()
         if segment.file not in self._present:
             return b"", missing
