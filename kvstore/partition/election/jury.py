@@ -22,7 +22,7 @@ AGREEING_MIN = 2
 
 class Verdict(Enum):
     RIGHT = auto()
-    """A majority has what this replica has."""
+    """A majority has what this replica has, or all have: then nothing differs any more, whosever copies they are."""
     OUTVOTED = auto()
     """A majority has something else: this replica's copy is damaged."""
     SPLIT = auto()
@@ -69,7 +69,8 @@ def judge(
             if _witnesses([server for server in votes if votes[server] == crc], known) >= needed:
                 return Verdict.RIGHT if mine[seq] == crc else Verdict.OUTVOTED
         if len(votes) == len(replicas):
-            return Verdict.SPLIT
+            are_one = len(replicas) >= AGREEING_MIN and len(set(votes.values())) == 1
+            return Verdict.RIGHT if are_one else Verdict.SPLIT
     return Verdict.OPEN
 
 

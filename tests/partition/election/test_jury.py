@@ -143,6 +143,16 @@ def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> N
     assert verdicts == [Verdict.RIGHT, Verdict.RIGHT, Verdict.OUTVOTED]
 
 
+def test_copies_of_one_that_was_declared_right_stay_in_no_doubt() -> None:
+    """One of them, made anew, may hear of the other's difference just before that is made anew, too."""
+    a, b, c = replicas = (ServerId("a"), ServerId("b"), ServerId("c"))
+    origins = {b: frozenset({a}), c: frozenset({a})}
+    checks: dict[ServerId, dict[Seq, int]] = {a: {SINCE: 7}, b: {SINCE: 7}, c: {SINCE: 8}}
+    assert judge(b, SINCE, replicas, checks, None, origins) is Verdict.SPLIT
+    checks[c] = {SINCE: 7}
+    assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {Verdict.RIGHT}
+
+
 def test_a_copy_is_borne_out_by_a_replica_of_another_origin_only() -> None:
     a, b, c = replicas = names(3)
     checks = {each: {SINCE: 1} for each in replicas}
