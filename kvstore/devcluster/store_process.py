@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from kvstore.devcluster.processes import is_alive
+from kvstore.devcluster.record import replace_file
 from kvstore.errors import Unavailable
 
 START_TIMEOUT_S = 30.0
@@ -118,10 +119,7 @@ def pid_file(directory: Path, program: str) -> Path:
 
 def record(directory: Path, program: str, pid: int, address: str) -> None:
     """Write that file, as a whole."""
-    path = pid_file(directory, program)
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text(f"{pid} {address}\n")
-    draft.replace(path)
+    replace_file(pid_file(directory, program), f"{pid} {address}\n")
 
 
 def pid_with_or_none(mark: str) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
+from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError, Unavailable
 from loadtest.floor_member import PROCESSES
 
@@ -25,15 +26,6 @@ START_S = 20.0
 
 def is_installed(*programs: str) -> bool:
     return all(shutil.which(program) for program in programs)
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any) -> ClusterFile:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import sys
 import tempfile
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from kvstore.devcluster.zookeeper import free_port
 from tests.server.redis.door import redis_door
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -224,13 +224,6 @@ async def compare(seed: int, count: int, port: int, protocol: int) -> Counter[st
             for side in (ours, theirs):
                 side.writer.close()
     return differences
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
