@@ -37,8 +37,9 @@ OTHER_SPARK_S, SIMULATION_S = 5, 1
 SPARKS_AT_ONCE = 2
 RUN_S = 75 * 60
 """Three times what all tests take."""
-SAID_MAX = 1000
+SAID_MAX, LINE_MAX = 1000, 160
 """Characters."""
+BROKE_LINES, FAILED_MAX = 4, 6
 
 # Examples are the same in each run, so that a red run can be repeated; `make drill` is where luck is wanted.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
@@ -162,22 +163,30 @@ class Stuck:
 
 
 class Failures:
-    """Says what has failed when it does: pytest says it last, and not at all if it breaks off itself or is ended. A run
-    that takes too long stops by itself."""
+    """Says what has failed when it does: pytest says it last, and not at all if it breaks off itself or is ended. One
+    that breaks off says it again, shortly, as its last lines: of a long run often no more is kept. A run that takes too
+    long stops by itself."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._began = time.monotonic()
+        self._failed: list[str] = []
+        self._broke: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             message = getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longreprtext)
-            self._say(f"{report.when} of {report.nodeid} failed: {message[:SAID_MAX]}")
+            what = f"{report.when} of {report.nodeid} failed: {message[:SAID_MAX]}"
+            self._failed.append(what)
+            self._say(what)
         if time.monotonic() - self._began > RUN_S and (workers := self._config.pluginmanager.get_plugin("dsession")):
             workers.shouldstop = f"the tests have taken more than {RUN_S} s"
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self._say("\n".join(["pytest broke off:", *str(excrepr).splitlines()[-4:]]))
+        """A worker that breaks off is told first, and then, of the same, the process that goes on without it."""
+        self._broke.append("\n".join(line[:LINE_MAX] for line in str(excrepr).splitlines()[-BROKE_LINES:]))
+        failed = [what[:LINE_MAX].replace("\n", " ") for what in self._failed[-FAILED_MAX:]]
+        self._say("\n".join(["pytest broke off:", self._broke[0], *self._broke[1:][-1:], *failed]))
 
     def _say(self, what: str) -> None:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
