@@ -5,6 +5,7 @@ tests/cluster/test_up.py, secure/test_up.py, and the walks of the docs."""
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 from unittest.mock import patch
@@ -23,7 +24,9 @@ class Done(NamedTuple):
 
 
 def kvstore(*words: str, environ: Mapping[str, str | None] | None = None, stdin: str = "") -> Done:
-    """Run a command line to its end. `environ`: what it finds there beside what is there; None: it finds none."""
+    """Run a command line to its end. `environ`: what it finds there beside what is there; None: it finds none. Its
+    output and its environment are the process', so no thread beside it may go on with the test."""
+    assert threading.current_thread() is threading.main_thread(), "a command beside the test is a process of its own"
     with (
         CliRunner().isolation(stdin, env=environ) as (out, errors, _),
         patch.object(sys, "argv", ["kvstore", *words]),

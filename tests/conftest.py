@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 import time
 from collections import defaultdict
@@ -50,6 +51,10 @@ settings.load_profile("repeatable")
 # A shell that runs the tests in its background has them, and all that they start, ignore interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of servers live and die in one process here. A node raises what it may open itself.
+_, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
 # Nobody here goes by the authorities of the web, and each process that loads aiohttp would read all of them: a tenth of
 # what a node takes to start.

@@ -17,6 +17,7 @@ import ctypes
 import mmap
 import os
 import struct
+import weakref
 from collections import deque
 
 from kvstore.env.syncs import Done
@@ -51,7 +52,8 @@ class RingSyncs:
     def __init__(self) -> None:
         """Raises OSError where the kernel has no io_uring or forbids it."""
         params = ctypes.create_string_buffer(_PARAMS.size)
-        self._fd = _call(ctypes.c_long(_SETUP), ctypes.c_long(_ENTRIES), params)
+        self._fd = fd = _call(ctypes.c_long(_SETUP), ctypes.c_long(_ENTRIES), params)
+        self._free = weakref.finalize(self, os.close, fd)
         fields = _PARAMS.unpack(params.raw)
         submit, complete = fields[10:20], fields[20:30]
         try:
@@ -61,7 +63,7 @@ class RingSyncs:
             self._ring = mmap.mmap(self._fd, size)
             self._sqes = mmap.mmap(self._fd, _SQE.size * fields[0], offset=_SQES_OFFSET)
         except OSError:
-            os.close(self._fd)
+            self._free()
             raise
         self._words = words = memoryview(self._ring).cast("I")
         self._sq_tail, self._sq_mask = submit[1] // 4, words[submit[2] // 4]
@@ -101,7 +103,7 @@ class RingSyncs:
         self._words.release()
         self._ring.close()
         self._sqes.close()
-        os.close(self._fd)
+        self._free()
         self._fd = -1
 
     def _begin(self, fd: int, done: Done) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,16 +197,13 @@ def test_what_a_link_carries_to_a_server_that_stands_still_is_in_the_slow_log_of
 
 def test_a_profile_of_a_live_node_is_a_flame_graph_in_a_file(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "n1.svg"
-    with cluster.redis("n1") as client:
-        taken = threading.Thread(
-            target=lambda: answers.append(done(cluster, "node", "profile", "n1", "--seconds", "1", "--out", str(file)))
-        )
-        answers: list[dict[str, Any]] = []
-        taken.start()
-        while taken.is_alive():
+    words = ("node", "profile", "n1", "--seconds", "1", "--out", str(file), "--server", cluster.file.node("n2").grpc)
+    command = [sys.executable, "-m", "kvstore", *words, "--json"]
+    with cluster.redis("n1") as client, subprocess.Popen(command, stdout=subprocess.PIPE) as taking:
+        while taking.poll() is None:
             client.set(b"busy", b"value")
-        taken.join()
-    (answer,) = answers
+        assert taking.stdout is not None
+        answer = json.loads(taking.stdout.read())
     assert (answer["node"], answer["file"]) == ("n1", str(file))
     assert answer["looks"] > 0
     picture = file.read_text(encoding="utf-8")
