@@ -7,13 +7,16 @@ import secrets
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json
 from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
+
+if TYPE_CHECKING:
+    from kvstore.autorecovery.config import AutorecoveryConfig
 
 SAID_S = 60.0
 """Between two lines about what was done."""
@@ -47,53 +50,53 @@ def run(
     settings = AutorecoveryConfig(
         auditor=auditor, bytes_per_s=int(bytes_per_s), open_ledger_grace_s=float(open_ledger_grace)
     )
-
-    async def work(tools: Tools) -> bool:
-        """Returns whether a part has failed."""
-        from kvstore.autorecovery.auditor import Auditor
-        from kvstore.autorecovery.worker import Worker
-        from kvstore.env.nursery import TaskNursery
-        from kvstore.meta.bookies import BookieView
-        from kvstore.meta.ledgers import LedgerStore
-        from kvstore.wal.bookies import Bookies
-        from kvstore.wal.choice import BookieChoice
-        from kvstore.wal.copies.pace import Pace
-        from kvstore.wal.handle import LedgerPorts
-
-        stop, failed = asyncio.Event(), False
-
-        def end(task: str, error: BaseException) -> None:
-            """The session would live on, and with it the office of auditor for the whole cluster."""
-            nonlocal failed
-            failed = True
-            typer.echo(f"kvstore: task {task} failed, which ends this: {error!r}", err=True)
-            stop.set()
-
-        env = replace(tools.env, nursery=TaskNursery("autorecovery", on_error=end))
-        store, name = tools.store, f"autorecovery-{secrets.token_hex(6)}"
-        view = BookieView(store)
-        await view.start(env.nursery)
-        bookies = Bookies(env, view.address)
-        choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-        ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
-        parts: list[Any] = [
-            Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
-            *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if auditor else []),
-        ]
-        for which in (signal.SIGTERM, signal.SIGINT):  # before anybody can know that it runs
-            asyncio.get_running_loop().add_signal_handler(which, stop.set)
-        for part in parts:
-            part.start()
-        typer.echo(as_json({"worker": name}) if json else f"{name} repairs ledgers", err=not json)
-        await _until_stopped(stop, parts[0], json=json)
-        for part in reversed(parts):
-            await part.close()
-        bookies.close()
-        await env.nursery.close()
-        return failed
-
-    if with_tools(data_dir, zookeeper, work, server):
+    if with_tools(data_dir, zookeeper, lambda tools: _repair(tools, settings, json=json), server):
         raise typer.Exit(EXIT_FATAL)
+
+
+async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> bool:
+    """Repair until the process is asked to end, or a part fails, which is returned."""
+    from kvstore.autorecovery.auditor import Auditor
+    from kvstore.autorecovery.worker import Worker
+    from kvstore.env.nursery import TaskNursery
+    from kvstore.meta.bookies import BookieView
+    from kvstore.meta.ledgers import LedgerStore
+    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.choice import BookieChoice
+    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.handle import LedgerPorts
+
+    stop, failed = asyncio.Event(), False
+
+    def end(task: str, error: BaseException) -> None:
+        """The session would live on, and with it the office of auditor for the whole cluster."""
+        nonlocal failed
+        failed = True
+        typer.echo(f"kvstore: task {task} failed, which ends this: {error!r}", err=True)
+        stop.set()
+
+    env = replace(tools.env, nursery=TaskNursery("autorecovery", on_error=end))
+    store, name = tools.store, f"autorecovery-{secrets.token_hex(6)}"
+    view = BookieView(store)
+    await view.start(env.nursery)
+    bookies = Bookies(env, view.address)
+    choice = BookieChoice(view, store, clock=env.clock, random=env.random)
+    ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
+    parts: list[Any] = [
+        Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
+        *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if settings.auditor else []),
+    ]
+    for which in (signal.SIGTERM, signal.SIGINT):  # before anybody can know that it runs
+        asyncio.get_running_loop().add_signal_handler(which, stop.set)
+    for part in parts:
+        part.start()
+    typer.echo(as_json({"worker": name}) if json else f"{name} repairs ledgers", err=not json)
+    await _until_stopped(stop, parts[0], json=json)
+    for part in reversed(parts):
+        await part.close()
+    bookies.close()
+    await env.nursery.close()
+    return failed
 
 
 async def _until_stopped(stop: asyncio.Event, worker: Any, *, json: bool) -> None:
