@@ -2,7 +2,8 @@
 what is lost is noted and not looked for any more (docs/protocol.md, A14).
 
 Only bookies that are registered are asked, and all of them must answer. A ledger that is not closed is fenced at them
-and closed behind the last entry that any of them has, or knows to be confirmed: others may have had more.
+and closed behind the last entry that any of them has, or knows to be confirmed: others may have had more. Nothing is
+given up that the operator was not shown: a bookie may go away while he thinks.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ NO_GOOD_COPY = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
 """Answers of a bookie that has a damaged copy, or has lost what it had. Any other refusal may be over in a moment."""
 HOLE_MAX = 8
 """So many entries that nobody has, one after the other, end a ledger that was not closed."""
+LOOK_AGAIN = "nothing is given up; start every bookie that can be started, and call it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class Loss:
 
 
 class GivingUp:
-    """Calls raise MetadataError; Unavailable if a registered bookie does not answer, or has come back meanwhile;
-    InvalidRequest for a ledger that has a leader."""
+    """Calls raise MetadataError; Unavailable if a registered bookie does not answer, has come back or gone away
+    meanwhile; InvalidRequest for a ledger that has a leader."""
 
     def __init__(self, mender: Mender, marks: Underreplication, *, worker: str) -> None:
         self._mender, self._marks, self._worker = mender, marks, worker
@@ -75,15 +77,17 @@ class GivingUp:
             raise InvalidRequest(f"ledger {ledger} is that of partition {partition}, which has a leader")
         return await asking.loss(await asking.end(fence=False))
 
-    async def give_up(self, ledger: LedgerId, now_ms: int) -> tuple[Loss, Mended]:
+    async def give_up(self, ledger: LedgerId, now_ms: int, agreed: Loss) -> tuple[Loss, Mended]:
         """Close the ledger if it is not, note what is lost, and have the rest copied. Raises VersionConflict if others
-        repair it just now."""
+        repair it just now; Unavailable if more would be lost than was `agreed`, the answer of `look`."""
         seen = await self.look(ledger)
+        _refuse_more(seen, agreed)
         metadata, _ = await self._ports.ledgers.update(ledger, in_recovery)
         if metadata.state is not LedgerState.CLOSED:
-            metadata = await self._close(metadata, seen.last)
+            metadata = await self._close(metadata, seen)
         asking = _Asking(self._ports, metadata)
         loss = await asking.loss(metadata.last_entry)
+        _refuse_more(loss, agreed)
         await self._refuse_if_back(asking)
         await self._ports.ledgers.update(ledger, lambda recorded: with_lost(recorded, loss.lost))
         log.warning("ledger=%d is given up, lost entries: %s", ledger, loss.text or "none")
@@ -98,13 +102,11 @@ class GivingUp:
             await lock.release()
         return loss, mended
 
-    async def _close(self, metadata: LedgerMetadata, seen: EntryId) -> LedgerMetadata:
+    async def _close(self, metadata: LedgerMetadata, seen: Loss) -> LedgerMetadata:
         asking = _Asking(self._ports, metadata)
+        _refuse_if_gone(asking.away, seen)
         end = await asking.end(fence=True)
-        if end < seen:
-            raise Unavailable(
-                f"entry {seen} of ledger {metadata.ledger} was there, and now the last is {end}: try again"
-            )
+        _refuse_earlier_end(end, seen)
         fenced_at = self._ports.clock.now()
         last = await asking.last_readable(end)
         await self._mender.wait_out_lease(owner_of(metadata), fenced_at)
@@ -127,6 +129,30 @@ class GivingUp:
             raise Unavailable(
                 f"bookie {', '.join(sorted(back))} is back, and may have what would be lost: call it again"
             )
+
+
+def _refuse_more(found: Loss, agreed: Loss) -> None:
+    """Raise Unavailable if more is lost than was agreed to."""
+    _refuse_if_gone(found.away, agreed)
+    if agreed.state is not LedgerState.CLOSED:
+        _refuse_earlier_end(found.last, agreed)
+    if more := set(found.lost).difference(agreed.lost):
+        said = f"nobody can read {text_of(runs_of(more))} of ledger {found.ledger} now, and it could be read before"
+        raise Unavailable(f"{said}: {LOOK_AGAIN}")
+
+
+def _refuse_if_gone(away: tuple[BookieId, ...], agreed: Loss) -> None:
+    """Raise Unavailable if a bookie is away that was registered before: what only it has would be lost, too."""
+    if gone := set(away).difference(agreed.away):
+        raise Unavailable(f"bookie {', '.join(sorted(gone))} was registered, and has gone away since: {LOOK_AGAIN}")
+
+
+def _refuse_earlier_end(end: EntryId, agreed: Loss) -> None:
+    """Raise Unavailable if a ledger that is not closed seems to end before what was found there."""
+    if end < agreed.last:
+        raise Unavailable(
+            f"entry {agreed.last} of ledger {agreed.ledger} was there, and now the last is {end}: try again"
+        )
 
 
 class _Asking:

@@ -231,7 +231,7 @@ def give_up(
             typer.echo(_what_is_lost(loss), err=True)
             confirm(f"Give up ledger {ledger}")
             await view.refresh()
-        return await giving_up.give_up(LedgerId(ledger), tools.env.clock.date_ms())
+        return await giving_up.give_up(LedgerId(ledger), tools.env.clock.date_ms(), loss)
 
     loss, mended = with_tools(data_dir, zookeeper, work, server)
     if json:

@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvstore.env.syncs import Done, Syncs, ThreadSyncs
 from kvstore.errors import ConfigError
 
 LOCK_NAME = "LOCK"
+_HOLDER_BYTES = 32
 _FILE_MODE = 0o640
 _DIRECTORY_MODE = 0o750
 
@@ -179,16 +181,20 @@ class DirectoryLock:
 
 
 def lock_dir(directory: Path) -> DirectoryLock:
-    """Keep other processes out of `directory`, which is made if it is absent. Raises ConfigError if one is in."""
+    """Keep other processes out of `directory`, which is made if it is absent. Raises ConfigError if one is in, OSError
+    if it cannot be locked."""
     directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
     path = directory / LOCK_NAME
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    except BlockingIOError as error:
+        holder = os.pread(fd, _HOLDER_BYTES, 0).decode(errors="replace").strip()
         os.close(fd)
         raise ConfigError(f"{directory} is in use by another process (pid {holder or 'unknown'})") from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(fd)
+        raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(path)) from error
+    with suppress(OSError):  # for people alone: no process stays down since the disk is full, or fails
+        os.pwrite(fd, f"{os.getpid():<{_HOLDER_BYTES - 1}}\n".encode(), 0)  # in place: a block given back may be gone
     return DirectoryLock(fd)

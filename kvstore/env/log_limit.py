@@ -8,7 +8,7 @@ LINES_MAX, WINDOW_S = 100, 60.0
 """Lines of one message, whatever its arguments, within that time. A node may have hundreds of partitions that all say
 the same once."""
 MESSAGES_MAX = 1_000
-"""Messages that are counted; beyond them the one that has been counted for longest is forgotten."""
+"""Messages that are counted; beyond them the count of the one that has been counted for longest ends."""
 
 
 Message = tuple[str, object]
@@ -30,13 +30,15 @@ class LogLimit:
         """Lines in all that were not written."""
         self._windows: dict[Message, list[float]] = {}
         """Of a message: when its window began, lines that were written in it, lines left out. Oldest first."""
+        self._pushed_out: list[LeftOut] = []
+        """Of windows that have ended before their time, since there are too many. Told with the next that end."""
 
     def admit(self, message: Message, now: float) -> bool:
         """Whether a line of this message may be written."""
         window = self._windows.get(message)
         if window is None:
             if len(self._windows) >= MESSAGES_MAX:
-                del self._windows[next(iter(self._windows))]
+                self._pushed_out += self._end(next(iter(self._windows)))
             window = self._windows[message] = [now, 0, 0]
         if window[1] < LINES_MAX:
             window[1] += 1
@@ -47,12 +49,14 @@ class LogLimit:
 
     def ended(self, now: float) -> list[LeftOut]:
         """End the windows whose time is over; returns those in which lines were left out."""
-        found = []
+        found, self._pushed_out = self._pushed_out, []
         while self._windows:
-            message, (began, _, left_out) = next(iter(self._windows.items()))
+            message, (began, _, _) = next(iter(self._windows.items()))
             if now - began < WINDOW_S:
                 break
-            del self._windows[message]
-            if left_out:
-                found.append(LeftOut(message, int(left_out)))
+            found += self._end(message)
         return found
+
+    def _end(self, message: Message) -> list[LeftOut]:
+        _, _, left_out = self._windows.pop(message)
+        return [LeftOut(message, int(left_out))] if left_out else []

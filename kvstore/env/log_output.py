@@ -60,7 +60,8 @@ class Output:
 
     def __init__(self, config: LogOutput, now: Callable[[], float] = time.monotonic) -> None:
         self._level = config.level.value
-        self._limit, self._now, self._turn = LogLimit(), now, threading.Lock()
+        self._limit, self._now = LogLimit(), now
+        self._turn, self._is_in_turn = threading.RLock(), False
         self._counts: Counter[int] = Counter()
         self._set: dict[str, str] = {}
         self._handler: logging.Handler
@@ -102,14 +103,23 @@ class Output:
         logging.getLogger(logger).setLevel(level or (self._level if logger == OWN else logging.NOTSET))
 
     def _admit(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written; those that were left out are told when their time is over, before another."""
+        """Whether the line is written; those that were left out are told when their time is over, before another.
+
+        A finalizer may log in the middle of this, in the same thread: the garbage collector runs where it likes, and
+        what is forgotten here may be an exception with all that hangs on it. Such a line is written at once."""
         if record.name == AUDIT or getattr(record, "is_about_limit", False):
             return True
         with self._turn:
-            now = self._now()
             self._counts[record.levelno] += 1
-            ended = self._limit.ended(now)
-            admitted = record.levelno >= logging.CRITICAL or self._limit.admit((record.name, record.msg), now)
+            if self._is_in_turn:
+                return True
+            self._is_in_turn = True
+            try:
+                now = self._now()
+                ended = self._limit.ended(now)
+                admitted = record.levelno >= logging.CRITICAL or self._limit.admit((record.name, record.msg), now)
+            finally:
+                self._is_in_turn = False
         for (name, text), count in ended:
             self._handler.handle(_about_limit(name, text, count))
         return admitted

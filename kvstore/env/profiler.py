@@ -62,7 +62,7 @@ class Profiler:
             raise InvalidRequest(f"want 1 to {RATE_MAX} looks a second, got {rate}")
         if self._stop is not None:
             raise Overloaded("another profile of this node is being taken; ask again when it is over")
-        stop = self._stop = threading.Event()
+        stop = threading.Event()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Profile] = loop.create_future()
 
@@ -78,7 +78,8 @@ class Profiler:
             except RuntimeError:
                 return  # the loop has ended, and nobody waits
 
-        threading.Thread(target=work, name="profiler", daemon=True).start()
+        threading.Thread(target=work, name="profiler", daemon=True).start()  # fails where no more threads are allowed
+        self._stop = stop
         try:
             return await done
         finally:

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Protocol
 
 Done = Callable[[OSError | None], None]
+Jobs = SimpleQueue[tuple[int, asyncio.AbstractEventLoop, Done] | None]
 
 
 class Syncs(Protocol):
@@ -30,39 +31,49 @@ class Syncs(Protocol):
 
 
 class ThreadSyncs:
-    """Syncs by threads. Where the event loop is busy without a pause, a report can be late by many milliseconds: the
-    thread needs the interpreter for it. `sys.setswitchinterval` bounds that in part."""
+    """Syncs by threads, of each device by its own: one that hangs holds up no other. Where the event loop is busy
+    without a pause, a report can be late by many milliseconds: the thread needs the interpreter for it.
+    `sys.setswitchinterval` bounds that in part."""
 
     THREADS = 4
-    """As many files can sync at once; started at the first sync."""
+    """As many files of a device can sync at once; started at its first sync."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[int, asyncio.AbstractEventLoop, Done] | None] = SimpleQueue()
-        self._is_started = False
+        self._jobs: dict[int, Jobs] = {}
+        """By device."""
 
     def submit(self, fd: int, done: Done) -> None:
-        if not self._is_started:
-            self._is_started = True
+        device = device_of(fd)
+        jobs = self._jobs.get(device)
+        if jobs is None:
+            jobs = self._jobs[device] = SimpleQueue()
             for number in range(self.THREADS):
-                Thread(target=self._work, name=f"sync-{number}", daemon=True).start()
-        self._jobs.put((fd, asyncio.get_running_loop(), done))
+                Thread(target=_work, args=(jobs,), name=f"sync-{len(self._jobs)}-{number}", daemon=True).start()
+        jobs.put((fd, asyncio.get_running_loop(), done))
 
     def report(self) -> None:
         """Do nothing: threads report to the loop themselves."""
 
     def close(self) -> None:
-        for _ in range(self.THREADS if self._is_started else 0):
-            self._jobs.put(None)
+        for jobs in self._jobs.values():
+            for _ in range(self.THREADS):
+                jobs.put(None)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            fd, loop, done = job
-            error: OSError | None = None
-            try:
-                os.fdatasync(fd)
-            except OSError as failed:
-                error = failed
-            try:
-                loop.call_soon_threadsafe(done, error)
-            except RuntimeError:
-                return  # the loop has been closed: nobody waits any more
+
+def device_of(fd: int) -> int:
+    """The device that has the file; partitions of one disk are several."""
+    return os.fstat(fd).st_dev
+
+
+def _work(jobs: Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        fd, loop, done = job
+        error: OSError | None = None
+        try:
+            os.fdatasync(fd)
+        except OSError as failed:
+            error = failed
+        try:
+            loop.call_soon_threadsafe(done, error)
+        except RuntimeError:
+            return  # the loop has been closed: nobody waits any more

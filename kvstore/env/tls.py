@@ -66,8 +66,7 @@ class Tls:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        with _named(self.cert, self.key):
-            context.load_cert_chain(self.cert, self.key)
+        self._load_own(context)
         if self.verify_clients:
             with _named(self.ca):
                 context.load_verify_locations(self.ca)
@@ -80,9 +79,15 @@ class Tls:
             context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.cert is not None:
-            with _named(self.cert, self.key):
-                context.load_cert_chain(self.cert, self.key)
+            self._load_own(context)
         return context
+
+    def _load_own(self, context: ssl.SSLContext) -> None:
+        """A key that is encrypted is an error: OpenSSL would ask for its password where there is a terminal, and the
+        event loop would wait for somebody to type it."""
+        assert self.cert is not None
+        with _named(self.cert, self.key):
+            context.load_cert_chain(self.cert, self.key, password=bytes)
 
     def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """CA, key and certificate as read from their files, None for those not set. Raises OSError."""

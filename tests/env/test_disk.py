@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.env import Disk, File
-from kvstore.env.disk import DirectoryDisk, lock_dir
+from kvstore.env import Disk, File, syncs
+from kvstore.env.disk import LOCK_NAME, DirectoryDisk, lock_dir
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs
 from kvstore.env.uring import RingSyncs
 from kvstore.errors import ConfigError
@@ -367,6 +369,75 @@ def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
     lock.close()
     subprocess.run([sys.executable, "-c", program], check=True)
     lock_dir(tmp_path).close()
+
+
+def test_a_directory_is_locked_though_its_disk_has_no_room_for_the_number_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node starts on a full disk, and waits for room."""
+    (tmp_path / LOCK_NAME).write_text("4711\n")
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = lock_dir(tmp_path)
+    assert (tmp_path / LOCK_NAME).read_text() == "4711\n", "its block is not given back: others would take it"
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="in use by another process"):
+        lock_dir(tmp_path)
+    lock.close()
+    lock_dir(tmp_path).close()
+    assert (tmp_path / LOCK_NAME).read_text().split() == [str(os.getpid())]
+
+
+def test_a_directory_that_cannot_be_locked_is_not_called_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none_left)
+    with pytest.raises(OSError, match=f"cannot be locked: No locks available: '{tmp_path}/LOCK'"):
+        lock_dir(tmp_path)
+
+
+def test_a_device_that_hangs_holds_up_no_other_ones_syncs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hanging = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(2 * ThreadSyncs.THREADS)]
+    sound = os.open(tmp_path / "sound", os.O_RDWR | os.O_CREAT)
+    goes_on = threading.Event()
+
+    def sync(fd: int) -> None:
+        if fd in hanging:
+            goes_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(syncs, "device_of", lambda fd: int(fd in hanging))
+    monkeypatch.setattr(os, "fdatasync", sync)
+
+    async def work() -> None:
+        threads, done = ThreadSyncs(), []
+        over, all_over = asyncio.Event(), asyncio.Event()
+
+        def hung(_: OSError | None) -> None:
+            done.append(1)
+            if len(done) == len(hanging):
+                all_over.set()
+
+        for fd in hanging:
+            threads.submit(fd, hung)
+        threads.submit(sound, lambda _: over.set())
+        try:
+            async with asyncio.timeout(PATIENCE_S / 4):
+                await over.wait()
+            assert not done
+        finally:
+            goes_on.set()
+        await all_over.wait()
+        threads.close()
+
+    asyncio.run(work())
+    for fd in (*hanging, sound):
+        os.close(fd)
 
 
 def test_other_directories_are_reached_by_their_own_paths_and_nothing_else_is(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
 from kvstore.env.log_fields import fields_of
 from kvstore.env.log_limit import LINES_MAX, MESSAGES_MAX, WINDOW_S, LeftOut, LogLimit
 from kvstore.env.log_output import LOGGERS_SET_MAX, Output, formatter, open_log
+from tests.waiting import PATIENCE_S
 
 log = logging.getLogger("kvstore.tests.log_output")
 
@@ -195,6 +197,40 @@ def test_each_message_has_a_window_of_its_own_and_their_number_is_bounded() -> N
     for number in range(3 * MESSAGES_MAX):
         limit.admit(("x", number), WINDOW_S)
     assert len(limit._windows) == MESSAGES_MAX
+
+
+def test_a_count_that_ends_since_there_are_too_many_messages_is_told_all_the_same() -> None:
+    limit, loud = LogLimit(), ("x", "loud")
+    for _ in range(LINES_MAX + 3):
+        limit.admit(loud, 0.0)
+    for number in range(MESSAGES_MAX):
+        limit.admit(("x", number), 0.0)
+    assert limit.ended(0.0) == [LeftOut(loud, 3)]
+    assert limit.ended(WINDOW_S) == []
+
+
+def test_a_finalizer_may_log_while_a_line_is_logged() -> None:
+    """The garbage collector runs it in the middle of anything, in the same thread."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record.getMessage())
+
+    def now() -> float:
+        if not written:
+            log.error("a task was destroyed")
+        return 0.0
+
+    written: list[str] = []
+    output = Output(LogOutput(), now)
+    handler = Lines()
+    output.use(handler)
+    log.handlers, log.propagate = [handler], False
+    thread = threading.Thread(target=log.warning, args=("a line",), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert written == ["a task was destroyed", "a line"]
+    assert output.statistics() == {"log_warnings_total": 1, "log_errors_total": 1, "log_lines_left_out_total": 0}
 
 
 def test_the_audit_log_is_a_file_of_its_own_and_not_limited_here(tmp_path: Path) -> None:

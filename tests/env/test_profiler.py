@@ -112,6 +112,18 @@ async def test_one_is_taken_at_a_time_and_the_next_when_it_is_over() -> None:
     assert (await taken.take(0.05, RATE_MAX)).looks > 0
 
 
+async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    taken = Profiler()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start"):
+        await taken.take(0.05)
+    monkeypatch.undo()
+    assert (await taken.take(0.05, RATE_MAX)).looks > 0
+
+
 @pytest.mark.parametrize(
     ("seconds", "rate"), [(0, 1), (-1, 1), (SECONDS_MAX + 1, 1), (float("nan"), 1), (1, RATE_MAX + 1)]
 )

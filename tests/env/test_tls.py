@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from kvstore import config as toml
 from kvstore.client.core.config import parse_url
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
+from tests.waiting import PATIENCE_S
 
 CERT, KEY, CA = Path("cert.pem"), Path("key.pem"), Path("ca.pem")
 
@@ -63,6 +74,36 @@ def test_files_that_cannot_be_used_are_an_os_error_that_names_them(tmp_path: Pat
     other.write_text("Dear Sir")
     with pytest.raises(OSError, match=r"not a certificate or key in PEM form.*letter\.txt"):
         Tls(ca=other).client_context()
+
+
+ASKS = """
+import os, sys
+from pathlib import Path
+from kvstore.env.tls import Tls
+os.open(sys.argv[1], os.O_RDWR)  # the terminal of this session from here on
+here = Path(sys.argv[2])
+tls = Tls(cert=here / "cert.pem", key=here / "key.pem")
+for context in (tls.server_context, tls.client_context):
+    try:
+        context()
+    except OSError as error:
+        print(error)
+"""
+
+
+def test_nobody_is_asked_at_the_terminal_for_the_password_of_a_key(tmp_path: Path) -> None:
+    """A node that runs in one would stand still until somebody types it."""
+    made = trustme.CA().issue_cert("localhost")
+    key = load_pem_private_key(made.private_key_pem.bytes(), None)
+    secret = BestAvailableEncryption(b"secret")
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, secret))
+    (tmp_path / "cert.pem").write_bytes(made.cert_chain_pems[0].bytes())
+    own, terminal = os.openpty()
+    words = [sys.executable, "-c", ASKS, os.ttyname(terminal), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, start_new_session=True, timeout=PATIENCE_S)
+    os.close(own)
+    os.close(terminal)
+    assert done.stdout.count("not a certificate or key in PEM form") == 2
 
 
 def test_zookeeper_is_reached_by_a_ca_and_perhaps_a_certificate() -> None:

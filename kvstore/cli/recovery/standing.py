@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json
 from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
+
+if TYPE_CHECKING:
+    from kvstore.autorecovery.config import AutorecoveryConfig
 
 SAID_S = 60.0
 """Between two lines about what was done."""
@@ -35,48 +39,64 @@ def run(
 ) -> None:
     """Repair marked ledgers until it is stopped. Nodes with a bookie do so too: this is for machines of their own.
 
-    Prints a line a minute while there is something to do.
+    Prints a line a minute while there is something to do. Exit code 70 if a part of it fails, as of a node: start it
+    again.
     """
     from kvstore.autorecovery.config import AutorecoveryConfig
     from kvstore.env.log_output import open_log
+    from kvstore.env.real import EXIT_FATAL
 
     open_log(LogOutput(format=log_format, level=log_level), process="autorecovery")
     settings = AutorecoveryConfig(
         auditor=auditor, bytes_per_s=int(bytes_per_s), open_ledger_grace_s=float(open_ledger_grace)
     )
+    if with_tools(data_dir, zookeeper, lambda tools: _repair(tools, settings, json=json), server):
+        raise typer.Exit(EXIT_FATAL)
 
-    async def work(tools: Tools) -> None:
-        from kvstore.autorecovery.auditor import Auditor
-        from kvstore.autorecovery.worker import Worker
-        from kvstore.meta.bookies import BookieView
-        from kvstore.meta.ledgers import LedgerStore
-        from kvstore.wal.bookies import Bookies
-        from kvstore.wal.choice import BookieChoice
-        from kvstore.wal.copies.pace import Pace
-        from kvstore.wal.handle import LedgerPorts
 
-        env, store, name = tools.env, tools.store, f"autorecovery-{secrets.token_hex(6)}"
-        view = BookieView(store)
-        await view.start(env.nursery)
-        bookies = Bookies(env, view.address)
-        choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-        ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
-        parts: list[Any] = [
-            Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
-            *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if auditor else []),
-        ]
-        stop = asyncio.Event()
-        for which in (signal.SIGTERM, signal.SIGINT):  # before anybody can know that it runs
-            asyncio.get_running_loop().add_signal_handler(which, stop.set)
-        for part in parts:
-            part.start()
-        typer.echo(as_json({"worker": name}) if json else f"{name} repairs ledgers", err=not json)
-        await _until_stopped(stop, parts[0], json=json)
-        for part in reversed(parts):
-            await part.close()
-        bookies.close()
+async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> bool:
+    """Repair until the process is asked to end, or a part fails, which is returned."""
+    from kvstore.autorecovery.auditor import Auditor
+    from kvstore.autorecovery.worker import Worker
+    from kvstore.env.nursery import TaskNursery
+    from kvstore.meta.bookies import BookieView
+    from kvstore.meta.ledgers import LedgerStore
+    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.choice import BookieChoice
+    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.handle import LedgerPorts
 
-    with_tools(data_dir, zookeeper, work, server)
+    stop, failed = asyncio.Event(), False
+
+    def end(task: str, error: BaseException) -> None:
+        """The session would live on, and with it the office of auditor for the whole cluster."""
+        nonlocal failed
+        failed = True
+        typer.echo(f"kvstore: task {task} failed, which ends this: {error!r}", err=True)
+        stop.set()
+
+    env = replace(tools.env, nursery=TaskNursery("autorecovery", on_error=end))
+    store, name = tools.store, f"autorecovery-{secrets.token_hex(6)}"
+    view = BookieView(store)
+    await view.start(env.nursery)
+    bookies = Bookies(env, view.address)
+    choice = BookieChoice(view, store, clock=env.clock, random=env.random)
+    ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
+    parts: list[Any] = [
+        Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
+        *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if settings.auditor else []),
+    ]
+    for which in (signal.SIGTERM, signal.SIGINT):  # before anybody can know that it runs
+        asyncio.get_running_loop().add_signal_handler(which, stop.set)
+    for part in parts:
+        part.start()
+    typer.echo(as_json({"worker": name}) if json else f"{name} repairs ledgers", err=not json)
+    await _until_stopped(stop, parts[0], json=json)
+    for part in reversed(parts):
+        await part.close()
+    bookies.close()
+    await env.nursery.close()
+    return failed
 
 
 async def _until_stopped(stop: asyncio.Event, worker: Any, *, json: bool) -> None:

@@ -17,6 +17,7 @@ from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.lost import given_up
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord, Published
@@ -145,7 +146,7 @@ class Fsck:
                         self._unlisted.add(partition)
                 async for path, why in undecodable_nodes(self._store, sorted(ring.partitions)):
                     self.report.warn(path, f"cannot be read, and is passed over: {why}", RESTORE_IT)
-                await self._orphans(ring)
+                await self._orphans()
         finally:
             self._bookies.close()
         return self.report
@@ -225,16 +226,21 @@ class Fsck:
         copies = LedgerCopies(self._bookies, metadata)
         last = await copies.last_entry()
         read, bytes_read = 0, 0
+        is_given_up = given_up(metadata)
         async for entry, payloads in self._entries(copies, last):
             payload = next((each for each in payloads.values() if each is not None), None)
             if payload is None and await self._is_gone(metadata.ledger):
                 sequences.skip()
                 return  # trimmed while we read
-            check_copies(self.report, subject, metadata, entry, payloads, self._is_up)
-            if payload is not None:
+            check_copies(self.report, subject, metadata, entry, payloads, self._is_up, is_given_up=is_given_up(entry))
+            if payload is None:
+                sequences.skip()
+            else:
                 sequences.add(subject, entry, payload)
                 read, bytes_read = read + 1, bytes_read + len(payload)
             self._progress(subject, entry + 1, last + 1)
+        if metadata.state is not LedgerState.CLOSED:
+            sequences.skip()  # it may have more than is known to be confirmed: the next one begins behind that
         if read == last + 1:
             check_length(self.report, subject, metadata, bytes_read)
 
@@ -285,9 +291,9 @@ class Fsck:
 
     # ── what nobody lists ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _orphans(self, ring: Ring) -> None:
+    async def _orphans(self) -> None:
         all_ids = await self._ledgers.list_ids()
-        listed = await self._listed(ring)
+        listed = await self._listed()
         owners: dict[LedgerId, PartitionId] = {}
         young: dict[LedgerId, bool] = {}
         now_ms, spared_ms = self._env.clock.wall_ms(), int(LogConfig().orphan_age_s * 2000)
@@ -306,7 +312,7 @@ class Fsck:
             if maker is not None and maker not in self._unlisted:
                 owners[ledger] = maker
                 young[ledger] = now_ms - metadata.ctime_ms < spared_ms
-        for ledger, owner in orphans(sorted(await self._listed(ring)), all_ids, owners):
+        for ledger, owner in orphans(sorted(await self._listed()), all_ids, owners):
             subject, message = f"{owner} ledger={ledger}", "was made for this partition and is not in its list"
             if young[ledger]:
                 self.report.note(subject, f"{message}; swept a few minutes after it was made")
@@ -315,9 +321,12 @@ class Fsck:
             else:
                 self.report.warn(subject, message, SWEPT)
 
-    async def _listed(self, ring: Ring) -> set[LedgerId]:
+    async def _listed(self) -> set[LedgerId]:
+        """The ledgers that a list names now. The ring is read for it: partitions may have joined since the check began,
+        which takes hours in a large cluster. Raises MetadataError."""
         found: set[LedgerId] = set()
-        for partition in sorted(ring.partitions):
+        data, _ = await self._store.get(paths.RING)
+        for partition in sorted(decode(data).partitions):
             with suppress(UndecodableNode):  # it was reported
                 ledgers, _ = await self._lists.read(partition, latest=True)
                 found.update(each.id for each in ledgers.ledgers)

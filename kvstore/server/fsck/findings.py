@@ -111,8 +111,8 @@ class Report:
     copies: int = 0
     _findings: dict[tuple[Severity, str, str], Finding] = field(default_factory=dict)
 
-    def note(self, subject: str, message: str) -> None:
-        self._add(Severity.NOTE, subject, message, "", None)
+    def note(self, subject: str, message: str, *, entry: EntryId | None = None) -> None:
+        self._add(Severity.NOTE, subject, message, "", entry)
 
     def warn(self, subject: str, message: str, advice: str = "", *, entry: EntryId | None = None) -> None:
         self._add(Severity.WARNING, subject, message, advice, entry)
@@ -226,13 +226,19 @@ def check_copies(
     entry: EntryId,
     payloads: Mapping[BookieId, bytes | None],
     is_up: Callable[[BookieId], bool] = lambda _: True,
+    *,
+    is_given_up: bool = False,
 ) -> None:
-    """The copies of one entry, by bookie of its write set; None where there is no good one (L11, L15)."""
+    """The copies of one entry, by bookie of its write set; None where there is no good one (L11, L15). Of an entry that
+    was given up nobody makes copies any more (A14)."""
     good = [payload for payload in payloads.values() if payload is not None]
     report.entries += 1
     report.copies += len(good)
     if len(set(good)) > 1:
         report.error(subject, f"bookies hold {len(set(good))} different payloads of the same entry", entry=entry)
+    if is_given_up:
+        report.note(subject, "was given up: nobody looks for copies of it any more", entry=entry)
+        return
     lacking = [bookie for bookie, payload in payloads.items() if payload is None]
     missing = ", ".join(bookie if is_up(bookie) else f"{bookie} (not up)" for bookie in lacking)
     quorum = metadata.quorum
@@ -280,6 +286,7 @@ class Sequences:
             raised_to = _raised_to(entry)
         except Corrupted as error:
             self._report.error(subject, str(error), entry=number)
+            self.skip()
             return
         if entry.partition != self._partition:
             self._report.error(subject, f"belongs to partition {entry.partition}", entry=number)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import grpc
-from aiohttp import web
+from aiohttp import hdrs, web
 from opentelemetry.trace import SpanKind
 
 from kvstore.partition.state.commands import Op, Sink
@@ -20,6 +20,9 @@ from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 64
 """Operations of one call that get spans."""
+PAGES = ("", "v1", "ui", "healthz", "readyz", "clusterz", "metrics")
+"""First parts of paths at the HTTP door."""
+OTHER = "(other)"
 
 
 class Call:
@@ -113,8 +116,7 @@ class TracedPages:
         if parent is None:
             _call.set(None)
             return await answer(request)
-        page = request.path.split("/", 2)[1]  # what stands behind it may be a key
-        call = begin_call(self._traces, f"{request.method} /{page}", parent)
+        call = begin_call(self._traces, _name_of(request), parent)
         error = "failed"
         try:
             response = await answer(request)
@@ -122,6 +124,14 @@ class TracedPages:
             return response
         finally:
             call.end(error)
+
+
+def _name_of(request: web.BaseRequest) -> str:
+    """The method and the first part of the path: what stands behind may be a key. Who asks has not been asked yet who
+    he is: a word of his own is no name."""
+    page = request.path.strip("/").split("/", 1)[0]
+    method = request.method if request.method in hdrs.METH_ALL else OTHER
+    return f"{method} /{page}" if page in PAGES else f"{method} {OTHER}"
 
 
 def begin_call(traces: NodeTraces, name: str, parent: Parent) -> Call:

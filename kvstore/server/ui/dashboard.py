@@ -33,6 +33,8 @@ HEADERS = {
 }
 LIVE_S = 2.0
 """How often an open page is told what is new."""
+READER_S = 60.0
+"""For so long it is waited for a page that takes nothing: then its connection is ended, and its place is another's."""
 STREAMS_MAX = 16
 """Open pages; one more is told to come back, and shows what it was loaded with."""
 
@@ -115,7 +117,7 @@ class Dashboard:
             await answer.prepare(request)
             while not self._closing.is_set() and await may_go_on():
                 body = orjson.dumps(live_of(await self._survey.take()))
-                await answer.write(b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
+                await _tell(request, answer, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
                 await wait_within(self._closing, LIVE_S)
         except ConnectionError:
             pass  # the page was closed
@@ -127,3 +129,14 @@ class Dashboard:
         while not self._closing.is_set():
             self._history.take(self._survey.own())
             await wait_within(self._closing, SAMPLE_S)
+
+
+async def _tell(request: web.BaseRequest, answer: web.StreamResponse, event: bytes) -> None:
+    """Raises ConnectionError if the page is closed, or takes nothing for READER_S."""
+    try:
+        async with asyncio.timeout(READER_S):
+            await answer.write(event)
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionAbortedError(f"want a reader, got one who takes nothing for {READER_S:g} s") from None

@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from yarl import URL
 
+from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
+from kvstore.env.transport import TcpTransport
 from kvstore.partition.state.commands import put
+from kvstore.server.http.door import HttpDoor
 from kvstore.server.routing.ask import ask
 from kvstore.server.tracing import calls
-from kvstore.server.tracing.calls import TracedPages
+from kvstore.server.tracing.calls import PAGES, TracedPages
 from kvstore.server.tracing.open import backend_of_calls
 from tests.server.backends import one_server
+from tests.server.http.test_door import Shown
 from tests.server.tracing.kept import Kept, traces
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-"
@@ -62,6 +67,37 @@ async def test_a_call_has_so_many_spans_and_no_more(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(calls, "OPERATIONS_MAX", 0)
     kept = await asked(tmp_path, 1.0, "01")
     assert [each.name for each in kept.spans] == ["PUT /v1"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "/v1/kv/k", "GET /v1"),
+        ("GET", "/", "GET /"),
+        ("GET", "/metrics", "GET /metrics"),
+        ("GET", "/" + "x" * 9_000, "GET (other)"),
+        ("X" * 9_000, "/v1", "(other) /v1"),
+        ("OPTIONS", "*", "OPTIONS (other)"),
+    ],
+)
+async def test_a_strangers_words_are_no_names(method: str, path: str, name: str) -> None:
+    """Who asks has not said who he is."""
+    kept = Kept()
+    found = traces(kept, 0.0)
+    request = make_mocked_request("GET", "/" if path == "*" else path, {"Traceparent": f"{PARENT}01"})
+    request = request.clone(method=method) if path != "*" else request.clone(method=method, rel_url=URL(path))
+
+    async def page(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response()
+
+    await TracedPages(found).answer(request, page)
+    found.close()
+    assert [each.name for each in kept.spans] == [name]
+
+
+def test_every_page_of_the_http_door_is_a_name() -> None:
+    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    assert {path.strip("/").split("/")[0] for path in door.paths()} == set(PAGES)
 
 
 async def test_where_traces_are_off_the_backend_is_itself(tmp_path: Path) -> None:

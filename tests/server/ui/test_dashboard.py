@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -22,7 +23,7 @@ from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from tests.server.http.test_door import Shown
 from tests.server.ui.test_view import Elements, judged, loaded
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def log_of(ledgers: int, *, from_leaders: bool = False) -> LedgersResponse:
@@ -93,8 +94,8 @@ async def opened() -> AsyncIterator[Opened]:
     await nursery.close()
 
 
-async def fetch(url: str) -> tuple[aiohttp.ClientResponse, str]:
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+async def fetch(url: str, method: str = "GET") -> tuple[aiohttp.ClientResponse, str]:
+    async with aiohttp.ClientSession() as session, session.request(method, url) as answer:
         return answer, await answer.text()
 
 
@@ -195,6 +196,28 @@ async def test_there_are_no_more_streams_than_there_may_be(opened: Opened, monke
     async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
         await event_of(stream)
         assert (await fetch(f"{opened.url}/ui/live"))[0].status == 503
+
+
+async def test_a_page_that_takes_nothing_gives_its_place_to_another(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STREAMS_MAX", 1)
+    monkeypatch.setattr(module, "LIVE_S", 0.0)
+    monkeypatch.setattr(module, "READER_S", 0.5)
+    host, _, port = opened.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as asks:
+        asks.sendall(b"GET /ui/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+        async def is_taken() -> bool:
+            return (await fetch(f"{opened.url}/ui/live", method="HEAD"))[0].status == 503
+
+        async def is_free() -> bool:
+            return not await is_taken()
+
+        await wait_until(is_taken)
+        await wait_until(is_free)
+    async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
+        await event_of(stream)
 
 
 async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(

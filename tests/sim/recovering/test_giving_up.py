@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.autorecovery.giving_up import GivingUp
-from kvstore.autorecovery.mender import Mender
+from kvstore.autorecovery.giving_up import GivingUp, Loss
+from kvstore.autorecovery.mender import Mended, Mender
 from kvstore.errors import BookieError, InvalidRequest, NodeExists, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.lost import lost_entries
@@ -35,6 +35,11 @@ def giving_up(bench: Bench) -> GivingUp:
     return GivingUp(mender, bench.marks, worker="operator")
 
 
+async def given_up(bench: Bench) -> tuple[Loss, Mended]:
+    """Give up what is lost at this moment."""
+    return await giving_up(bench).give_up(LEDGER, 1, await giving_up(bench).look(LEDGER))
+
+
 def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -46,7 +51,7 @@ def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
         found = await giving_up(bench).look(LEDGER)
         assert (found.text, found.away) == ("5-6", (B3,))
         assert await recorded(bench) == (B1, B2, B3), "looking changes nothing"
-        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        loss, mended = await given_up(bench)
         assert loss.text == "5-6"
         assert mended.is_whole
         assert await recorded(bench) == (B1, B2, B4)
@@ -76,7 +81,7 @@ def test_what_was_given_up_no_leader_misses() -> None:
         leaders.start()
         await bench.pass_time(5)
         assert marked == [{B1, B2, B3}]
-        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        loss, mended = await given_up(bench)
         assert (loss.text, mended.is_whole) == ("5", True)
         await bench.pass_time(60)
         assert (len(marked), leaders.lacking) == (1, {})
@@ -91,7 +96,7 @@ def test_a_ledger_whose_end_nobody_can_tell_is_closed_behind_what_is_left() -> N
         bench.bookies.stop(B2, B3)
         assert (await giving_up(bench).look(LEDGER)).lost == ()
         assert not bench.bookies.at[B1].fenced
-        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        loss, mended = await given_up(bench)
         assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
         found = await bench.recorded()
         assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
@@ -114,7 +119,7 @@ def test_what_is_known_to_be_confirmed_is_lost_and_not_cut_off() -> None:
         for entry in (COUNT - 1, 3):
             del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
         bench.bookies.stop(B2, B3)
-        loss, _ = await giving_up(bench).give_up(LEDGER, 1)
+        loss, _ = await given_up(bench)
         assert (loss.last, loss.text) == (COUNT - 1, f"3,{COUNT - 1}")
 
     run(case, bookies=5)
@@ -127,7 +132,7 @@ def test_the_ledger_of_a_log_that_has_a_leader_is_not_given_up() -> None:
         await ensure_path(leader, paths.partition(P))
         await leader.create(paths.partition_leader(P), ephemeral=True)
         with pytest.raises(InvalidRequest, match="has a leader"):
-            await giving_up(bench).give_up(LEDGER, 1)
+            await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.OPEN
 
     run(case, bookies=4)
@@ -174,10 +179,10 @@ def test_a_ledger_is_not_closed_by_the_answers_of_a_bookie_that_takes_no_fence()
 
         bench.bookies.read = full  # type: ignore[assignment, method-assign]
         with pytest.raises(Unavailable, match=f"bookie {B1} cannot be fenced: make room"):
-            await giving_up(bench).give_up(LEDGER, 1)
+            await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
         bench.bookies.read = read  # type: ignore[method-assign]
-        loss, _ = await giving_up(bench).give_up(LEDGER, 1)
+        loss, _ = await given_up(bench)
         assert (loss.last, loss.lost) == (COUNT - 1, ())
 
     run(case, bookies=5)
@@ -201,7 +206,7 @@ def test_a_ledger_is_not_closed_below_what_was_seen_before_it_was_fenced() -> No
 
         bench.bookies.read = failing  # type: ignore[assignment, method-assign]
         with pytest.raises(Unavailable, match=f"entry {COUNT - 1} of ledger {LEDGER} was there, and now the last is 2"):
-            await giving_up(bench).give_up(LEDGER, 1)
+            await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
         assert (await giving_up(bench).look(LEDGER)).unsure == (B1,)
 
@@ -234,15 +239,94 @@ def test_nothing_is_given_up_that_a_bookie_may_have_which_has_come_back_meanwhil
         before = await bench.recorded()
         bench.bookies.read = meanwhile  # type: ignore[assignment, method-assign]
         with pytest.raises(Unavailable, match=f"bookie {B3} is back"):
-            await giving_up(bench).give_up(LEDGER, 1)
+            await given_up(bench)
         found = await bench.recorded()
         assert (found.state, found.fragments) == (in_recovery(before).state, before.fragments)
         assert lost_entries(found) == []
         bench.bookies.start(B3)
-        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        loss, mended = await given_up(bench)
         assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
 
     run(case, bookies=4)
+
+
+# docs/protocol.md A14
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("others", [(B2, B3), ()], ids=["the others are away", "only it goes"])
+def test_nothing_is_given_up_that_only_a_bookie_has_which_has_gone_away_meanwhile(
+    is_closed: bool, others: tuple[BookieId, ...]
+) -> None:
+    """Its node is restarted while the operator thinks of what he was shown."""
+
+    async def case(bench: Bench) -> None:
+        if is_closed:
+            await closed(bench)
+        else:
+            await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        del bench.bookies.at[B1].entries[LEDGER, EntryId(5)]
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].entries.clear()
+        bench.bookies.stop(*others)
+        before = await bench.recorded()
+        shown = await giving_up(bench).look(LEDGER)
+        assert (shown.text, set(shown.away)) == ("5", set(others))
+        bench.bookies.stop(B1)
+        with pytest.raises(Unavailable, match=f"bookie {B1} was registered, and has gone away since"):
+            await giving_up(bench).give_up(LEDGER, 1, shown)
+        assert (await bench.recorded(), await bench.is_marked()) == (before, False)
+        bench.bookies.start(B1)
+        loss, _ = await giving_up(bench).give_up(LEDGER, 1, shown)
+        assert (loss.last, loss.text) == (COUNT - 1, "5")
+
+    run(case, bookies=6)
+
+
+# docs/protocol.md A14
+def test_nothing_is_given_up_that_could_be_read_when_the_loss_was_shown() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B2, B3)
+        del bench.bookies.at[B1].entries[LEDGER, EntryId(5)]
+        shown = await giving_up(bench).look(LEDGER)
+        for entry in (3, 7, 8):
+            del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
+        with pytest.raises(Unavailable, match=f"nobody can read 3,7-8 of ledger {LEDGER} now"):
+            await giving_up(bench).give_up(LEDGER, 1, shown)
+        assert lost_entries(await bench.recorded()) == []
+        assert not await bench.is_marked()
+
+    run(case, bookies=6)
+
+
+# docs/protocol.md A14
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_nothing_is_given_up_that_only_a_bookie_has_which_goes_away_in_the_middle(is_closed: bool) -> None:
+    """After the last read before a write, that of its registration."""
+
+    async def case(bench: Bench) -> None:
+        if is_closed:
+            await closed(bench)
+        else:
+            await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        bench.bookies.stop(B2, B3)
+        del bench.bookies.at[B1].entries[LEDGER, EntryId(5)]
+        shown = await giving_up(bench).look(LEDGER)
+        again = giving_up(bench)
+        look = again.look
+
+        async def leaves(ledger: LedgerId) -> Loss:
+            seen = await look(ledger)
+            bench.bookies.stop(B1)
+            return seen
+
+        again.look = leaves  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match=f"bookie {B1} was registered, and has gone away since"):
+            await again.give_up(LEDGER, 1, shown)
+        found = await bench.recorded()
+        assert found.state is (LedgerState.CLOSED if is_closed else LedgerState.IN_RECOVERY)
+        assert lost_entries(found) == []
+
+    run(case, bookies=6)
 
 
 def test_a_bookie_that_is_there_and_does_not_answer_is_waited_for() -> None:
@@ -250,7 +334,7 @@ def test_a_bookie_that_is_there_and_does_not_answer_is_waited_for() -> None:
         await closed(bench)
         bench.bookies.at[B1].is_silent = True
         with pytest.raises(Unavailable, match="does not answer"):
-            await giving_up(bench).give_up(LEDGER, 1)
+            await given_up(bench)
         assert not await bench.is_marked()
 
     run(case, bookies=4)
@@ -272,10 +356,10 @@ def test_what_a_bookie_knows_to_be_confirmed_is_not_cut_off_since_it_was_silent_
 
         bench.bookies.read_lac = silent  # type: ignore[method-assign]
         with pytest.raises(Unavailable, match="does not answer"):
-            await giving_up(bench).give_up(LEDGER, 1)
+            await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.OPEN
         bench.bookies.read_lac = read_lac  # type: ignore[method-assign]
-        loss, _ = await giving_up(bench).give_up(LEDGER, 1)
+        loss, _ = await given_up(bench)
         assert (loss.last, loss.text) == (COUNT - 1, f"{COUNT - 2}-{COUNT - 1}")
 
     run(case, bookies=5)
@@ -291,7 +375,7 @@ def test_a_bookie_whose_damage_hides_what_is_confirmed_stands_in_nobodys_way() -
             raise AnsweredError(f"{bookie}: answered IO_ERROR", Status.IO_ERROR)
 
         bench.bookies.read_lac = damaged  # type: ignore[method-assign]
-        loss, mended = await giving_up(bench).give_up(LEDGER, 1)
+        loss, mended = await given_up(bench)
         assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
 
     run(case, bookies=5)

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import pytest
 
-from kvstore.autorecovery.giving_up import GivingUp
-from kvstore.autorecovery.mender import Mender
+from kvstore.autorecovery.giving_up import GivingUp, Loss
+from kvstore.autorecovery.mender import Mended, Mender
 from kvstore.autorecovery.mending import PATIENCE
 from kvstore.errors import BookieError, MetadataUnavailable
 from kvstore.meta import paths
@@ -166,6 +166,12 @@ def test_a_fragment_that_is_lost_keeps_no_other_from_being_copied(monkeypatch: p
     run(case, bookies=5)
 
 
+async def given_up(mender: Mender, bench: Bench) -> tuple[Loss, Mended]:
+    """Give up what is lost at this moment."""
+    giving_up = GivingUp(mender, bench.marks, worker="operator")
+    return await giving_up.give_up(LEDGER, 1, await giving_up.look(LEDGER))
+
+
 def test_however_much_is_given_up_the_rest_gets_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(bench: Bench) -> None:
         monkeypatch.setattr(copying, "UNREADABLE_MAX", 10)
@@ -175,7 +181,7 @@ def test_however_much_is_given_up_the_rest_gets_its_copies(monkeypatch: pytest.M
         await bench.mark(B3)
         store = MemoryStore(bench.tree)
         mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
-        loss, mended = await GivingUp(mender, bench.marks, worker="operator").give_up(LEDGER, 1)
+        loss, mended = await given_up(mender, bench)
         assert (loss.text, mended.is_whole, mended.reason) == ("0-59", True, "")
         (newcomer,) = {B4, B5}.intersection(await recorded(bench))
         assert bench.bookies.at[newcomer].of(LEDGER) == list(range(60, 80))
@@ -196,7 +202,7 @@ def test_what_was_given_up_wants_no_room_on_a_full_disk() -> None:
         bench.bookies.at[B2].is_readonly = True
         store = MemoryStore(bench.tree)
         mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
-        loss, mended = await GivingUp(mender, bench.marks, worker="operator").give_up(LEDGER, 1)
+        loss, mended = await given_up(mender, bench)
         assert (loss.text, mended.is_whole, mended.reason) == ("3", True, "")
 
     run(case, bookies=4)

@@ -1,0 +1,177 @@
+"""A check of a cluster that is made up: metadata in memory, copies by a table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.ports import Env
+from kvstore.env.real import real_env
+from kvstore.meta import paths
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.lost import with_lost
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import ensure_path
+from kvstore.partition.state.entry import Entry
+from kvstore.ring import encode as encode_ring
+from kvstore.ring import new_ring
+from kvstore.server.fsck.check import Fsck, LedgerCopies
+from kvstore.server.fsck.findings import TOO_FEW_COPIES, Finding, Report, Severity
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
+from kvstore.wal.creator import OWNER_KEY
+from kvstore.wal.ledger_list import LedgerList, Listed
+from kvstore.wal.list_codec import encode
+
+P, P2 = PartitionId("p1"), PartitionId("p2")
+BOOKIES = (BookieId("b1"), BookieId("b2"), BookieId("b3"))
+ENTRIES = 3
+LEDGERS = (LedgerId(7), LedgerId(8), LedgerId(9))
+
+
+def put(seq: int) -> bytes:
+    entry = Entry(P, 1, seq, 1, bytes([1]))
+    entry.keys, entry.values = [b"k"], [b"v"]
+    return entry.encode()
+
+
+def ledger(number: LedgerId, owner: PartitionId = P) -> LedgerMetadata:
+    fragment = Fragment(EntryId(0), BOOKIES)
+    return LedgerMetadata(number, Quorum(3, 3, 2), (fragment,), token=1, custom=((OWNER_KEY, owner.encode()),))
+
+
+class Made:
+    """A partition whose log is three ledgers of three entries, and copies of them all."""
+
+    def __init__(self, env: Env) -> None:
+        self.env, self.store = env, MemoryStore()
+        self.lost: set[tuple[LedgerId, int]] = set()
+        """Entries of which no bookie has a copy."""
+        self.confirmed: dict[LedgerId, int] = {}
+        """Of a ledger that is not closed, the last entry that is known to be confirmed."""
+
+    async def set_up(self) -> None:
+        await self.put(paths.INSTANCE_ID, b"00000000-0000-4000-8000-000000000000")
+        await self.put(paths.RING, encode_ring(new_ring((P,), {ServerId("n1"): ""}, 1)))
+        for place, number in enumerate(LEDGERS):
+            size = sum(len(self.payload(number, entry)) for entry in range(ENTRIES))
+            made = ledger(number) if place == len(LEDGERS) - 1 else ledger(number).closed(EntryId(ENTRIES - 1), size)
+            await LedgerStore(self.store).create(made)
+        await self.list(P, LEDGERS)
+
+    async def put(self, path: str, data: bytes) -> None:
+        await ensure_path(self.store, path)
+        await self.store.set(path, data, -1)
+
+    async def list(self, partition: PartitionId, ledgers: Sequence[LedgerId]) -> None:
+        rows = tuple(Listed(each, Seq(self.first(each)), exact=True, epoch=1, lease_ms=0) for each in ledgers)
+        await self.put(paths.partition_log(partition), encode(LedgerList(1, rows)))
+
+    @staticmethod
+    def first(number: LedgerId) -> int:
+        return 1 + ENTRIES * (number - LEDGERS[0])
+
+    def payload(self, number: LedgerId, entry: int) -> bytes:
+        return put(self.first(number) + entry)
+
+    async def read(self, copies: LedgerCopies, _: BookieId, entry: EntryId) -> bytes | None:
+        number = copies.metadata.ledger
+        return None if (number, entry) in self.lost else self.payload(number, entry)
+
+    async def last_entry(self, copies: LedgerCopies) -> EntryId:
+        if copies.metadata.ledger in self.confirmed:
+            return EntryId(self.confirmed[copies.metadata.ledger])
+        return EntryId(ENTRIES - 1)
+
+    async def checked(self) -> Report:
+        return await Fsck(self.env, self.store).run()
+
+
+@pytest.fixture
+async def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Made]:
+    env = real_env(tmp_path, name="fsck")
+    made = Made(env)
+
+    async def read(copies: LedgerCopies, bookie: BookieId, entry: EntryId) -> bytes | None:
+        return await made.read(copies, bookie, entry)
+
+    async def last_entry(copies: LedgerCopies) -> EntryId:
+        return await made.last_entry(copies)
+
+    monkeypatch.setattr(LedgerCopies, "read", read)
+    monkeypatch.setattr(LedgerCopies, "last_entry", last_entry)
+    yield made
+    await env.nursery.close()
+
+
+def about_ledgers(report: Report, least: Severity = Severity.ERROR) -> list[tuple[str, str]]:
+    worse = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+    kept = worse[: worse.index(least) + 1]
+    return [(each.where, _short(each)) for each in report.findings if "ledger" in each.where and each.severity in kept]
+
+
+def _short(finding: Finding) -> str:
+    return finding.message.partition(";")[0]
+
+
+async def test_a_sound_log_has_no_errors(made: Made) -> None:
+    await made.set_up()
+    report = await made.checked()
+    assert (report.errors, report.entries, report.copies) == (0, 9, 27)
+
+
+async def test_bookies_that_are_down_break_no_invariant(made: Made) -> None:
+    """The sequence goes on behind what nobody can read, in the same ledger or the next."""
+    await made.set_up()
+    made.lost = {(LEDGERS[0], 1), (LEDGERS[1], 0), (LEDGERS[1], 1), (LEDGERS[1], 2)}
+    report = await made.checked()
+    assert {each.advice for each in report.findings if each.severity is Severity.ERROR} == {TOO_FEW_COPIES}
+    assert report.verdict.startswith("AT RISK")
+
+
+# docs/protocol.md A14
+async def test_what_was_given_up_is_a_note(made: Made) -> None:
+    await made.set_up()
+    made.lost = {(LEDGERS[0], 1), (LEDGERS[1], 0)}
+    for number, entry in made.lost:
+        await LedgerStore(made.store).update(number, lambda found, entry=entry: with_lost(found, [entry]))
+    report = await made.checked()
+    assert report.errors == 0
+    assert about_ledgers(report, Severity.NOTE) == [
+        ("p1 ledger=7 entry 1", "was given up: nobody looks for copies of it any more"),
+        ("p1 ledger=8 entry 0", "was given up: nobody looks for copies of it any more"),
+    ]
+    made.lost.add((LEDGERS[0], 2))
+    report = await made.checked()
+    assert [where for where, _ in about_ledgers(report)] == ["p1 ledger=7 entry 2"], "a loss beside it is seen"
+
+
+async def test_a_log_may_go_on_behind_what_is_known_to_be_confirmed_of_a_ledger_that_is_not_closed(made: Made) -> None:
+    """A roll: the next one has entries already."""
+    await made.set_up()
+    await LedgerStore(made.store).remove(LEDGERS[1], -1)
+    await LedgerStore(made.store).create(ledger(LEDGERS[1]))
+    made.confirmed[LEDGERS[1]] = ENTRIES - 2
+    assert (await made.checked()).errors == 0
+
+
+async def test_the_ledgers_of_a_partition_that_joins_during_the_check_are_not_left_over(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made.set_up()
+    read, others = made.read, LedgerId(11)
+
+    async def joins(copies: LedgerCopies, bookie: BookieId, entry: EntryId) -> bytes | None:
+        if (copies.metadata.ledger, entry, bookie) == (LEDGERS[2], 0, BOOKIES[0]):
+            await made.put(paths.RING, encode_ring(new_ring((P, P2), {ServerId("n1"): ""}, 1)))
+            await LedgerStore(made.store).create(ledger(others, P2))
+            await made.list(P2, [others])
+        return await read(copies, bookie, entry)
+
+    monkeypatch.setattr(made, "read", joins)
+    assert about_ledgers(await made.checked(), Severity.NOTE) == []
+    monkeypatch.setattr(made, "read", read)
+    await made.list(P2, [])
+    found = about_ledgers(await made.checked(), Severity.WARNING)
+    assert found == [("p2 ledger=11", "was made for this partition and is not in its list")]
