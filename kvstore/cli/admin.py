@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvstore.cli.endpoints import config_of
-from kvstore.errors import MetadataUnknown, OutcomeUnknown, StoreError, Unavailable
+from kvstore.errors import MetadataUnavailable, MetadataUnknown, OutcomeUnknown, Retryable, StoreError, Unavailable
 
 T = TypeVar("T")
 TIMEOUT_S = 15.0
+LOOK_S = 0.5
+"""Between two looks at what a command waits for."""
+AWAY_S = 600.0
+"""A command that waits for what the cluster does by itself bears for so long that no server answers."""
 
 
 def ask_admin(
@@ -47,3 +53,28 @@ def ask_admin(
                 elif isinstance(failure, Unavailable):  # what may be done stays so
                     failure = found
     raise failure
+
+
+class Patience:
+    """Bears that servers are away while a command waits for what the cluster does by itself: it goes on without them,
+    and to fail would look as if it had not been done."""
+
+    def __init__(self) -> None:
+        self._away_since: float | None = None
+
+    def look(self, ask: Callable[[], T]) -> T | None:
+        """Return what `ask` finds; None while no server answers, which is said once each time. Raises StoreError after
+        AWAY_S of it, and for what does not pass."""
+        try:
+            found = ask()
+        except (Retryable, OutcomeUnknown, MetadataUnavailable, MetadataUnknown) as error:
+            now = time.monotonic()
+            if self._away_since is None:
+                self._away_since = now
+                said = str(error) or type(error).__name__
+                print(f"kvstore: {said}: what was asked goes on, and is looked at again", file=sys.stderr, flush=True)
+            elif now - self._away_since > AWAY_S:
+                raise
+            return None
+        self._away_since = None
+        return found

@@ -131,3 +131,15 @@ def test_a_refusal_behind_what_reached_nobody_is_one(serve: Callable[..., Server
     serve(NOT_SENT, Lost(grpc.StatusCode.PERMISSION_DENIED, "no"))
     with pytest.raises(PermissionDenied):
         change()
+
+
+def test_whoever_interrupts_a_change_is_told_how_to_ask_for_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ring_changes, "ask_admin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        change("a1")
+    assert "it may be done; repeat the command with --operation a1" in capsys.readouterr().err
