@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvstore.cli.cluster import Server as Server
-from kvstore.cli.cluster import recorded, tls_of_environment
+from kvstore.cli.cluster import recorded, recorded_instance, tls_of_environment
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import Unavailable
 
@@ -20,7 +20,8 @@ def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout
         endpoints = parse_url(f"kv://{server}").endpoints
     else:
         endpoints = _of_data_dir(data_dir) if zookeeper is None else _of_zookeeper(zookeeper)
-    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment())
+    cluster = recorded_instance(data_dir, zookeeper, server)
+    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment(), cluster=cluster)
 
 
 def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
