@@ -193,6 +193,13 @@ def with_tools(
     return run(main())
 
 
+async def cluster_id(store: MetadataStore) -> str:
+    """Return the id of the cluster, for bookies to see (docs/protocol.md B32); empty if the store does not tell."""
+    from kvstore.meta.layout import LayoutStore
+
+    return await LayoutStore(store).instance_id_seen() or ""
+
+
 async def _refuse_other(store: MetadataStore, instance: str, address: str) -> None:
     """Raises Unavailable for the metadata of another cluster than `instance`, whose names may all be the same."""
     from kvstore.meta.layout import LayoutStore
