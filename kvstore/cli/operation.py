@@ -38,7 +38,7 @@ def asked_once(request: admin_pb2.ChangeRingRequest | admin_pb2.ChangeReplicasRe
 
 @contextmanager
 def said_if_interrupted(text: str) -> Iterator[None]:
-    """Whoever does not wait for the end of what he has asked for is told that it goes on."""
+    """Tell those who do not wait for the end of what they have asked for that it goes on."""
     try:
         yield
     except KeyboardInterrupt:
