@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from kvstore.cli import recovery
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, cluster_id, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.status.known import Where, cluster_report, from_store_or_servers
 from kvstore.errors import BookieError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode, StoreError
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BookieName = Annotated[str, typer.Argument(help="The bookie's id, for example n1-0123456789ab.")]
-Pace = Annotated[float, typer.Option(help="Bytes copied or read per second.", min=1)]
-BYTES_PER_S = float(32 << 20)
+BYTES_PER_S, BYTES_PER_S_MAX = float(32 << 20), float(1 << 40)
+Pace = Annotated[float, typer.Option(help="Bytes copied or read per second.", min=1, max=BYTES_PER_S_MAX)]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def list_bookies(
                 continue
             for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
                 named[bookie] = named.get(bookie, 0) + 1
-        clients = Bookies(tools.env, view.address)
+        clients = Bookies(tools.env, view.address, cluster=await cluster_id(tools.store))
         try:
             there = sorted(view.current.all)
             spaces = dict(

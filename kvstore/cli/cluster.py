@@ -127,6 +127,14 @@ def recorded(data_dir: Path, wanted: Callable[[Any], T], *, or_by: str) -> T:
     return found
 
 
+def recorded_instance(data_dir: Path, zookeeper: str | None, server: str | None) -> str:
+    """Return the id of the local cluster that is meant, by its record; empty where another way names the cluster, and
+    of a cluster that was last started by a release that did not note it. Raises ConfigError."""
+    if zookeeper is not None or server is not None:
+        return ""
+    return recorded(data_dir, lambda document: str(document.get("instance", "")), or_by="--server or --metadata")
+
+
 def _as_told_by(servers: str) -> str:
     """Ask the servers for the metadata store's address; the first that answers tells it: `host:port,…`."""
     import grpc
@@ -170,16 +178,34 @@ def metadata_tls() -> Tls | None:
 def with_tools(
     data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]], server: str | None = None
 ) -> T:
-    """Run `work` connected to the cluster's metadata, which is waited for PATIENCE_S. Raises StoreError."""
+    """Run `work` connected to the cluster's metadata, which is waited for PATIENCE_S. Raises StoreError; Unavailable if
+    what is there now is another cluster than the one of the folder."""
     from kvstore.env.real import run
 
-    address = zookeeper_of(data_dir, zookeeper, server)
+    address, instance = zookeeper_of(data_dir, zookeeper, server), recorded_instance(data_dir, zookeeper, server)
 
     async def main() -> T:
         async with _tools(await _reachable(address)) as tools:
+            if instance:
+                await _refuse_other(tools.store, instance, address)
             return await work(tools)
 
     return run(main())
+
+
+async def cluster_id(store: MetadataStore) -> str:
+    """Return the id of the cluster, for bookies to see (docs/protocol.md B32); empty if the store does not tell."""
+    from kvstore.meta.layout import LayoutStore
+
+    return await LayoutStore(store).instance_id_seen() or ""
+
+
+async def _refuse_other(store: MetadataStore, instance: str, address: str) -> None:
+    """Raises Unavailable for the metadata of another cluster than `instance`, whose names may all be the same."""
+    from kvstore.meta.layout import LayoutStore
+
+    if (found := await LayoutStore(store).instance_id()) != instance:
+        raise Unavailable(f"the metadata store at {address} is of another cluster: want {instance}, got {found}")
 
 
 async def _reachable(address: str) -> str:

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvstore.cli.cluster import Server as Server
-from kvstore.cli.cluster import recorded, tls_of_environment
+from kvstore.cli.cluster import recorded, recorded_instance, tls_of_environment
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.errors import ConfigError
+from kvstore.errors import Unavailable
 
 T = TypeVar("T")
 
 
 def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float) -> ClientConfig:
-    """How to reach the cluster. Raises ConfigError if nothing names one."""
+    """How to reach the cluster. Raises ConfigError if nothing names one, Unavailable if none of its servers is up."""
     if server is not None:
         endpoints = parse_url(f"kv://{server}").endpoints
     else:
         endpoints = _of_data_dir(data_dir) if zookeeper is None else _of_zookeeper(zookeeper)
-    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment())
+    cluster = recorded_instance(data_dir, zookeeper, server)
+    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment(), cluster=cluster)
 
 
 def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
@@ -40,7 +41,7 @@ def _of_zookeeper(address: str) -> tuple[str, ...]:
 
     found = with_tools(Path(), address, read)
     if not found:
-        raise ConfigError(f"no server of the cluster at ZooKeeper {address} is up")
+        raise Unavailable(f"no server of the cluster at ZooKeeper {address} is up")
     return found
 
 

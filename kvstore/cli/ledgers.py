@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, confirm, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, cluster_id, confirm, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.status.known import by_servers_or_store
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
@@ -143,7 +143,8 @@ def read(
         metadata, _ = await LedgerStore(tools.store).read(LedgerId(ledger))
         view = BookieView(tools.store)
         await view.refresh()
-        copies = LedgerCopies(Bookies(tools.env, view.address), metadata)
+        bookies = Bookies(tools.env, view.address, cluster=await cluster_id(tools.store))
+        copies = LedgerCopies(bookies, metadata)
         end = await copies.last_entry() if last is None else EntryId(last)
         if end - first >= ENTRIES_MAX:
             raise InvalidRequest(
@@ -266,7 +267,8 @@ async def _mender(tools: Tools, view: BookieView) -> Mender:
     env, store = tools.env, tools.store
     await view.start(env.nursery)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-    ports = LedgerPorts(env.clock, Bookies(env, view.address), LedgerStore(store), choice)
+    bookies = Bookies(env, view.address, cluster=await cluster_id(store))
+    ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
     return Mender(ports, store, env.nursery, Pace(env.clock, GIVE_UP_BYTES_PER_S))
 
 

@@ -213,6 +213,7 @@ class _Undrained(Enum):
 
 def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
     """Empty once it is done; else why its replicas cannot go."""
+    from kvstore.cli.operation import said_if_interrupted
     from kvstore.cli.replicas import change_replicas, wait_until_empty
     from kvstore.errors import InvalidRequest
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
@@ -223,7 +224,8 @@ def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
         if "no other server can take" in str(error):
             return str(error)
         raise
-    wait_until_empty(node, *where, timeout_s=timeout_s)
+    with said_if_interrupted(f"interrupted; {node}'s replicas go on moving: `kvstore ring status` shows them"):
+        wait_until_empty(node, *where, timeout_s=timeout_s)
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -22,10 +23,24 @@ ID_BYTES = 8
 
 @contextmanager
 def asked_once(request: admin_pb2.ChangeRingRequest | admin_pb2.ChangeReplicasRequest) -> Iterator[None]:
-    """Give the request an id unless it has one. If its outcome stays unknown, say how to ask again."""
+    """Give the request an id unless it has one. If its outcome stays unknown, also because somebody interrupts it, say
+    how to ask again."""
     request.operation = request.operation or os.urandom(ID_BYTES).hex()
+    again = f"repeat the command with --operation {request.operation}: what was asked is done once"
     try:
         yield
     except (OutcomeUnknown, MetadataUnknown) as error:
-        again = f"repeat the command with --operation {request.operation}: what was asked is done once"
         raise OutcomeUnknown(f"{error or type(error).__name__}; {again}") from error
+    except KeyboardInterrupt:
+        print(f"kvstore: interrupted, and it may be done; {again}", file=sys.stderr)
+        raise
+
+
+@contextmanager
+def said_if_interrupted(text: str) -> Iterator[None]:
+    """Tell those who do not wait for the end of what they have asked for that it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"kvstore: {text}", file=sys.stderr)
+        raise

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.admin import ask_admin
+from kvstore.cli.admin import LOOK_S, Patience, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
-from kvstore.cli.operation import OperationId, asked_once
+from kvstore.cli.operation import OperationId, asked_once, said_if_interrupted
 from kvstore.cli.output import as_json
-from kvstore.cli.ring_changes import LOOK_S, ring_status
+from kvstore.cli.ring_changes import ring_status
 from kvstore.cli.ring_views import status_document, status_text
 from kvstore.errors import Unavailable
 
@@ -49,8 +49,9 @@ def move_replica(
     request = ChangeReplicasRequest(partition=partition, newcomer=target, leaving=source, operation=operation)
     answer = change_replicas(request, data_dir, zookeeper, server)
     if wait:
-        answer = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
-        if target not in replicas_of(partition, data_dir, zookeeper, server):
+        with said_if_interrupted("interrupted; the replica goes on moving: `kvstore ring status` shows how far it is"):
+            answer, holders = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
+        if target not in holders:
             raise Unavailable(f"{target} went away before it had caught up; {source} keeps its replica of {partition}")
     print(as_json(status_document(answer)) if json else status_text(answer))
 
@@ -72,15 +73,23 @@ def change_replicas(
 
 def wait_until_replaced(
     partition: str, newcomer: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float
-) -> admin_pb2.RingStatusResponse:
-    """The status in which the newcomer has taken its place. Raises Unavailable after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
+) -> tuple[admin_pb2.RingStatusResponse, list[str]]:
+    """The status in which the newcomer is on its way no more, and who holds the partition's replicas then. Raises
+    Unavailable after `timeout_s`."""
+    deadline, patience = time.monotonic() + timeout_s, Patience()
+
+    def look() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
         answer = ring_status(data_dir, zookeeper, server)
-        if not any((each.partition, each.newcomer) == (partition, newcomer) for each in answer.replacing):
-            return answer
+        if any((each.partition, each.newcomer) == (partition, newcomer) for each in answer.replacing):
+            return f"the replica of {partition} on {newcomer} has not caught up"
+        return answer, replicas_of(partition, data_dir, zookeeper, server)
+
+    while True:
+        found = patience.look(look) or f"no server says whether the replica of {partition} on {newcomer} has caught up"
+        if not isinstance(found, str):
+            return found
         if time.monotonic() > deadline:
-            raise Unavailable(f"the replica of {partition} on {newcomer} has not caught up within {timeout_s:g} s")
+            raise Unavailable(f"{found} within {timeout_s:g} s; it goes on")
         time.sleep(LOOK_S)
 
 
@@ -101,11 +110,14 @@ def _ring(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb
 
 def wait_until_empty(node: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float) -> None:
     """Return when the ring places no replica on the node. Raises Unavailable after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+    deadline, patience = time.monotonic() + timeout_s, Patience()
     while True:
-        left = [each.id for each in _ring(data_dir, zookeeper, server).partitions if node in each.replicas]
-        if not left:
+        found = patience.look(lambda: _ring(data_dir, zookeeper, server))
+        left = None if found is None else [each.id for each in found.partitions if node in each.replicas]
+        if left is not None and not left:
             return
         if time.monotonic() > deadline:
+            if left is None:
+                raise Unavailable(f"no server says whether {node} still has replicas after {timeout_s:g} s; it goes on")
             raise Unavailable(f"{node} still has replicas of {', '.join(left)} after {timeout_s:g} s; it goes on")
         time.sleep(LOOK_S)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.admin import TIMEOUT_S, ask_admin
+from kvstore.cli.admin import LOOK_S, TIMEOUT_S, Patience, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
-from kvstore.cli.operation import OperationId, asked_once
+from kvstore.cli.operation import OperationId, asked_once, said_if_interrupted
 from kvstore.cli.output import as_json
 from kvstore.cli.ring_views import (
     loads_document,
@@ -22,6 +22,7 @@ from kvstore.cli.ring_views import (
     status_document,
     status_text,
 )
+from kvstore.errors import StoreError
 
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
@@ -30,7 +31,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would mo
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all moves are through; show how far they are.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="Partition ids.")]
 Plan = Annotated[str, typer.Option("--plan", help="Do exactly what a dry run has shown, or nothing.")]
-LOOK_S = 0.5
 COUNT_MAX, MIB_PER_S_MAX = 1_000, 1 << 20
 """What is more is a slip of the hand."""
 
@@ -185,9 +185,10 @@ def status(
     json: Json = False,
 ) -> None:
     """Show the moves that are not done, how far they are, and replicas that are being replaced."""
-    if wait:
-        _follow(data_dir, zookeeper, server, quiet=json)
-    _show_status(ring_status(data_dir, zookeeper, server), json=json)
+    found = ring_status(data_dir, zookeeper, server)
+    if wait and found.moves:
+        found = _follow(data_dir, zookeeper, server, quiet=json)
+    _show_status(found, json=json)
 
 
 def pause(
@@ -314,28 +315,40 @@ def _plan_and_follow(
     json: bool,
 ) -> None:
     answer = change_ring(request, data_dir, zookeeper, server)
-    if wait and not request.dry_run:
-        _follow(data_dir, zookeeper, server, quiet=json)
     _show_plan(answer, json=json)
+    if wait and not request.dry_run:
+        with said_if_interrupted("interrupted; the moves go on: `kvstore ring status --wait` waits for them"):
+            _follow(data_dir, zookeeper, server, quiet=json)
 
 
 def _steer(
     request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None, *, json: bool
 ) -> None:
-    change_ring(request, data_dir, zookeeper, server)
-    _show_status(ring_status(data_dir, zookeeper, server), json=json)
+    answer = change_ring(request, data_dir, zookeeper, server)
+    try:
+        found = ring_status(data_dir, zookeeper, server)
+    except StoreError as error:
+        done = f"it is done, as ring version {answer.version}, and no server says how the moves are now"
+        print(f"kvstore: {done}: {error or type(error).__name__}", file=sys.stderr)
+        if json:
+            print(as_json({"version": answer.version}))
+        return
+    _show_status(found, json=json)
 
 
-def _follow(data_dir: Path, zookeeper: str | None, server: str | None, *, quiet: bool) -> None:
-    """Return when no move is left."""
+def _follow(data_dir: Path, zookeeper: str | None, server: str | None, *, quiet: bool) -> admin_pb2.RingStatusResponse:
+    """Return the status in which no move is left."""
     show, is_told = _say if sys.stderr.isatty() and not quiet else _say_nothing, False
-    while (found := ring_status(data_dir, zookeeper, server)).moves:
-        if found.paused and not is_told:
-            print("kvstore: moves are paused: they go on after `kvstore ring resume`", file=sys.stderr, flush=True)
-        is_told = found.paused
-        show(f"\r{progress_line(found)}\033[K")
+    patience = Patience()
+    while (found := patience.look(lambda: ring_status(data_dir, zookeeper, server))) is None or found.moves:
+        if found is not None:
+            if found.paused and not is_told:
+                print("kvstore: moves are paused: they go on after `kvstore ring resume`", file=sys.stderr, flush=True)
+            is_told = found.paused
+            show(f"\r{progress_line(found)}\033[K")
         time.sleep(LOOK_S)
     show("\n")
+    return found
 
 
 def _say(text: str) -> None:

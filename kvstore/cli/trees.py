@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -214,20 +214,40 @@ def _what(entry: bytes | Chunked | Link) -> str:
 
 
 def walk(folder: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(path below the folder, path) of everything that is not a folder, in order. Links are not followed."""
+    """(path below the folder, path) of everything that is not a folder, in order, and of each folder that cannot be
+    read. Links are not followed. Raises OSError if `folder` itself cannot be read."""
+    return _below(_listed(folder))
+
+
+def _listed(folder: bytes) -> list[os.DirEntry[bytes]]:
     with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _below(entries: list[os.DirEntry[bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    for entry in entries:
+        inside: list[os.DirEntry[bytes]] | None = None
         if entry.is_dir(follow_symlinks=False):
-            for below, path in walk(entry.path):
-                yield entry.name + b"/" + below, path
-        else:
+            with suppress(OSError):
+                inside = _listed(entry.path)
+        if inside is None:
             yield entry.name, entry.path
+            continue
+        for below, path in _below(inside):
+            yield entry.name + b"/" + below, path
+
+
+def _size(path: bytes) -> int:
+    """Of a file, for the bar; 0 if it is gone by now, which is told when it is its turn."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
 
 
 async def _over_tree(config: ClientConfig, folder: Path, prefix: bytes, verb: str, work: Work) -> dict[str, Any]:
     names = await asyncio.to_thread(lambda: list(walk(os.fsencode(folder))))
-    sizes = [os.lstat(path).st_size for _, path in names]
+    sizes = [_size(path) for _, path in names]
     async with AsyncClient(config) as client:
         with _bar(verb, sum(sizes)) as (progress, bar):
             job = Job(client, prefix, progress, bar)
@@ -246,6 +266,9 @@ async def _one(job: Job, name: bytes, path: bytes, work: Work) -> None:
     """Work on one file; what goes wrong is named and the others go on."""
     try:
         found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode):
+            job.problem(name, "is a folder that cannot be read; what is in it is left out")
+            return
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
             job.problem(name, "is neither a file nor a link; left out")
             return

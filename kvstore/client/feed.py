@@ -53,9 +53,10 @@ class FeedReader:
     Unavailable."""
 
     def __init__(self, cluster: str | ClientConfig, identity: str = "") -> None:
-        """`identity`: of which cluster the servers must be. Empty: of that whose server answers `positions` first."""
-        self._identity = identity
+        """`identity`: of which cluster the servers must be. Empty: the one that the configuration names, else the one
+        whose server answers `positions` first."""
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
+        self._identity = identity or self._config.cluster
         self._env = library_env("kvstore feed")
         self._lock = threading.Lock()
         self._open: dict[str, tuple[grpc.Channel, feed_pb2_grpc.FeedStub]] = {}

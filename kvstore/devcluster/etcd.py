@@ -15,11 +15,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-from kvstore.devcluster.store_process import StoreProcess, record, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, process_with_or_none, record_or_kill, recorded_or_none
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError
 from kvstore.rpc.login import without_login
@@ -27,6 +28,7 @@ from kvstore.rpc.login import without_login
 VERSION_MIN = (3, 4)
 """The driver asks for a watch in fragments, and compares leases."""
 _HOST = "127.0.0.1"
+_CLIENTS = "--listen-client-urls"
 _ASK_TIMEOUT_S = 10.0
 _SETTINGS = ("--name", "local", "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h")
 
@@ -86,14 +88,26 @@ def restart(process: EtcdProcess) -> EtcdProcess:
 
 
 def find_running(directory: Path) -> EtcdProcess | None:
-    """The server that runs in `directory`, whoever started it."""
+    """The server that runs in `directory`, whoever started it: also one that its file does not tell of, or tells of an
+    earlier one."""
     directory = directory.absolute()
-    found = recorded_or_none(directory, EtcdProcess.program)
+    for look in (partial(recorded_or_none, program=EtcdProcess.program), _unrecorded_or_none):
+        if (found := look(directory)) is not None:
+            pid, address = found
+            process = EtcdProcess(directory, address, pid)
+            if process.is_running():
+                return process
+    return None
+
+
+def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
+    """Pid and address of a server of the directory that no file tells of: whoever started it was killed just then. A
+    second one would wait for its data until it is given up."""
+    found = process_with_or_none("--data-dir", str(directory / "data"), _CLIENTS)
     if found is None:
         return None
-    pid, address = found
-    process = EtcdProcess(directory, address, pid)
-    return process if process.is_running() else None
+    pid, arguments = found
+    return pid, arguments[arguments.index(_CLIENTS) + 1].rpartition("/")[2]
 
 
 def find_etcd() -> Path:
@@ -128,7 +142,7 @@ def _spawn(directory: Path, address: str, peer: str, *, detached: bool, settings
     clients = f"{'https' if '--cert-file' in settings else 'http'}://{address}"
     command = [
         *(str(find_etcd()), "--data-dir", str(directory / "data"), *_SETTINGS),
-        *("--listen-client-urls", clients, "--advertise-client-urls", clients),
+        *(_CLIENTS, clients, "--advertise-client-urls", clients),
         *("--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"),
         *("--initial-cluster", f"local=http://{peer}", *settings),
     ]
@@ -147,7 +161,7 @@ def _launch(directory: Path, address: str, command: Sequence[str], *, detached: 
             env=without_login(os.environ),
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
-    record(directory, EtcdProcess.program, child.pid, address)
     process = EtcdProcess(directory, address, child.pid)
     process.command = command
+    record_or_kill(process)
     return process

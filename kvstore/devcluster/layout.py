@@ -67,6 +67,9 @@ class ClusterFile:
     """Empty only until `up` has made it, which it does once."""
     secure: bool = False
     """Whether its doors speak TLS and ask who somebody is, by the files of `secure_folder.py`."""
+    instance: str = ""
+    """The cluster's id, of its founding, by which commands know it: another one may listen at these addresses while
+    this one is down. Empty until `up` has seen it."""
 
     @property
     def data_dir(self) -> Path:

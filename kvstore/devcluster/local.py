@@ -37,6 +37,7 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.address import Kind
 from kvstore.meta.connect import connect
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.login import MetadataLogin, metadata_login_of_environment
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
@@ -230,7 +231,8 @@ class LocalCluster:
         if cluster.own_zookeeper and self._own_store_or_none(cluster) is None:
             self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
             self.start_zookeeper()
-        ring = asyncio.run(_found(cluster, self._progress))
+        ring, instance = asyncio.run(_found(cluster, self._progress))
+        self._record.save(replace(self.load(), instance=instance))
         for node in self.load().nodes:
             if not self._runs(node):
                 self._progress(f"starting node {node.id}")
@@ -391,7 +393,8 @@ def _names_metadata_user(cluster: ClusterFile) -> bool:
     return isinstance(table, dict) and bool(table.get("user"))
 
 
-async def _found(cluster: ClusterFile, progress: Progress) -> Ring:
+async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
+    """Return the cluster's ring and its id, after founding it if there is none yet."""
     secure = secure_folder(cluster)
     store = await connect(cluster.zookeeper, login=_metadata_login(cluster, progress))
     try:
@@ -399,13 +402,14 @@ async def _found(cluster: ClusterFile, progress: Progress) -> Ring:
             progress("making its administrator")
         if cluster.bookies is Keepers.EXTERNAL:
             await _wait_for_bookies(store, cluster, progress)
-        return await bootstrap.found(
+        ring = await bootstrap.found(
             store,
             {ServerId(node.id): "" for node in cluster.nodes},
             partitions=cluster.partitions,
             replicas=cluster.replicas,
             instance_id=str(uuid.uuid4()),
         )
+        return ring, await LayoutStore(store).instance_id()
     finally:
         await store.close()
 

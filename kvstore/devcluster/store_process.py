@@ -117,16 +117,23 @@ def pid_file(directory: Path, program: str) -> Path:
     return directory / f"{program.lower()}.pid"
 
 
-def record(directory: Path, program: str, pid: int, address: str) -> None:
-    """Write that file, as a whole."""
-    replace_file(pid_file(directory, program), f"{pid} {address}\n")
+def record_or_kill(process: StoreProcess) -> None:
+    """Write that file, as a whole; where it cannot be written, on a full disk say, end the server: each further start
+    would leave one more that nobody knows of."""
+    try:
+        replace_file(pid_file(process.directory, process.program), f"{process.pid} {process.address}\n")
+    except BaseException:
+        process.kill()
+        raise
 
 
-def pid_with_or_none(mark: str) -> int | None:
-    """The process that has this word among its arguments, for a server whose file was never written, or is lost."""
+def process_with_or_none(*words: str) -> tuple[int, list[str]] | None:
+    """Find the process that has all these words among its arguments, and return its number and its arguments: for a
+    server that its directory's file does not tell of."""
     for process in psutil.process_iter(["cmdline"]):
-        if mark in (process.info["cmdline"] or ()):
-            return int(process.pid)
+        arguments = process.info["cmdline"] or []
+        if all(word in arguments for word in words):
+            return int(process.pid), arguments
     return None
 
 
@@ -134,6 +141,6 @@ def recorded_or_none(directory: Path, program: str) -> tuple[int, str] | None:
     """Pid and address of the server that was started last in the directory."""
     try:
         pid, address = pid_file(directory, program).read_text().split()
+        return int(pid), address
     except (FileNotFoundError, ValueError):
         return None
-    return int(pid), address

@@ -18,11 +18,11 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from kvstore.devcluster.store_process import StoreProcess, pid_with_or_none, record, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, process_with_or_none, record_or_kill, recorded_or_none
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.rpc.login import without_login
@@ -31,6 +31,7 @@ VERSION_MIN = (3, 9, 5)
 """Earlier ones lose committed data, or skip TLS host name checks."""
 TICK_MS = 500
 SESSION_TIMEOUT_MAX_MS = 60_000
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
 _PORTS = (10_000, 20_000)
@@ -133,14 +134,16 @@ def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.enviro
 
 
 def find_running(directory: Path) -> ZooKeeperProcess | None:
-    """The server that runs in `directory`, whoever started it."""
+    """The server that runs in `directory`, whoever started it: also one that its file does not tell of, or tells of an
+    earlier one."""
     directory = directory.absolute()
-    found = recorded_or_none(directory, ZooKeeperProcess.program) or _unrecorded_or_none(directory)
-    if found is None:
-        return None
-    pid, address = found
-    process = ZooKeeperProcess(directory, address, pid)
-    return process if process.is_running() else None
+    for look in (partial(recorded_or_none, program=ZooKeeperProcess.program), _unrecorded_or_none):
+        if (found := look(directory)) is not None:
+            pid, address = found
+            process = ZooKeeperProcess(directory, address, pid)
+            if process.is_running():
+                return process
+    return None
 
 
 def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
@@ -151,8 +154,8 @@ def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
     except OSError:
         return None
     port = re.search(r"^clientPort=(\d+)$", text, re.MULTILINE)
-    pid = pid_with_or_none(str(directory / "zoo.cfg"))
-    return None if port is None or pid is None else (pid, f"{_HOST}:{port[1]}")
+    found = process_with_or_none(_MAIN, str(directory / "zoo.cfg"))  # not an editor of that file
+    return None if port is None or found is None else (found[0], f"{_HOST}:{port[1]}")
 
 
 def _ready_or_killed(processes: list[ZooKeeperProcess]) -> list[ZooKeeperProcess]:
@@ -188,7 +191,7 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
     command = [
         *(str(find_java(environ)), *_JAVA_FLAGS, f"-Dlog4j2.configurationFile={directory / 'log4j2.xml'}"),
         *("-cp", os.pathsep.join(map(str, classpath(jars_folder())))),
-        *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(directory / "zoo.cfg")),
+        *(_MAIN, str(directory / "zoo.cfg")),
     ]
     with (directory / "zookeeper.out").open("wb") as output:
         child = subprocess.Popen(
@@ -201,8 +204,9 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
             env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # by it Java knows how names of files are written
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
-    record(directory, ZooKeeperProcess.program, child.pid, address)
-    return ZooKeeperProcess(directory, address, child.pid)
+    process = ZooKeeperProcess(directory, address, child.pid)
+    record_or_kill(process)
+    return process
 
 
 def jars_folder() -> Path:

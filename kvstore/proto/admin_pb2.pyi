@@ -1340,6 +1340,7 @@ class ReplicaMove(_message.Message):
     newcomer: _builtins.str
     leaving: _builtins.str
     newcomer_sequence: _builtins.int
+    """0 for both: the metadata store does not tell."""
     leader_sequence: _builtins.int
     def __init__(
         self,

@@ -26,7 +26,7 @@ def find(options: Mapping[str, str]) -> ClientConfig:
     """
     cluster = cluster_of(options, os.environ)
     _check_files(cluster)
-    config = client_config(cluster, _endpoints(cluster))
+    config = client_config(cluster, *_place(cluster))
     try:
         with Client(replace(config, timeout_s=min(FIND_S, config.timeout_s))):
             return config
@@ -55,21 +55,23 @@ def _check_files(cluster: Cluster) -> None:
         raise ConfigError(f"tlsCa, tlsCert, tlsKey: {error.filename}: {error.strerror}") from None
 
 
-def _endpoints(cluster: Cluster) -> tuple[str, ...]:
+def _place(cluster: Cluster) -> tuple[tuple[str, ...], str]:
+    """Where servers listen, and the id of the cluster that they must be of; empty: of any."""
     if cluster.servers:
-        return cluster.servers
+        return cluster.servers, ""
     if cluster.zookeeper:
-        return _of_zookeeper(cluster)
+        return _of_zookeeper(cluster), ""
     path = Path(cluster.data_dir).absolute() / "cluster.json"
     try:
-        return tuple(node["grpc"] for node in json.loads(path.read_bytes())["nodes"])
+        document = json.loads(path.read_bytes())
+        return tuple(node["grpc"] for node in document["nodes"]), str(document.get("instance", ""))
     except FileNotFoundError:
         raise ConfigError(
             f"dataDir: there is no cluster at {path}; start one with `kvstore up`, or set servers"
         ) from None
     except OSError as error:
         raise ConfigError(f"dataDir: {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"dataDir: {path} is not a cluster file: {error!r}") from None
 
 

@@ -171,9 +171,9 @@ def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluste
     )
 
 
-def client_config(cluster: Cluster, endpoints: tuple[str, ...]) -> ClientConfig:
-    """How tasks connect."""
-    return ClientConfig(endpoints=endpoints, timeout_s=cluster.timeout_s, tls=cluster.tls)
+def client_config(cluster: Cluster, endpoints: tuple[str, ...], identity: str = "") -> ClientConfig:
+    """How tasks connect. `identity`: of which cluster the servers must be."""
+    return ClientConfig(endpoints=endpoints, timeout_s=cluster.timeout_s, tls=cluster.tls, cluster=identity)
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

@@ -134,7 +134,9 @@ class Options:
         """Raises ValueError, OSError."""
         if self.store:
             return parse_url(self.store)
-        return ClientConfig(endpoints=tuple(node["grpc"] for node in self._nodes()))
+        record = self._record()
+        endpoints = tuple(node["grpc"] for node in record["nodes"])
+        return ClientConfig(endpoints=endpoints, cluster=record.get("instance", ""))
 
     def resp_nodes(self) -> list[str]:
         """Raises ValueError, OSError."""
@@ -172,10 +174,13 @@ class Options:
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     def _nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._record()["nodes"]
+        return found
+
+    def _record(self) -> dict[str, Any]:
         path = self.data_dir / "cluster.json"
         try:
-            document = json.loads(path.read_bytes())
-            found: list[dict[str, Any]] = document["nodes"]
+            document: dict[str, Any] = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
         if document.get("secure"):
@@ -183,7 +188,7 @@ class Options:
                 f"the cluster in {self.data_dir} is secure: name GrpcUser, and its doors by --store "
                 "'kvs://HOST:PORT,…?ca=…&cert=…&key=…', as `kvstore up` prints it for Python, after `. client.env`"
             )
-        return found
+        return document
 
 
 def _addresses(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.cli import admin, ring_changes
 from kvstore.errors import OutcomeUnknown, PermissionDenied, StoreError, Unavailable
-from kvstore.proto import admin_pb2, admin_pb2_grpc
+from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.rpc import channels
 
 NOWHERE = Path("nowhere")
@@ -44,6 +44,13 @@ class Servers:
     def __init__(self, *answers: Lost | None) -> None:
         self._answers = list(answers)
         self.asked: list[str] = []
+        self.clusters: list[str] = []
+        """Of which each says that it is, in turn."""
+        self.wanted = ""
+        """The one of which the folder is."""
+
+    def Topology(self, request: Any, timeout: float) -> kv_pb2.TopologyResponse:
+        return kv_pb2.TopologyResponse(server="n1", cluster=self.clusters.pop(0) if self.clusters else "")
 
     def ChangeRing(self, request: Any, timeout: float) -> admin_pb2.ChangeRingResponse:
         self.asked.append(request.operation)
@@ -54,12 +61,15 @@ class Servers:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Servers]:
-    def of(*answers: Lost | None) -> Servers:
+    def of(*answers: Lost | None, clusters: Sequence[str] = (), wanted: str = "") -> Servers:
         servers = Servers(*answers)
-        endpoints = SimpleNamespace(endpoints=[f"n{number}:1" for number in range(len(answers))], tls=None, login=None)
-        monkeypatch.setattr(admin, "config_of", lambda *_: endpoints)
+        servers.clusters, servers.wanted = list(clusters), wanted
+        endpoints = [f"n{number}:1" for number in range(len(answers))]
+        config = SimpleNamespace(endpoints=endpoints, tls=None, login=None, cluster=servers.wanted)
+        monkeypatch.setattr(admin, "config_of", lambda *_: config)
         monkeypatch.setattr(channels, "open_channel", channel)
         monkeypatch.setattr(admin_pb2_grpc, "AdminStub", lambda _: servers)
+        monkeypatch.setattr(kv_pb2_grpc, "KVStub", lambda _: servers)
         return servers
 
     @contextmanager
@@ -131,3 +141,39 @@ def test_a_refusal_behind_what_reached_nobody_is_one(serve: Callable[..., Server
     serve(NOT_SENT, Lost(grpc.StatusCode.PERMISSION_DENIED, "no"))
     with pytest.raises(PermissionDenied):
         change()
+
+
+def test_whoever_interrupts_a_change_is_told_how_to_ask_for_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ring_changes, "ask_admin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        change("a1")
+    assert "it may be done; repeat the command with --operation a1" in capsys.readouterr().err
+
+
+def test_a_change_by_a_folder_is_not_made_in_another_cluster_at_its_ports(serve: Callable[..., Servers]) -> None:
+    """Partitions and servers have the same names in every local cluster."""
+    servers = serve(None, None, clusters=("b", "a"), wanted="a")
+    assert change().version == 7
+    assert len(servers.asked) == 1
+    servers = serve(None, None, clusters=("b", "b"), wanted="a")
+    with pytest.raises(Unavailable, match="is of another cluster: want a, got b"):
+        change()
+    servers.clusters = ["b", "b"]
+    with pytest.raises(Unavailable, match="is of another cluster"):
+        change(dry_run=True)
+    assert servers.asked == []
+
+
+def test_a_change_whose_outcome_is_unknown_is_not_made_in_another_cluster(serve: Callable[..., Servers]) -> None:
+    servers = serve(Lost(), None, None, clusters=("a", "b", "a"))
+    assert change().version == 7
+    assert (len(servers.asked), servers.clusters) == (2, [])
+    servers = serve(Lost(), None, clusters=("a", "b"))
+    with pytest.raises(OutcomeUnknown, match="--operation"):
+        change()
+    assert len(servers.asked) == 1

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvstore.cli import ring_changes
+from kvstore.cli import admin, replicas, ring_changes
 from kvstore.cli.ring_views import status_text
+from kvstore.errors import OutcomeUnknown, Unavailable
 from kvstore.proto import admin_pb2
+
+NOWHERE = (Path("nowhere"), None, None)
+Ring, RingStatus = admin_pb2.RingResponse, admin_pb2.RingStatusResponse
+
+
+class Cluster:
+    """What servers answer in turn; an error: they are away."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.left = list(answers)
+        self.changed = 0
+        for module in (admin, replicas, ring_changes):
+            monkeypatch.setattr(module, "ask_admin", self.ask, raising=False)
+        monkeypatch.setattr("time.sleep", lambda _: None)
+
+    def ask(self, *_: Any, again: bool = False) -> Any:
+        if again:
+            self.changed += 1
+            return admin_pb2.ChangeRingResponse(version=7)
+        found = self.left.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
 
 @pytest.mark.parametrize(
@@ -48,3 +74,71 @@ def test_whoever_waits_for_moves_that_are_paused_is_told_once(
     monkeypatch.setattr(ring_changes.time, "sleep", lambda _: None)
     ring_changes._follow(Path("data"), None, None, quiet=True)
     assert (looks, capsys.readouterr().err.count("moves are paused")) == ([], 1)
+
+
+def test_what_is_planned_is_done_though_servers_are_away_while_somebody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told as failed it would be asked for again, and done twice."""
+    moves = RingStatus(moves=[admin_pb2.MoveStatus(id=1)])
+    away = (Unavailable("connection refused"), OutcomeUnknown("Socket closed"))
+    cluster = Cluster(monkeypatch, *away, moves, away[0], RingStatus())
+    ring_changes.add(count=1, wait=True, json=True)
+    shown = capsys.readouterr()
+    assert (cluster.changed, cluster.left, json.loads(shown.out)["version"]) == (1, [], 7)
+    assert shown.err.count("what was asked goes on") == 2, "once each time"
+
+
+def test_the_plan_is_shown_before_its_end_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Cluster(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        ring_changes.add(count=1, wait=True, json=True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["version"] == 7
+    assert "the moves go on: `kvstore ring status --wait`" in shown.err
+
+
+def test_servers_that_are_away_for_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "AWAY_S", -1.0)
+    cluster = Cluster(monkeypatch, *[Unavailable("connection refused")] * 5)
+    with pytest.raises(Unavailable, match="connection refused"):
+        ring_changes.add(count=1, wait=True)
+    assert len(cluster.left) == 3
+
+
+def test_whoever_waits_for_the_moves_of_a_cluster_that_is_away_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, Unavailable("connection refused"), RingStatus())
+    with pytest.raises(Unavailable):
+        ring_changes.status(wait=True)
+    assert len(cluster.left) == 1
+
+
+def test_a_change_that_is_done_is_not_told_as_failed_because_the_moves_cannot_be_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Cluster(monkeypatch, Unavailable("connection refused"))
+    ring_changes.cancel(json=True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"version": 7}
+    assert "it is done, as ring version 7" in shown.err
+
+
+def test_a_replica_that_has_moved_is_told_so_though_servers_were_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Unavailable("connection refused")
+    moving = RingStatus(replacing=[admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1")])
+    ring = Ring(partitions=[admin_pb2.RingPartition(id="p1", replicas=["n2", "n3", "n4"])])
+    cluster = Cluster(monkeypatch, away, moving, RingStatus(), away, RingStatus(), ring)
+    replicas.move_replica("p1", "n1", "n4")
+    assert (cluster.changed, cluster.left) == (1, [])
+    Cluster(monkeypatch, away)
+    with pytest.raises(Unavailable, match="no server says whether the replica of p1 on n4 has caught up within"):
+        replicas.wait_until_replaced("p1", "n4", *NOWHERE, timeout_s=-1)
+
+
+def test_a_node_is_found_empty_though_servers_were_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [Ring(partitions=[admin_pb2.RingPartition(id="p1", replicas=each)]) for each in (["n1"], ["n2"])]
+    cluster = Cluster(monkeypatch, held[0], Unavailable("connection refused"), held[1])
+    replicas.wait_until_empty("n1", *NOWHERE, timeout_s=9)
+    assert cluster.left == []

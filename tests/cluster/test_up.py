@@ -163,6 +163,24 @@ def test_cluster_json_names_every_process_and_endpoint(cluster: Cluster) -> None
         assert {"id", "pid", "grpc", "resp", "http", "bookie", "data_dir", "config"} <= set(node)
         assert psutil.Process(node["pid"]).is_running()
         assert Path(node["config"]).exists()
+    with FeedReader(cluster.url, identity=document["instance"]) as feed:
+        assert feed.positions()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("put", "k", "1", "--timeout", "1"), ("ring", "resume"), ("partition", "pins"), ("cluster", "version")],
+    ids=" ".join,
+)
+def test_a_folder_of_another_cluster_that_had_these_ports_reaches_nothing(
+    cluster: Cluster, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    document = json.loads((cluster.local.data_dir / "cluster.json").read_text())
+    (tmp_path / "cluster.json").write_text(json.dumps(document | {"instance": "another"}))
+    answer = kvstore(*words, "--data-dir", str(tmp_path))
+    assert answer.returncode == 1
+    assert f"is of another cluster: want another, got {document['instance']}" in answer.stderr
+    assert on(cluster, *words).returncode == 0
 
 
 def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Cluster) -> None:

@@ -72,6 +72,23 @@ def test_a_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) 
 
 
 @pytest.mark.needs_etcd
+@pytest.mark.parametrize("text", [None, "", "1 127.0.0.1:1\n"], ids=["missing", "empty", "of an earlier one"])
+def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
+    """Whoever started it was killed just then; a second one would wait for its data in vain."""
+    server = start_standalone(tmp_path)
+    try:
+        (tmp_path / "etcd.pid").unlink()
+        if text is not None:
+            (tmp_path / "etcd.pid").write_text(text)
+        found = find_running(tmp_path)
+        assert found is not None
+        assert (found.pid, found.address) == (server.pid, server.address)
+    finally:
+        server.kill()
+    assert find_running(tmp_path) is None
+
+
+@pytest.mark.needs_etcd
 def test_a_server_is_not_given_the_logins_of_whoever_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KVSTORE_PASSWORD", "KVSTORE_METADATA_PASSWORD"):
         monkeypatch.setenv(name, "s3cret")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,20 @@ class _Sleeper(StoreProcess):
 def sleeper(tmp_path: Path) -> _Sleeper:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "sleeper"])
     return _Sleeper(tmp_path, "127.0.0.1:1", child.pid)
+
+
+def test_a_server_whose_number_cannot_be_written_down_is_ended(
+    sleeper: _Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk each further start would leave one more that nobody knows of."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store_process, "replace_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        store_process.record_or_kill(sleeper)
+    assert not sleeper.is_running()
 
 
 @pytest.mark.parametrize("done", [StoreProcess.stop, StoreProcess.kill, StoreProcess.pause, StoreProcess.resume])

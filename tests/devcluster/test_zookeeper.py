@@ -85,7 +85,7 @@ def test_jars_that_java_could_not_name_are_refused(tmp_path: Path) -> None:
 
 
 @needs_zookeeper
-@pytest.mark.parametrize("text", [None, ""])
+@pytest.mark.parametrize("text", [None, "", "1 127.0.0.1:1\n"], ids=["missing", "empty", "of an earlier one"])
 def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
     """Whoever started it was killed just then; a second one would write to the same data."""
     server = start_standalone(tmp_path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, cluster_id, with_tools
 from kvstore.cli.output import as_json
 from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 SAID_S = 60.0
 """Between two lines about what was done."""
-BYTES_PER_S = float(16 << 20)
+BYTES_PER_S, BYTES_PER_S_MAX = float(16 << 20), float(1 << 40)
 OPEN_LEDGER_GRACE_S = 30.0
 
 
 def run(
     auditor: Annotated[bool, typer.Option(help="Stand for auditor too.")] = True,
-    bytes_per_s: Annotated[float, typer.Option(help="Bytes copied per second.", min=1)] = BYTES_PER_S,
+    bytes_per_s: Annotated[
+        float, typer.Option(help="Bytes copied per second.", min=1, max=BYTES_PER_S_MAX)
+    ] = BYTES_PER_S,
     open_ledger_grace: Annotated[
         float, typer.Option(help="Seconds for which nothing comes to an open ledger before it is recovered.", min=1)
     ] = OPEN_LEDGER_GRACE_S,
@@ -79,7 +81,7 @@ async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> 
     store, name = tools.store, f"autorecovery-{secrets.token_hex(6)}"
     view = BookieView(store)
     await view.start(env.nursery)
-    bookies = Bookies(env, view.address)
+    bookies = Bookies(env, view.address, cluster=await cluster_id(store))
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
     ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
     parts: list[Any] = [

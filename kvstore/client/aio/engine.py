@@ -41,7 +41,7 @@ class AsyncEngine:
         self.env = env
         self._now, self._loop = env.clock.now, asyncio.get_running_loop()
         self._config = config
-        self.seen = Seen(env.random)
+        self.seen = Seen(env.random, config.cluster)
         self.routing, self._numberings = self.seen.routing, self.seen.numberings
         transport = TcpTransport(newest=None if config.tls is None else CallingContext(config.tls).newest)
         self.links = Links(

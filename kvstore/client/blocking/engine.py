@@ -39,7 +39,7 @@ class BlockingEngine:
     def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
         self._config = config
-        self.seen = Seen(env.random)
+        self.seen = Seen(env.random, config.cluster)
         self.routing = self.seen.routing
         self._make_locks()
         self._links: dict[str, BlockingLink] = {}

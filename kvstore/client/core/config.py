@@ -37,6 +37,9 @@ class ClientConfig:
     login: Login | None = None
     """The user and his password, or a token and no user; None: those of the environment (KVSTORE_USER,
     KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD; KVSTORE_TOKEN_FILE or KVSTORE_TOKEN), if it names any."""
+    cluster: str = ""
+    """The id of the cluster that is meant, of its founding: no other one is asked for anything. Empty: the one whose
+    server answers first."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -80,12 +83,12 @@ def _parsed(scheme: str, authority: str, rest: str) -> ClientConfig:
     endpoints = tuple(_endpoint(each) for each in hosts.split(",") if each)
     pairs = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = _tls(pairs) if parts.scheme == TLS_SCHEME else None
-    known = {field.name for field in fields(ClientConfig)} - {"endpoints", "tls", "login"}
+    known = {field.name for field in fields(ClientConfig)} - {"endpoints", "tls", "login", "cluster"}
     unknown = sorted(name for name in pairs if f"{name}_s" not in known)
     if unknown:
         raise ValueError(f"unknown options {unknown} in {url!r}; want some of {sorted(n[:-2] for n in known)}")
     options = {f"{name}_s": _seconds(name, value) for name, value in pairs.items()}
-    return ClientConfig(endpoints=endpoints, tls=tls, login=login, **options)
+    return ClientConfig(endpoints=endpoints, tls=tls, login=login, cluster="", **options)
 
 
 def _login(said: str) -> Login:

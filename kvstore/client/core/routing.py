@@ -38,7 +38,7 @@ class Routing:
     """The ring, the leaders and the addresses, as far as this client knows."""
 
     cluster: str = ""
-    """The id of the cluster that answered first; empty until a server has told."""
+    """The id of the cluster that is meant, or else that answered first; empty until a server has told."""
     answered: set[str] = field(default_factory=set)
     """Addresses at which its servers have given a topology, and no other's has since."""
     foreign: set[str] = field(default_factory=set)
@@ -128,8 +128,8 @@ class Routing:
         return address in self.answered or (self.is_named(address) and address not in self.foreign)
 
     def check(self, message: kv_pb2.TopologyResponse, address: str) -> None:
-        """Raise Unavailable for a topology of another cluster than the first: what is written there is not here,
-        though its servers and partitions have the same names."""
+        """Raise Unavailable for a topology of another cluster than the one that is meant, or the first: what is written
+        there is not here, though its servers and partitions have the same names."""
         self.cluster = self.cluster or message.cluster
         if message.cluster and message.cluster != self.cluster:
             self.answered.discard(address)

@@ -29,9 +29,9 @@ class Numberings(dict[str, Numbering]):
 class Seen:
     """Takes in all that servers say beside results: how far partitions are, what time it is there, where they are."""
 
-    def __init__(self, random: Random) -> None:
-        """`random` draws client ids: two clients must never draw the same."""
-        self.routing = Routing()
+    def __init__(self, random: Random, cluster: str = "") -> None:
+        """`random` draws client ids: two clients must never draw the same. `cluster`: the one that is meant."""
+        self.routing = Routing(cluster=cluster)
         self.tokens: dict[str, int] = {}
         """The highest sequence seen of each partition."""
         self.numberings = Numberings(random)

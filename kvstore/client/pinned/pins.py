@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import grpc
 
 from kvstore.backoff import delays
+from kvstore.client.blocking.identity import check_cluster
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
@@ -229,9 +230,13 @@ def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]
                 break
             try:
                 with open_channel(address, config.tls, login=config.login) as channel:
+                    if config.cluster:
+                        check_cluster(channel, config.cluster, address, left_s)
                     return call(data_pb2_grpc.DataStub(channel), left_s)
             except grpc.RpcError as error:
                 found, is_away = from_rpc_error(error), not is_answered(error)
+            except Unavailable as error:  # a server of another cluster listens there
+                found, is_away = error, False
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 found, is_away = Unavailable(f"{address}: {error}"), True
             if not isinstance(found, Retryable | OutcomeUnknown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from kvstore.env import Env
@@ -12,6 +13,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import Published
 from kvstore.partition.state.commands import Code, Level, Op, Result, Sink
 from kvstore.proto import admin_pb2
 from kvstore.ring import Member, Move, MoveId, MoveState, Ring, Rings
@@ -186,7 +188,9 @@ class RingAdmin:
         return answer
 
     async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
-        published = await Claims(self._source.store, member.id, self._source.id).published()
+        published: dict[ServerId, Published] = {}
+        with suppress(StoreError):  # how far they are is not known; what was asked before this is done all the same
+            published = await Claims(self._source.store, member.id, self._source.id).published()
         furthest = max((said.seq for said in published.values()), default=0)
         for newcomer, leaving in member.replacing:
             said = published.get(newcomer)

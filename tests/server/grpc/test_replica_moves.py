@@ -1,0 +1,29 @@
+"""What is done to replicas is answered as done, also while nobody can tell how far they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import MetadataUnavailable, NoSuchNode, StoreError
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+from kvstore.server.grpc.ring_admin import RingAdmin
+from kvstore.types import ServerId
+from tests.client.model import Endpoint
+from tests.server.grpc.test_ring_admin import Node, admin, node
+
+__all__ = ["admin", "node"]
+
+
+@pytest.mark.parametrize("error", [MetadataUnavailable("session lost"), NoSuchNode("/partitions/p1/replicas")])
+async def test_a_replica_that_moves_is_told_though_the_metadata_store_does_not_say_how_far_it_is(
+    admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    async def away(_: Claims) -> None:
+        raise error
+
+    monkeypatch.setattr(Claims, "published", away)
+    node.topology.servers[ServerId("n4")] = Endpoint("n4:1", "n4:2", "n4:3", "")
+    [move] = (await admin.change_replicas(ChangeReplicasRequest(partition="p1", newcomer="n4", leaving="n1"))).replacing
+    assert (move.partition, move.newcomer, move.leader_sequence) == ("p1", "n4", 0)
+    assert (await admin.change_replicas(ChangeReplicasRequest(drain="n1"))).draining == ["n1"]
