@@ -12,7 +12,7 @@ from kvstore import versions
 from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages, source
-from kvstore.partition.moves.catch_up import Following
+from kvstore.partition.moves.catch_up import STEADY_READS, Following
 from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
 from kvstore.partition.moves.import_steps import Step
 from kvstore.partition.state import move_records
@@ -253,3 +253,58 @@ async def test_the_pin_is_given_back_though_a_replica_stops_while_its_reader_end
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert given_back == ["pin"]
+
+
+class Busy:
+    """The log of a source that has more each time: reads of so many entries of so many bytes."""
+
+    def __init__(self, entries: int, size: int) -> None:
+        self.payload, self.entries, self.read_so_far = b"x" * size, entries, 0
+
+    def reader(self, partition: PartitionId, after: Position) -> Busy:
+        return self
+
+    async def read(self, wait_ms: int) -> list[Any]:
+        first = self.read_so_far
+        self.read_so_far += self.entries
+        positions = (Position(LedgerId(1), EntryId(entry)) for entry in range(first, self.read_so_far))
+        return [SimpleNamespace(position=position, payload=self.payload) for position in positions]
+
+    def confirm(self, position: Position) -> None:
+        pass
+
+
+class Followed(Following):
+    """One that follows a busy log in which nothing is about the range."""
+
+    def __init__(self, busy: Busy) -> None:
+        async def append_record(record: ImportRows, requests: Any) -> None:
+            pass
+
+        state: Any = SimpleNamespace(engine=MemoryEngine())
+        super().__init__(state, busy, lambda: SimpleNamespace(append_record=append_record))  # type: ignore[arg-type, return-value]
+        self.found = Copying()._import()
+
+    def _take(self, changes: pages.Changes, logged: Any, found: Import) -> None:
+        pass
+
+    async def is_close(self, reads: int) -> list[bool]:
+        return [await self.read_on(self.found) for _ in range(reads)]
+
+
+@pytest.mark.parametrize(("entries", "size"), [(1, 300_000), (20, 100), (4, 300_000)])
+async def test_a_source_that_always_has_more_under_way_is_frozen_all_the_same(entries: int, size: int) -> None:
+    following = Followed(Busy(entries, size))
+    first = await following.is_close(STEADY_READS + 1)
+    assert first == [False] * (STEADY_READS - 1) + [True, True]
+    await following.read_up_to(following.read_to, following.found)
+    assert await following.is_close(STEADY_READS) == first[:-1], "a freeze that came too early is not asked for at once"
+
+
+@pytest.mark.parametrize(("entries", "size"), [(64, 100), (14, 300_000)])
+async def test_a_target_that_is_far_behind_follows_on(entries: int, size: int) -> None:
+    assert not any(await Followed(Busy(entries, size)).is_close(3 * STEADY_READS))
+
+
+async def test_a_target_that_reads_little_is_close() -> None:
+    assert await Followed(Busy(2, 100)).is_close(2) == [True, True]
