@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from kvstore.env.nursery import TaskNursery
-from kvstore.errors import NotLeader, StoreError, Unavailable
+from kvstore.errors import NotLeader, OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.in_time import ANSWER_S
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import source
 from kvstore.partition.moves.counting import COPIES_MAX
@@ -79,6 +80,12 @@ class Moving:
             if task.exception() is None:
                 return msgspec.msgpack.decode(task.result(), type=Position)
             assert isinstance(task.exception(), StoreError)
+
+    def freeze_once(self, asked: Asked) -> None:
+        """Ask once, and wait for the answer."""
+        task = self.ask(source.FREEZE, asked)
+        self.finish()
+        task.result()
 
     def release(self, asked: Asked, freeze: Position) -> asyncio.Task[bytes]:
         digest = self.source.counts.find(asked.move)
@@ -341,3 +348,40 @@ def test_a_count_that_is_stopped_before_its_first_step_is_compared_with_nothing(
     moving.partition.run(differ_and_stop())
     moving.finish()
     assert not moving.failed
+
+
+# docs/protocol.md M8
+def test_an_answer_that_waits_for_a_stuck_entry_ends_and_its_freeze_lapses_all_the_same() -> None:
+    moving = Moving().start()
+    part = moving.partition
+    with pytest.raises(StoreError, match="counted"):
+        moving.freeze_once(Asked(1, P2, SPAN))
+    asked = []
+    for method in (source.FREEZE, source.PIN, source.CANCEL):
+        asked.append(moving.ask(method, Asked(1, P2, SPAN)))
+        part.settle()
+    part.wait(ANSWER_S - 0.1)
+    assert not any(each.done() for each in asked)
+    part.wait(0.2)
+    assert [type(each.exception()) for each in asked] == [OutcomeUnknown] * 3
+    again = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    part.settle()
+    assert isinstance(again.exception(), Unavailable), "it is under way"
+    moving.finish()
+    assert part.state.ownership.frozen_by(1) is not None
+    part.wait(FREEZE_S + 0.1)
+    moving.finish()
+    assert part.state.ownership.frozen_by(1) is None
+    assert not moving.failed
+
+
+def test_a_freeze_of_a_replica_that_stops_is_of_unknown_outcome() -> None:
+    moving = Moving().start()
+    part = moving.partition
+    with pytest.raises(StoreError, match="counted"):
+        moving.freeze_once(Asked(1, P2, SPAN))
+    asked = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    part.settle()
+    part.run(moving.nursery.close())
+    part.settle()
+    assert isinstance(asked.exception(), OutcomeUnknown)
