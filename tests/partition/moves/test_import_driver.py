@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvstore.partition.moves.catch_up import STEADY_READS, Following
 from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
 from kvstore.partition.moves.import_steps import Step
 from kvstore.partition.state import move_records
-from kvstore.partition.state.commands import RequestId, put
+from kvstore.partition.state.commands import Flag, RequestId, delete, put
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Kind, control
 from kvstore.partition.state.move_records import ImportRows, LogVersion
@@ -25,7 +26,7 @@ from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
 from kvstore.partition.state.tokens import EVERYTHING, NOTHING, Span
 from kvstore.ring import Pace
-from kvstore.ring.hashing import TOKENS
+from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.moves import Move, MoveId
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
@@ -108,6 +109,34 @@ def test_what_was_answered_is_said_only_where_its_client_asked_last() -> None:
     assert [decode_row(row)[1].first_unacked for row in after.values()] == [[6]]
     span = EVERYTHING.spans[0]
     assert pages.page_of(part.state, Span(*span), max(before)).requests
+
+
+@pytest.mark.parametrize("is_in_range", [True, False])
+def test_a_page_of_request_ids_reads_no_more_large_results_than_it_may_give(
+    is_in_range: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
+    for number in range(8):
+        request = RequestId(bytes((number,)) * 16, 1, 1, TIME_MS)
+        part.do(put(b"k", bytes(400_000)), delete(b"k", flags=Flag.RETURN_OLD, request=request))
+    iterate, read = part.engine.iterate, list[int]()
+
+    def counted(begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, row in iterate(begin, end):
+            read.append(len(row))
+            yield key, row
+
+    monkeypatch.setattr(part.engine, "iterate", counted)
+    token = token_of(b"k")
+    cursor, span = pages.RETRIES, Span(token, token) if is_in_range else Span(token + 1, token + 1)
+    found = 0
+    while cursor:
+        read.clear()
+        given = pages.page_of(part.state, span, cursor)
+        assert sum(read) < pages.RETRY_BYTES_MAX + 2 * max(read), "the last one, and the one where it goes on"
+        requests, cursor = pages.requests_in(given), given.cursor
+        found += len(requests.sequences) if requests is not None else 0
+    assert found == 8 * is_in_range
 
 
 class Stepping(Copying):
