@@ -159,7 +159,7 @@ class Source:
         if found is not None and is_counted and not leader.serving_ranges.is_pending(asked.move):
             return found.position
         # This answer may be given up while the record is under way, and the freeze must lapse all the same.
-        freezing = self._env.nursery.spawn(self._frozen(leader, asked), name=f"{self._partition} freeze")
+        freezing = self._env.nursery.spawn(self._frozen(asked), name=f"{self._partition} freeze")
         try:
             position_or_error: Position | StoreError = await asyncio.shield(freezing)
         except asyncio.CancelledError:
@@ -170,11 +170,12 @@ class Source:
             raise position_or_error
         return position_or_error
 
-    async def _frozen(self, leader: Leader, asked: Asked) -> Position | StoreError:
+    async def _frozen(self, asked: Asked) -> Position | StoreError:
         """Log a freeze that lapses in time. Returns the error if it cannot be."""
-        if not leader.serving_ranges.may_freeze(asked.move, asked.span):
-            return Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
         try:
+            leader = self._lead()
+            if not leader.serving_ranges.may_freeze(asked.move, asked.span):
+                return Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
             self.counts.start(asked.move, asked.span)
             position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
         except StoreError as error:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -16,8 +20,10 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import source
 from kvstore.partition.moves.counting import COPIES_MAX
 from kvstore.partition.moves.source import Asked, Source, Verdict
+from kvstore.partition.partition import Partition as Stopping
 from kvstore.partition.state.commands import put
-from kvstore.partition.state.digest import RangeDigest
+from kvstore.partition.state.digest import ROWS_PER_STEP, RangeDigest
+from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.move_records import (
     Drop,
     Founded,
@@ -28,8 +34,10 @@ from kvstore.partition.state.move_records import (
     Release,
     Unfreeze,
 )
+from kvstore.partition.state.rows import data_key
+from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import EVERYTHING, Span
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 from tests.partition.one_partition import UNKNOWN, Partition
@@ -385,3 +393,27 @@ def test_a_freeze_of_a_replica_that_stops_is_of_unknown_outcome() -> None:
     part.run(moving.nursery.close())
     part.settle()
     assert isinstance(asked.exception(), OutcomeUnknown)
+
+
+async def test_a_count_under_way_keeps_no_files_of_a_replica_that_stops(tmp_path: Path) -> None:
+    path, nursery = str(tmp_path / "engine"), TaskNursery("test")
+    engine = RocksEngine(path)
+    state = State(P2, engine, PartitionConfig())
+    batch = engine.batch()
+    for number in range(4 * ROWS_PER_STEP):
+        batch.put(data_key(b"%d" % number), bytes(20))
+    engine.write(batch)
+    env: Any = SimpleNamespace(nursery=nursery)
+    counting = Source(env, P2, state, lambda: None, FREEZE_S)
+    with pytest.raises(Unavailable, match="is being counted"):
+        counting.counts.start(1, Span(0, TOKENS - 1))
+    await asyncio.sleep(0)
+
+    async def stopped(**_: bool) -> None:
+        pass
+
+    replica = SimpleNamespace(stop=stopped)
+    rest: dict[str, Any] = {"_peers": MagicMock(), "_exports": MagicMock(), "_nursery": nursery, "let_go": engine.close}
+    stopping: Any = SimpleNamespace(id=P2, mover=None, _replica=replica, _source=counting, state=state, **rest)
+    await Stopping.stop(stopping, hand_over=False)
+    RocksEngine(path).close()
