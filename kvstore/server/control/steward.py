@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping
 
 from kvstore import versions
 from kvstore.env import Env
+from kvstore.env.ports import Task
 from kvstore.errors import StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, SessionState
@@ -19,14 +20,14 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.ring import PartitionState, Ring, Rings, steps
 from kvstore.server.control.assign import Change, Finish, GiveUp, decide, replicas_held
 from kvstore.server.control.newcomers import NOTHING, STUCK_S, Newcomers, Pair, Stand
-from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
+from kvstore.server.control.retirement import drop_kept, ledgers_made_for, partitions_kept, remove_rest, set_apart
 from kvstore.server.control.rising import may_rise, next_version, what_holds_it
 from kvstore.server.routing.cluster_reader import ClusterReader
 from kvstore.server.routing.cluster_version import ClusterVersionStore
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.topology import Member
 from kvstore.server.routing.version_follower import VersionFollower
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import LedgerId, PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +72,11 @@ class Steward:
         self._missing: dict[ServerId, float] = {}
         """Servers of the ring that are away, and since when, as far as this process has seen."""
         self._stands = Newcomers()
+        self._removal: Task | None = None
+        """The last removal of what has retired. All ledgers are read for it, and nothing else waits for that."""
         self.changes = 0
         self._failed: list[str] = []
+        self._not_removed: list[str] = []
 
     def start(self) -> None:
         self._nursery.spawn(self._act_now_and_then(), name="act")
@@ -130,9 +134,7 @@ class Steward:
         for change in decide(ring, alive, gone, caught_up, unfit, stuck, resting):
             log.info("ring version=%d: %s", ring.version, change)
             await self._try(self._replace(change, stuck), failed)
-        for partition in sorted(ring.partitions):
-            if ring.partitions[partition].state is PartitionState.RETIRED:
-                await self._try(self._remove(partition), failed)
+        self._remove_retired(ring)
         if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
             self._looked_at_kept = self._env.clock.now()
             await self._drop_kept()
@@ -248,8 +250,32 @@ class Steward:
         ):
             caught_up.add(pair)
 
-    async def _remove(self, partition: PartitionId) -> None:
-        now_ms = self._env.clock.passed_ms()
-        if await remove_log(self._store, partition, now_ms=now_ms):
+    def _remove_retired(self, ring: Ring) -> None:
+        """Begin to remove what partitions have left that have retired, unless that is under way."""
+        retired = [each for each in sorted(ring.partitions) if ring.partitions[each].state is PartitionState.RETIRED]
+        if retired and (self._removal is None or self._removal.done()):
+            self._removal = self._nursery.spawn(self._remove_all(retired), name="remove what has retired")
+
+    async def _remove_all(self, retired: list[PartitionId]) -> None:
+        failed: list[str] = []
+        await self._try(self._remove_all_that_can(retired, failed), failed)
+        if failed and failed != self._not_removed:
+            log.warning("what has retired is not removed yet: %s", "; ".join(failed))
+        self._not_removed = failed
+
+    async def _remove_all_that_can(self, retired: list[PartitionId], failed: list[str]) -> None:
+        apart: list[PartitionId] = []
+        for partition in retired:
+            await self._try(self._set_apart(partition, apart), failed)
+        made = await ledgers_made_for(self._store, apart) if apart else {}
+        for partition, ledgers in made.items():
+            await self._try(self._remove(partition, ledgers), failed)
+
+    async def _set_apart(self, partition: PartitionId, apart: list[PartitionId]) -> None:
+        if await set_apart(self._store, partition, now_ms=self._env.clock.passed_ms()):
+            apart.append(partition)
+
+    async def _remove(self, partition: PartitionId, made: list[LedgerId]) -> None:
+        if await remove_rest(self._store, partition, made, now_ms=self._env.clock.passed_ms()):
             await self._change(lambda ring: steps.forget(ring, partition))
             log.info("partition=%s has retired and is gone", partition)

@@ -81,7 +81,7 @@ class World:
 
 
 async def looks(steward: Steward) -> None:
-    """Return when the steward has looked at least twice since now."""
+    """Return when the steward has looked at least twice since now, and removed what it could."""
     count = 0
     note = steward._note_missing
 
@@ -93,6 +93,6 @@ async def looks(steward: Steward) -> None:
     steward._note_missing = counting  # type: ignore[method-assign]
 
     async def twice() -> bool:
-        return count >= 2
+        return count >= 2 and (steward._removal is None or steward._removal.done())
 
     await wait_until(twice, what="the steward looks")

@@ -15,7 +15,7 @@ from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
 from kvstore.server.control.newcomers import STUCK_S
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
-from kvstore.server.control.steward import CLOSE_BEHIND
+from kvstore.server.control.steward import CLOSE_BEHIND, LOOK_AT_KEPT_S
 from kvstore.server.routing.topology import Member
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
@@ -189,9 +189,12 @@ async def test_a_retired_partition_leaves_no_ledgers_no_znodes_and_no_place_in_t
     await log_of(world, P1, 2, listed=False)
     await log_of(world, P2, 3)
     await retire(world)
-    await looks(world.steward())
+    steward = world.steward()
+    await looks(steward)
     assert set(world.ring.partitions) == {P2}
     assert world.ring.retired == (P1,)
+    world.clock.at += LOOK_AT_KEPT_S
+    await looks(steward)
     assert await LedgerStore(world.store).list_ids() == [3]
     assert await world.store.children(paths.PARTITIONS) == ["p2"]
 
@@ -323,8 +326,11 @@ async def test_what_cannot_be_decoded_keeps_no_other_partition_from_leaving(worl
     await retire(world, P1, P2)
     await LedgerLists(world.store).make(P1)
     await world.store.set(paths.partition_log(P1), b"no list", -1)
-    await looks(world.steward())
+    steward = world.steward()
+    await looks(steward)
     assert set(world.ring.partitions) == {P1, P3}
+    world.clock.at += LOOK_AT_KEPT_S
+    await looks(steward)
     assert await LedgerStore(world.store).list_ids() == [4, 5]
 
 
