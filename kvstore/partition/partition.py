@@ -135,6 +135,7 @@ class Partition:
         self._peers.forget(self.id)
         self._exports.close()
         await self._nursery.close()
+        self._source.keep(())  # a count under way would keep the engine's files open
         await flush(self.state)
         if not keep_pins:
             self.let_go()

@@ -12,6 +12,7 @@ import msgspec
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, LedgerError, MetadataError, NoSuchPin, NotLeader, Unavailable
+from kvstore.partition.in_time import in_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state import pinned_scan
 from kvstore.partition.state.engine import ViewClosed
@@ -123,6 +124,9 @@ class Pinning:
 
     async def answer(self, method: str, body: bytes) -> bytes:
         """Raises StoreError."""
+        return await in_time(self._answer(method, body), self._partition, method)
+
+    async def _answer(self, method: str, body: bytes) -> bytes:
         try:
             asked = asked_of(body)
         except msgspec.DecodeError as error:

@@ -129,12 +129,16 @@ class Engines:
         )
 
     def _note_damage(self, partition: PartitionId, why: str) -> None:
-        """Reads of it may fail for ever, and whatever is in memory came from it: go on without it."""
-        mark = self._disk.open(_mark(partition), create=True)
-        mark.pwrite(0, why.encode())
-        mark.sync()
-        mark.close()
-        self._disk.sync_dir(_home(partition))
+        """Reads of it may fail for ever, and whatever is in memory came from it: go on without it. Where the mark
+        cannot be written, on a full disk, the next process finds the damage again."""
+        try:
+            mark = self._disk.open(_mark(partition), create=True)
+            mark.pwrite(0, why.encode())
+            mark.sync()
+            mark.close()
+            self._disk.sync_dir(_home(partition))
+        except OSError as error:
+            log.error("partition=%s its state is damaged, and that could not be marked: %s", partition, error)
         self._end(f"partition {partition}: the state on this disk is damaged; the next start makes it anew: {why}")
 
     def _set_aside(self, partition: PartitionId) -> None:

@@ -313,6 +313,32 @@ async def test_a_replica_that_has_failed_says_so_where_others_look_how_far_it_is
     assert b"stopped" not in said[0].encode(), "for servers of the first release"
 
 
+# docs/protocol.md H6
+async def test_a_replica_without_a_state_publishes_how_much_of_anothers_it_has() -> None:
+    said: list[Published] = []
+
+    async def publish(mine: Published) -> None:
+        said.append(mine)
+
+    async def rest(_: float) -> None:
+        match len(said):
+            case 1:
+                state.installed_bytes += 5
+            case 2:
+                applied(raised(2), state)
+            case _:
+                raise asyncio.CancelledError
+
+    state = state_over(MemoryEngine())
+    trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
+    beat, claims = SimpleNamespace(rest=rest), SimpleNamespace(publish=publish)
+    with pytest.raises(asyncio.CancelledError):
+        await Publishing(*cast(Any, (beat, claims, state, trials, ServerId("n1"), "x"))).run()
+    assert [each.installed_bytes for each in said] == [0, 5, 0]
+    assert [Published.decode(each.encode()) for each in said] == said
+    assert b"installed" not in said[0].encode(), "for servers of the first release"
+
+
 async def test_a_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a move wait for that."""
     monkeypatch.setattr(versioning, "LOOK_S", 1e6)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from kvstore.env.beat import Beat
 from kvstore.env.real import real_env
+from kvstore.errors import OutcomeUnknown
+from kvstore.partition import in_time, pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.pinning import EXPIRE_S, IDLE_S, Pinning
 from kvstore.partition.state.engine_memory import MemoryEngine
@@ -43,3 +48,20 @@ async def test_a_replica_that_keeps_nothing_looks_less_often(tmp_path: Path) -> 
         await asyncio.sleep(0)
         assert (EXPIRE_S in beat.rests, IDLE_S in beat.rests) == (is_held, not is_held)
         await env.nursery.close()
+
+
+async def test_an_answer_that_waits_for_a_stuck_entry_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever renews a pin asks again and again: the answers would take the place of all calls from its server."""
+    monkeypatch.setattr(in_time, "ANSWER_S", 0.01)
+    state = State(P1, MemoryEngine(), PartitionConfig())
+
+    async def extend(*_: object) -> bool:
+        return True
+
+    async def append_record(record: Mark) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    leader, pins = SimpleNamespace(append_record=append_record), SimpleNamespace(extend=extend)
+    one = Pinning(real_env(tmp_path), P1, state, *cast(Any, (lambda: leader, pins)))
+    with pytest.raises(OutcomeUnknown, match="p1: pin-renew was not through"):
+        await one.answer(pinning.RENEW, pinning.encode(pinning.Asked("pin", 1_000)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import threading
@@ -16,6 +17,7 @@ from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.engine import Engine
+from kvstore.partition.state.engine_rocks import EngineDamaged
 from kvstore.server import engines
 from kvstore.server.engines import Engines
 from kvstore.types import PartitionId
@@ -90,6 +92,22 @@ async def test_damage_that_a_read_meets_ends_the_process_and_the_next_start_begi
     assert contents(node.engines.open(P1)) == []
     assert not (node.home / "DAMAGED").exists()
     assert list(node.home.glob("engine.damaged/*.sst"))
+
+
+async def test_damage_ends_the_process_though_the_disk_has_no_room_to_mark_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    engine = node.engines.open(P1)
+
+    def is_full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(node.engines._disk, "open", is_full)
+    failed = engine._failed(Exception("Corruption: a test"))  # type: ignore[attr-defined]
+    assert isinstance(failed, EngineDamaged), "a full disk would only cost the lead"
+    assert len(node.ends) == 1
+    engine.close()
 
 
 async def test_a_crash_while_a_damaged_state_is_set_aside_never_lets_it_be_opened(

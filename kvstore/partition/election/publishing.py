@@ -42,7 +42,7 @@ class Publishing:
         """Publish whatever has changed, now and then."""
         while True:
             state = self._state
-            present = state.seq, state.durable_seq, state.epoch, self._is_stopped()
+            present = state.seq, state.durable_seq, state.epoch, self._is_stopped(), self._installed()
             try:
                 if present != self._said or self._trials.trial.since:
                     await self._claims.publish(self._progress())
@@ -60,4 +60,8 @@ class Publishing:
     def _progress(self) -> Published:
         trial, state = self._trials.trial, self._state
         doubt = (trial.since, *list(state.checks.items())[-1]) if trial.is_barred and state.checks else None
-        return Published(state.seq, state.durable_seq, state.epoch, self._nonce, doubt, self._is_stopped())
+        is_stopped = self._is_stopped()
+        return Published(state.seq, state.durable_seq, state.epoch, self._nonce, doubt, is_stopped, self._installed())
+
+    def _installed(self) -> int:
+        return self._state.installed_bytes if self._state.position is None else 0

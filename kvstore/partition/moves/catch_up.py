@@ -19,11 +19,16 @@ from kvstore.partition.state.state import State
 from kvstore.types import Position
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader, Logs
+from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 FOLLOW_MS = 100
 CLOSE_ENTRIES, CLOSE_BYTES = 16, 256 << 10
 """The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end. What
 is left then is one more entry of its own."""
+STEADY_READS = 8
+"""After so many reads in a row that brought all there was, the target gets no closer by another one: a source that is
+always busy, or writes large values, has more than the above under way at any moment. Then this is close enough; a
+freeze that proves too short is followed by a longer one (docs/protocol.md M8)."""
 LOG_VERSION = bytes((Kind.LOG_VERSION,))
 TURN_BYTES = 32 << 10
 """Of the source's log, looked through before the event loop gets another turn: some milliseconds."""
@@ -40,6 +45,8 @@ class Following:
         self._state, self._logs, self._lead = state, logs, lead
         self._reader: LogReader | None = None
         self._digest: RangeDigest | None = None
+        self._steady = 0
+        """Reads in a row that brought all there was."""
 
     async def count(self, found: Import) -> RangeDigest:
         """The copy's count and hash, kept up from now on."""
@@ -52,8 +59,8 @@ class Following:
         return self._digest
 
     async def read_on(self, found: Import) -> bool:
-        """Log what one read of the source's log says about the range. Whether that was little. Raises NoSuchLedger if
-        the log has been trimmed."""
+        """Log what one read of the source's log says about the range. Whether the target is close: that was little, or
+        as little as it gets. Raises NoSuchLedger if the log has been trimmed."""
         if self._reader is None:
             self._reader = self._logs.reader(found.source, found.tail)
             self.read_to = found.tail
@@ -63,7 +70,9 @@ class Following:
         except BaseException:
             await self.stop_reading()  # read again what was not logged
             raise
-        return len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES
+        is_all = len(read) < BATCH_ENTRIES_MAX and size < BATCH_BYTES_MAX
+        self._steady = self._steady + 1 if is_all else 0
+        return self._steady >= STEADY_READS or (len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES)
 
     async def read_up_to(self, freeze: Position, found: Import) -> None:
         """Log everything up to the source's record at `freeze`, which it says is acknowledged."""
@@ -71,6 +80,7 @@ class Following:
             self._reader.confirm(freeze)
         while self.read_to < freeze:
             await self.read_on(found)
+        self._steady = 0
 
     async def forget(self) -> None:
         """Begin anew, or end."""

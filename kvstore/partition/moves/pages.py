@@ -7,7 +7,6 @@ Rows and results travel as they are (docs/protocol.md M3, M4).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +30,8 @@ PAGE_BYTES = 256 << 10
 PAGE_ROWS_MAX = 1000
 RETRY_ROWS_MAX, RETRY_IDS_MAX = 200, 4000
 """Looked at for one page: a row may hold a thousand request ids, each of which costs some microseconds."""
+RETRY_BYTES_MAX = 1 << 20
+"""The same, of rows with large results; the last one may be larger."""
 BEGINNING = b"d"
 RETRIES = rows.ALL_RETRY[0]
 """Where request ids begin."""
@@ -84,13 +85,14 @@ def page_of(state: State, span: Span, cursor: bytes) -> Page:
         keys, found, following = _records(state, span, cursor)
         return Page(keys, found, b"", following, state.position, state.log_version)
     picked = Picked(span)
-    due = list(islice(state.engine.iterate(cursor, rows.ALL_RETRY[1]), RETRY_ROWS_MAX + 1))
     following = b""
-    looked_at = 0
-    for number, (row_key, row) in enumerate(due):
-        if number == RETRY_ROWS_MAX or picked.bytes > PAGE_BYTES or looked_at >= RETRY_IDS_MAX:
+    looked_at = read = 0
+    for number, (row_key, row) in enumerate(state.engine.iterate(cursor, rows.ALL_RETRY[1])):
+        is_full = picked.bytes > PAGE_BYTES or read >= RETRY_BYTES_MAX
+        if number == RETRY_ROWS_MAX or is_full or looked_at >= RETRY_IDS_MAX:
             following = row_key
             break
+        read += len(row)
         _, requests = decode_row(row)
         looked_at += len(requests.sequences) + len(requests.clients)
         picked.add(requests, int.from_bytes(row_key[1:], "big"), with_all_clients=True)

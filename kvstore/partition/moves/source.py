@@ -14,7 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, NotLeader, OutcomeUnknown, StoreError, Unavailable
+from kvstore.partition.in_time import in_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import pages
 from kvstore.partition.moves.counting import Counts
@@ -87,6 +88,9 @@ class Source:
 
     async def answer(self, method: str, body: bytes) -> bytes:
         """Answer the target of a move. Raises StoreError."""
+        return await in_time(self._answer(method, body), self._partition, method)
+
+    async def _answer(self, method: str, body: bytes) -> bytes:
         try:
             asked = asked_of(body)
         except msgspec.DecodeError as error:
@@ -154,10 +158,28 @@ class Source:
         is_counted = self.counts.find(asked.move) is not None
         if found is not None and is_counted and not leader.serving_ranges.is_pending(asked.move):
             return found.position
-        if not leader.serving_ranges.may_freeze(asked.move, asked.span):
-            raise Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
-        self.counts.start(asked.move, asked.span)
-        position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
+        # This answer may be given up while the record is under way, and the freeze must lapse all the same.
+        freezing = self._env.nursery.spawn(self._frozen(asked), name=f"{self._partition} freeze")
+        try:
+            position_or_error: Position | StoreError = await asyncio.shield(freezing)
+        except asyncio.CancelledError:
+            if freezing.done():  # the replica stops
+                raise OutcomeUnknown(f"partition {self._partition}: stopped while {asked.span} was frozen") from None
+            raise
+        if isinstance(position_or_error, StoreError):
+            raise position_or_error
+        return position_or_error
+
+    async def _frozen(self, asked: Asked) -> Position | StoreError:
+        """Log a freeze that lapses in time. Returns the error if it cannot be."""
+        try:
+            leader = self._lead()
+            if not leader.serving_ranges.may_freeze(asked.move, asked.span):
+                return Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
+            self.counts.start(asked.move, asked.span)
+            position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
+        except StoreError as error:
+            return error
         log.info("partition=%s move=%d frozen at %s", self._partition, asked.move, position)
         self._env.nursery.spawn(self._lapse(leader, asked.move, position), name=f"{self._partition} unfreeze")
         return position

@@ -221,10 +221,13 @@ class RocksEngine:
         self._threads.submit(self._flush).add_done_callback(flushed)
 
     def _flush(self) -> OSError | None:
-        if not self._has_room():
-            return OSError(errno.ENOSPC, f"engine {self._path}: less than {ROOM_BYTES} bytes are free")
+        """Whatever fails is returned: a flush that ended by an error of its thread would be waited for for ever."""
         try:
+            if not self._has_room():
+                return OSError(errno.ENOSPC, f"engine {self._path}: less than {ROOM_BYTES} bytes are free")
             self._db.flush()
+        except OSError as error:
+            return error
         except Exception as error:  # noqa: BLE001
             return self._failed(error)
         return None

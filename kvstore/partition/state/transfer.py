@@ -127,6 +127,7 @@ class Import:
             self._check_count(meta_of(message.values[-1]))
             batch.put(rows.ORIGINS_KEY, rows.encode_origins(self._origins))
         self._engine.write(batch)
+        self._state.installed_bytes += len(chunk)
         if message.last:
             try:
                 self._state.load()

@@ -41,7 +41,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The newcomer has gone before it had caught up, or cannot do what the cluster does."""
+    """The newcomer has gone before it had caught up, or cannot do what the cluster does, or gets no further while
+    another server could take its place."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -69,28 +70,35 @@ def decide(
     gone: Set[ServerId],
     caught_up: Set[tuple[PartitionId, ServerId]],
     unfit: Set[ServerId] = frozenset(),
+    stuck: Set[tuple[PartitionId, ServerId]] = frozenset(),
+    resting: Set[ServerId] = frozenset(),
 ) -> list[Change]:
     """Decide on the changes that are due now. `alive` maps each server that is up to its zone; `gone` are those that
     have been away for too long; `caught_up` the newcomers that have what their leader has; `unfit` are up, and cannot
-    do what the cluster does: they get no replicas, and keep those that they have."""
+    do what the cluster does: they get no replicas, and keep those that they have; `stuck` are newcomers that get no
+    further; `resting` servers get replicas only where no other can."""
     changes: list[Change] = []
     held = replicas_held(ring)
     coming = Counter(newcomer for member in ring.partitions.values() for newcomer, _ in member.replacing)
+    free = {each: zone for each, zone in alive.items() if each not in ring.draining}
+    awake = {each: zone for each, zone in free.items() if each not in resting}
     for partition in sorted(ring.partitions):
         member = ring.partitions[partition]
         if member.state is PartitionState.RETIRED:
             continue
-        for newcomer, _ in member.replacing:
+        for newcomer, replaced in member.replacing:
+            is_of_no_use = newcomer in gone or newcomer in unfit or newcomer in ring.draining
             if (partition, newcomer) in caught_up:
                 changes.append(Finish(partition, newcomer))
-            elif newcomer in gone or newcomer in unfit or newcomer in ring.draining:
+            elif is_of_no_use or (
+                (partition, newcomer) in stuck and _choose(awake, member, replaced, alive, held) is not None
+            ):
                 changes.append(GiveUp(partition, newcomer))
         # One at a time: each of them may become the leader.
         leaving = next(_leaving(member, gone | set(ring.draining)), None) if not member.replacing else None
         if leaving is None:
             continue
-        free = {each: zone for each, zone in alive.items() if each not in ring.draining}
-        newcomer_or_none = replacement({**free, **_zones(member, alive)}, member, leaving, held)
+        newcomer_or_none = _choose(awake, member, leaving, alive, held) or _choose(free, member, leaving, alive, held)
         # The best one, or none for now: a second best would not be moved again.
         if newcomer_or_none is not None and coming[newcomer_or_none] < COMING_MAX:
             changes.append(Begin(partition, newcomer_or_none, leaving))
@@ -120,6 +128,16 @@ def replicas_held(ring: Ring) -> Counter[ServerId]:
 
 def _leaving(member: Member, unwanted: Set[ServerId]) -> Iterator[ServerId]:
     return (server for server in member.replicas if server in unwanted)
+
+
+def _choose(
+    servers: Mapping[ServerId, str],
+    member: Member,
+    leaving: ServerId,
+    alive: Mapping[ServerId, str],
+    held: Mapping[ServerId, int],
+) -> ServerId | None:
+    return replacement({**servers, **_zones(member, alive)}, member, leaving, held)
 
 
 def _zones(member: Member, alive: Mapping[ServerId, str]) -> dict[ServerId, str]:

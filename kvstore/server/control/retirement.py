@@ -26,24 +26,39 @@ log = logging.getLogger(__name__)
 
 # docs/protocol.md H5
 async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
-    """Delete a retired partition's znodes, and of its ledgers those that nobody can read: the others are `drop_kept`'s.
-    False, and its znodes stay, while a replica is up or a pin holds its log, where the ring has forgotten it, or when
-    somebody leads it or changes the ring. Raises MetadataError."""
-    ring, ring_version = await _newest_ring(store)
-    if partition not in ring.partitions or await _is_in_use(store, partition, now_ms):
+    """Remove what one retired partition has left. Raises MetadataError."""
+    if not await set_apart(store, partition, now_ms=now_ms):
         return False
-    lists, ledgers = LedgerLists(store), LedgerStore(store)
-    listed, version = await lists.read(partition, latest=True)
+    made = await ledgers_made_for(store, {partition})
+    return await remove_rest(store, partition, made[partition], now_ms=now_ms)
+
+
+async def set_apart(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
+    """Keep the log of a retired partition for readers, and end whoever leads it. False, and all stays as it is, while a
+    replica is up or a pin holds its log, where the ring has forgotten it, or when somebody leads it or changes the
+    ring. Raises MetadataError."""
+    if await _is_in_use(store, partition, now_ms):  # before the ring is read: some are held for hours
+        return False
+    ring, ring_version = await _newest_ring(store)
+    if partition not in ring.partitions:
+        return False
+    listed, version = await LedgerLists(store).read(partition, latest=True)
     try:
         await _set_apart(store, partition, listed, version, ring_version)
     except (NodeExists, VersionConflict):
         return False
+    return True
+
+
+async def remove_rest(store: MetadataStore, partition: PartitionId, made: Collection[LedgerId], *, now_ms: int) -> bool:
+    """Delete the znodes of a partition that is set apart, and of its ledgers `made` those that nobody can read: the
+    others are `drop_kept`'s. False, and its znodes stay, if a pin holds its log by now. Raises MetadataError."""
     kept = {each.id for each in await _kept(store, partition)}
-    removed = sorted(set(await _made_for(ledgers, partition)) - kept)
+    removed = sorted(set(made) - kept)
     for ledger in removed:
-        await ledgers.remove(ledger, -1)
+        await LedgerStore(store).remove(ledger, -1)
     # A pin that was made since the first look has found its ledger in the list (docs/protocol.md G14).
-    if await Pins(store, lists).oldest(partition, now_ms) is not None:
+    if await Pins(store, LedgerLists(store)).oldest(partition, now_ms) is not None:
         return False
     await _remove_tree(store, paths.partition(partition))
     log.info("partition=%s: its znodes and %d ledgers removed, %d are kept", partition, len(removed), len(kept))
@@ -153,15 +168,20 @@ async def _is_in_use(store: MetadataStore, partition: PartitionId, now_ms: int) 
     return False
 
 
-async def _made_for(ledgers: LedgerStore, partition: PartitionId) -> list[LedgerId]:
-    """Its ledgers, also those that its list does not name (any more). One that cannot be decoded is nobody's: fsck
-    names it."""
-    found = []
+async def ledgers_made_for(
+    store: MetadataStore, partitions: Collection[PartitionId]
+) -> dict[PartitionId, list[LedgerId]]:
+    """Return the ledgers of each, also those that its list does not name (any more): of partitions that are set apart,
+    so that nobody makes more. Reads the metadata of all ledgers once, in minutes where they are many. One that cannot
+    be decoded is nobody's: fsck names it. Raises MetadataError."""
+    ledgers = LedgerStore(store)
+    found: dict[PartitionId, list[LedgerId]] = {each: [] for each in partitions}
     for ledger in await ledgers.list_ids():
         with suppress(NoSuchLedger, UndecodableNode):
             metadata, _ = await ledgers.read(ledger)
-            if owner_of(metadata) == partition:
-                found.append(ledger)
+            owner = owner_of(metadata)
+            if owner in found:
+                found[owner].append(ledger)
     return found
 
 

@@ -12,20 +12,22 @@ from collections.abc import Awaitable, Callable, Container, Mapping
 
 from kvstore import versions
 from kvstore.env import Env
+from kvstore.env.ports import Task
 from kvstore.errors import StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.ring import PartitionState, Ring, Rings, steps
-from kvstore.server.control.assign import decide, replicas_held
-from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
+from kvstore.server.control.assign import Change, Finish, GiveUp, decide, replicas_held
+from kvstore.server.control.newcomers import NOTHING, STUCK_S, Newcomers, Pair, Stand
+from kvstore.server.control.retirement import drop_kept, ledgers_made_for, partitions_kept, remove_rest, set_apart
 from kvstore.server.control.rising import may_rise, next_version, what_holds_it
 from kvstore.server.routing.cluster_reader import ClusterReader
 from kvstore.server.routing.cluster_version import ClusterVersionStore
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.topology import Member
 from kvstore.server.routing.version_follower import VersionFollower
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import LedgerId, PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +71,12 @@ class Steward:
         self._nursery = env.nursery.child("steward")
         self._missing: dict[ServerId, float] = {}
         """Servers of the ring that are away, and since when, as far as this process has seen."""
+        self._stands = Newcomers()
+        self._removal: Task | None = None
+        """The last removal of what has retired. All ledgers are read for it, and nothing else waits for that."""
         self.changes = 0
         self._failed: list[str] = []
+        self._not_removed: list[str] = []
 
     def start(self) -> None:
         self._nursery.spawn(self._act_now_and_then(), name="act")
@@ -87,6 +93,7 @@ class Steward:
             await self._env.beat.rest(TICK_S * (1 + self._env.random.random() / 4))
             if self._store.state is not SessionState.CONNECTED:
                 self._missing.clear()  # who is away cannot be told, so nobody has been away for long
+                self._stands.forget()
                 continue
             failed: list[str] = []
             await self._try(self._act(failed), failed)
@@ -117,15 +124,17 @@ class Steward:
         ring = self._rings.ring
         gone = frozenset(self._gone())
         newcomers = [(partition, server) for partition, server in self._newcomers() if server not in unfit]
-        caught_up: set[tuple[PartitionId, ServerId]] = set()
+        caught_up: set[Pair] = set()
+        stands: dict[Pair, Stand] = {}
         for pair in newcomers:
-            await self._try(self._note_caught_up(*pair, caught_up), failed)
-        for change in decide(ring, alive, gone, caught_up, unfit):
+            await self._try(self._note_newcomer(pair, caught_up, stands), failed)
+        now = self._env.clock.now()
+        self._stands.note({pair: stand for pair, stand in stands.items() if pair[1] in alive}, now)
+        stuck, resting = self._stands.stuck(now), self._stands.resting(now)
+        for change in decide(ring, alive, gone, caught_up, unfit, stuck, resting):
             log.info("ring version=%d: %s", ring.version, change)
-            await self._try(self._change(change.step), failed)
-        for partition in sorted(ring.partitions):
-            if ring.partitions[partition].state is PartitionState.RETIRED:
-                await self._try(self._remove(partition), failed)
+            await self._try(self._replace(change, stuck), failed)
+        self._remove_retired(ring)
         if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
             self._looked_at_kept = self._env.clock.now()
             await self._drop_kept()
@@ -133,6 +142,22 @@ class Steward:
     async def _change(self, step: Callable[[Ring], Ring]) -> None:
         await self._rings.change(step)
         self.changes += 1
+
+    # docs/protocol.md H6
+    async def _replace(self, change: Change, stuck: Container[Pair]) -> None:
+        await self._change(change.step)
+        match change:
+            case Finish(_, newcomer):
+                self._stands.caught_up(newcomer)
+            case GiveUp(partition, newcomer) if (partition, newcomer) in stuck:
+                self._stands.given_up(newcomer, self._env.clock.now())
+                log.warning(
+                    "partition=%s server=%s its new replica got no further for %d s, another server makes one: look at "
+                    "its disk and its log",
+                    partition,
+                    newcomer,
+                    STUCK_S,
+                )
 
     # docs/protocol.md V1
     async def _rise(self, servers: Mapping[ServerId, Member]) -> None:
@@ -209,25 +234,48 @@ class Steward:
         members = self._rings.ring.partitions
         return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
 
-    async def _note_caught_up(
-        self, partition: PartitionId, newcomer: ServerId, caught_up: set[tuple[PartitionId, ServerId]]
-    ) -> None:
-        if await self._has_caught_up(partition, newcomer):
-            caught_up.add((partition, newcomer))
-
-    async def _has_caught_up(self, partition: PartitionId, newcomer: ServerId) -> bool:
+    async def _note_newcomer(self, pair: Pair, caught_up: set[Pair], stands: dict[Pair, Stand]) -> None:
+        """Note whether it has caught up, and how far it is, if there are others that it could follow."""
+        partition, newcomer = pair
         published = await Claims(self._store, partition, self._server).published()
         said, others = published.pop(newcomer, None), list(published.values())
-        if said is None or not others:
-            return False
-        return (
-            not said.is_stopped
+        if not others:
+            return
+        stands[pair] = Stand(said.seq, said.installed_bytes) if said is not None else NOTHING
+        if (
+            said is not None
+            and not said.is_stopped
             and said.seq + CLOSE_BEHIND >= max(each.seq for each in others)
             and (said.seq > 0 or said.epoch > 0)
-        )
+        ):
+            caught_up.add(pair)
 
-    async def _remove(self, partition: PartitionId) -> None:
-        now_ms = self._env.clock.passed_ms()
-        if await remove_log(self._store, partition, now_ms=now_ms):
+    def _remove_retired(self, ring: Ring) -> None:
+        """Begin to remove what partitions have left that have retired, unless that is under way."""
+        retired = [each for each in sorted(ring.partitions) if ring.partitions[each].state is PartitionState.RETIRED]
+        if retired and (self._removal is None or self._removal.done()):
+            self._removal = self._nursery.spawn(self._remove_all(retired), name="remove what has retired")
+
+    async def _remove_all(self, retired: list[PartitionId]) -> None:
+        failed: list[str] = []
+        await self._try(self._remove_all_that_can(retired, failed), failed)
+        if failed and failed != self._not_removed:
+            log.warning("what has retired is not removed yet: %s", "; ".join(failed))
+        self._not_removed = failed
+
+    async def _remove_all_that_can(self, retired: list[PartitionId], failed: list[str]) -> None:
+        apart: list[PartitionId] = []
+        for partition in retired:
+            await self._try(self._set_apart(partition, apart), failed)
+        made = await ledgers_made_for(self._store, apart) if apart else {}
+        for partition, ledgers in made.items():
+            await self._try(self._remove(partition, ledgers), failed)
+
+    async def _set_apart(self, partition: PartitionId, apart: list[PartitionId]) -> None:
+        if await set_apart(self._store, partition, now_ms=self._env.clock.passed_ms()):
+            apart.append(partition)
+
+    async def _remove(self, partition: PartitionId, made: list[LedgerId]) -> None:
+        if await remove_rest(self._store, partition, made, now_ms=self._env.clock.passed_ms()):
             await self._change(lambda ring: steps.forget(ring, partition))
             log.info("partition=%s has retired and is gone", partition)

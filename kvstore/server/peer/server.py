@@ -361,11 +361,11 @@ class PeerConnection(PeerSink):
 
     def _take_call(self, call: Call) -> None:
         is_hold = call.method == HOLD
-        if (self._holds >= HOLDS_MAX) if is_hold else (self._calls >= CALLS_MAX):
-            self._write(frames.encode(Answer(call.number, b"", Overloaded("too many calls at once"))))
-            return
         if (handler := self._owner.at_once(PartitionId(call.partition))) is not None:
             self._answer_at_once(call, handler)
+            return
+        if (self._holds >= HOLDS_MAX) if is_hold else (self._calls >= CALLS_MAX):
+            self._write(frames.encode(Answer(call.number, b"", Overloaded("too many calls at once"))))
             return
         self._holds += is_hold
         self._calls += not is_hold

@@ -13,6 +13,7 @@ from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.snapshots import IDLE_S, Exports, best_sources, install
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine
+from kvstore.partition.state.rows import ALL_DATA
 from kvstore.partition.state.state import State
 from kvstore.partition.state.transfer import Import
 from kvstore.types import PartitionId, Seq, ServerId
@@ -107,6 +108,7 @@ async def test_what_is_installed_is_the_exporters_state(source: State) -> None:
     assert (target.position, target.seq, target.crc) == (source.position, source.seq, source.crc)
     assert target.fingerprint() == source.fingerprint()
     assert target.get(b"old") is None
+    assert target.installed_bytes > sum(len(key) + len(row) for key, row in source.engine.iterate(*ALL_DATA))
 
 
 async def test_an_export_shows_nothing_that_came_later(writer: Writer, source: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,11 @@ from kvstore import versions
 from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages, source
-from kvstore.partition.moves.catch_up import Following
+from kvstore.partition.moves.catch_up import STEADY_READS, Following
 from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
 from kvstore.partition.moves.import_steps import Step
 from kvstore.partition.state import move_records
-from kvstore.partition.state.commands import RequestId, put
+from kvstore.partition.state.commands import Flag, RequestId, delete, put
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Kind, control
 from kvstore.partition.state.move_records import ImportRows, LogVersion
@@ -25,7 +26,7 @@ from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
 from kvstore.partition.state.tokens import EVERYTHING, NOTHING, Span
 from kvstore.ring import Pace
-from kvstore.ring.hashing import TOKENS
+from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.moves import Move, MoveId
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
@@ -108,6 +109,34 @@ def test_what_was_answered_is_said_only_where_its_client_asked_last() -> None:
     assert [decode_row(row)[1].first_unacked for row in after.values()] == [[6]]
     span = EVERYTHING.spans[0]
     assert pages.page_of(part.state, Span(*span), max(before)).requests
+
+
+@pytest.mark.parametrize("is_in_range", [True, False])
+def test_a_page_of_request_ids_reads_no_more_large_results_than_it_may_give(
+    is_in_range: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
+    for number in range(8):
+        request = RequestId(bytes((number,)) * 16, 1, 1, TIME_MS)
+        part.do(put(b"k", bytes(400_000)), delete(b"k", flags=Flag.RETURN_OLD, request=request))
+    iterate, read = part.engine.iterate, list[int]()
+
+    def counted(begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, row in iterate(begin, end):
+            read.append(len(row))
+            yield key, row
+
+    monkeypatch.setattr(part.engine, "iterate", counted)
+    token = token_of(b"k")
+    cursor, span = pages.RETRIES, Span(token, token) if is_in_range else Span(token + 1, token + 1)
+    found = 0
+    while cursor:
+        read.clear()
+        given = pages.page_of(part.state, span, cursor)
+        assert sum(read) < pages.RETRY_BYTES_MAX + 2 * max(read), "the last one, and the one where it goes on"
+        requests, cursor = pages.requests_in(given), given.cursor
+        found += len(requests.sequences) if requests is not None else 0
+    assert found == 8 * is_in_range
 
 
 class Stepping(Copying):
@@ -253,3 +282,58 @@ async def test_the_pin_is_given_back_though_a_replica_stops_while_its_reader_end
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert given_back == ["pin"]
+
+
+class Busy:
+    """The log of a source that has more each time: reads of so many entries of so many bytes."""
+
+    def __init__(self, entries: int, size: int) -> None:
+        self.payload, self.entries, self.read_so_far = b"x" * size, entries, 0
+
+    def reader(self, partition: PartitionId, after: Position) -> Busy:
+        return self
+
+    async def read(self, wait_ms: int) -> list[Any]:
+        first = self.read_so_far
+        self.read_so_far += self.entries
+        positions = (Position(LedgerId(1), EntryId(entry)) for entry in range(first, self.read_so_far))
+        return [SimpleNamespace(position=position, payload=self.payload) for position in positions]
+
+    def confirm(self, position: Position) -> None:
+        pass
+
+
+class Followed(Following):
+    """One that follows a busy log in which nothing is about the range."""
+
+    def __init__(self, busy: Busy) -> None:
+        async def append_record(record: ImportRows, requests: Any) -> None:
+            pass
+
+        state: Any = SimpleNamespace(engine=MemoryEngine())
+        super().__init__(state, busy, lambda: SimpleNamespace(append_record=append_record))  # type: ignore[arg-type, return-value]
+        self.found = Copying()._import()
+
+    def _take(self, changes: pages.Changes, logged: Any, found: Import) -> None:
+        pass
+
+    async def is_close(self, reads: int) -> list[bool]:
+        return [await self.read_on(self.found) for _ in range(reads)]
+
+
+@pytest.mark.parametrize(("entries", "size"), [(1, 300_000), (20, 100), (4, 300_000)])
+async def test_a_source_that_always_has_more_under_way_is_frozen_all_the_same(entries: int, size: int) -> None:
+    following = Followed(Busy(entries, size))
+    first = await following.is_close(STEADY_READS + 1)
+    assert first == [False] * (STEADY_READS - 1) + [True, True]
+    await following.read_up_to(following.read_to, following.found)
+    assert await following.is_close(STEADY_READS) == first[:-1], "a freeze that came too early is not asked for at once"
+
+
+@pytest.mark.parametrize(("entries", "size"), [(64, 100), (14, 300_000)])
+async def test_a_target_that_is_far_behind_follows_on(entries: int, size: int) -> None:
+    assert not any(await Followed(Busy(entries, size)).is_close(3 * STEADY_READS))
+
+
+async def test_a_target_that_reads_little_is_close() -> None:
+    assert await Followed(Busy(2, 100)).is_close(2) == [True, True]

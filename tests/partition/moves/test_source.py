@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
 
 from kvstore.env.nursery import TaskNursery
-from kvstore.errors import NotLeader, StoreError, Unavailable
+from kvstore.errors import NotLeader, OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.in_time import ANSWER_S
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import source
 from kvstore.partition.moves.counting import COPIES_MAX
 from kvstore.partition.moves.source import Asked, Source, Verdict
+from kvstore.partition.partition import Partition as Stopping
 from kvstore.partition.state.commands import put
-from kvstore.partition.state.digest import RangeDigest
+from kvstore.partition.state.digest import ROWS_PER_STEP, RangeDigest
+from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.move_records import (
     Drop,
     Founded,
@@ -27,8 +34,10 @@ from kvstore.partition.state.move_records import (
     Release,
     Unfreeze,
 )
+from kvstore.partition.state.rows import data_key
+from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import EVERYTHING, Span
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 from tests.partition.one_partition import UNKNOWN, Partition
@@ -79,6 +88,12 @@ class Moving:
             if task.exception() is None:
                 return msgspec.msgpack.decode(task.result(), type=Position)
             assert isinstance(task.exception(), StoreError)
+
+    def freeze_once(self, asked: Asked) -> None:
+        """Ask once, and wait for the answer."""
+        task = self.ask(source.FREEZE, asked)
+        self.finish()
+        task.result()
 
     def release(self, asked: Asked, freeze: Position) -> asyncio.Task[bytes]:
         digest = self.source.counts.find(asked.move)
@@ -341,3 +356,64 @@ def test_a_count_that_is_stopped_before_its_first_step_is_compared_with_nothing(
     moving.partition.run(differ_and_stop())
     moving.finish()
     assert not moving.failed
+
+
+# docs/protocol.md M8
+def test_an_answer_that_waits_for_a_stuck_entry_ends_and_its_freeze_lapses_all_the_same() -> None:
+    moving = Moving().start()
+    part = moving.partition
+    with pytest.raises(StoreError, match="counted"):
+        moving.freeze_once(Asked(1, P2, SPAN))
+    asked = []
+    for method in (source.FREEZE, source.PIN, source.CANCEL):
+        asked.append(moving.ask(method, Asked(1, P2, SPAN)))
+        part.settle()
+    part.wait(ANSWER_S - 0.1)
+    assert not any(each.done() for each in asked)
+    part.wait(0.2)
+    assert [type(each.exception()) for each in asked] == [OutcomeUnknown] * 3
+    again = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    part.settle()
+    assert isinstance(again.exception(), Unavailable), "it is under way"
+    moving.finish()
+    assert part.state.ownership.frozen_by(1) is not None
+    part.wait(FREEZE_S + 0.1)
+    moving.finish()
+    assert part.state.ownership.frozen_by(1) is None
+    assert not moving.failed
+
+
+def test_a_freeze_of_a_replica_that_stops_is_of_unknown_outcome() -> None:
+    moving = Moving().start()
+    part = moving.partition
+    with pytest.raises(StoreError, match="counted"):
+        moving.freeze_once(Asked(1, P2, SPAN))
+    asked = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    part.settle()
+    part.run(moving.nursery.close())
+    part.settle()
+    assert isinstance(asked.exception(), OutcomeUnknown)
+
+
+async def test_a_count_under_way_keeps_no_files_of_a_replica_that_stops(tmp_path: Path) -> None:
+    path, nursery = str(tmp_path / "engine"), TaskNursery("test")
+    engine = RocksEngine(path)
+    state = State(P2, engine, PartitionConfig())
+    batch = engine.batch()
+    for number in range(4 * ROWS_PER_STEP):
+        batch.put(data_key(b"%d" % number), bytes(20))
+    engine.write(batch)
+    env: Any = SimpleNamespace(nursery=nursery)
+    counting = Source(env, P2, state, lambda: None, FREEZE_S)
+    with pytest.raises(Unavailable, match="is being counted"):
+        counting.counts.start(1, Span(0, TOKENS - 1))
+    await asyncio.sleep(0)
+
+    async def stopped(**_: bool) -> None:
+        pass
+
+    replica = SimpleNamespace(stop=stopped)
+    rest: dict[str, Any] = {"_peers": MagicMock(), "_exports": MagicMock(), "_nursery": nursery, "let_go": engine.close}
+    stopping: Any = SimpleNamespace(id=P2, mover=None, _replica=replica, _source=counting, state=state, **rest)
+    await Stopping.stop(stopping, hand_over=False)
+    RocksEngine(path).close()

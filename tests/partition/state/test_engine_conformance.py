@@ -17,7 +17,7 @@ from kvstore.partition.state.engine_rocks import (
     MEMTABLES_PER_FILE,
     RocksEngine,
 )
-from tests.waiting import wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 DRIVERS: dict[str, Callable[[Path], Engine]] = {
     "memory": lambda path: MemoryEngine(),
@@ -290,6 +290,20 @@ async def test_a_flush_tells_when_it_is_done_and_changes_nothing(engine: Engine)
     await flushed(engine)
     await flushed(engine)
     assert contents(engine) == [(b"a", b"1")]
+
+
+async def test_a_flush_that_cannot_look_for_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it, as a replica that stops does, would wait for ever."""
+    engine, failure = RocksEngine(str(tmp_path / "engine")), OSError(errno.EIO, "a test")
+
+    def fail() -> bool:
+        raise failure
+
+    monkeypatch.setattr(engine, "_has_room", fail)
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    engine.flush(done.set_result)
+    assert await asyncio.wait_for(done, PATIENCE_S) is failure
+    engine.close()
 
 
 async def test_a_cleared_engine_is_empty_and_goes_on(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore.env import Env
 from kvstore.env.clock import Unjudged
-from kvstore.errors import NodeExists
+from kvstore.errors import NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
@@ -22,7 +22,7 @@ from kvstore.types import PartitionId, Seq, ServerId
 from tests.waiting import wait_until
 
 P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
-N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
+N1, N2, N3, N4, N5 = (ServerId(f"n{i}") for i in range(1, 6))
 
 
 class Clock(Unjudged):
@@ -71,14 +71,17 @@ class World:
         made.start()
         return made
 
-    async def publish(self, partition: PartitionId, server: ServerId, seq: int) -> None:
+    async def publish(self, partition: PartitionId, server: ServerId, seq: int, installed_bytes: int = 0) -> None:
         await ensure_path(self.store, paths.partition_replicas(partition))
-        said = Published(Seq(seq), Seq(seq), 1, "x").encode()
-        await self.store.create(paths.partition_replica(partition, server), said, ephemeral=True)
+        said = Published(Seq(seq), Seq(seq), int(seq > 0), "x", installed_bytes=installed_bytes).encode()
+        path = paths.partition_replica(partition, server)
+        with suppress(NoSuchNode):
+            await self.store.delete(path, -1)
+        await self.store.create(path, said, ephemeral=True)
 
 
 async def looks(steward: Steward) -> None:
-    """Return when the steward has looked at least twice since now."""
+    """Return when the steward has looked at least twice since now, and removed what it could."""
     count = 0
     note = steward._note_missing
 
@@ -90,6 +93,6 @@ async def looks(steward: Steward) -> None:
     steward._note_missing = counting  # type: ignore[method-assign]
 
     async def twice() -> bool:
-        return count >= 2
+        return count >= 2 and (steward._removal is None or steward._removal.done())
 
     await wait_until(twice, what="the steward looks")

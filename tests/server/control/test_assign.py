@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvstore.ring import Ring, new_ring
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control.assign import COMING_MAX, Begin, Finish, Forget, GiveUp, decide, homeless, replicas_held
+from kvstore.server.control.newcomers import NOTHING, STUCK_S, Newcomers
 from kvstore.types import PartitionId, ServerId
 
 N1, N2, N3, N4, N5 = (ServerId(f"n{i}") for i in range(1, 6))
@@ -92,3 +93,36 @@ def test_a_drained_server_is_forgotten_when_it_is_gone_and_holds_nothing() -> No
 def test_a_drained_server_with_a_replica_that_has_nowhere_to_go_is_remembered() -> None:
     ring = drain(ring_of(2), N1)
     assert decide(ring, {N2: "", N3: ""}, frozenset({N1}), frozenset()) == []
+
+
+# docs/protocol.md H6
+def test_a_newcomer_that_gets_no_further_gives_way_if_another_server_can_take_its_place() -> None:
+    ring = begin_replacing(drain(ring_of(1), N1), P1, N4, N1)
+    five, stuck = {**FOUR, N5: ""}, frozenset({(P1, N4)})
+    assert decide(ring, FOUR, frozenset(), frozenset(), stuck=stuck) == [], "there is no other"
+    assert decide(ring, five, frozenset(), frozenset(), stuck=stuck, resting={N5}) == [], "nor one that does better"
+    assert decide(ring, five, frozenset(), frozenset(), stuck=stuck) == [GiveUp(P1, N4)]
+    assert decide(ring, five, frozenset(), frozenset({(P1, N4)}), stuck=stuck) == [Finish(P1, N4)]
+
+
+def test_a_server_that_rests_gets_replicas_only_where_no_other_can() -> None:
+    ring = drain(ring_of(1), N1)
+    assert decide(ring, {**FOUR, N5: ""}, frozenset(), frozenset(), resting={N4}) == [Begin(P1, N5, N1)]
+    assert decide(ring, FOUR, frozenset(), frozenset(), resting={N4}) == [Begin(P1, N4, N1)]
+
+
+def test_one_server_that_takes_nothing_does_not_keep_the_others_from_it() -> None:
+    """It has the fewest replicas, so it is best for each of the twenty; none of its newcomers ever begins."""
+    ring, alive = ring_of(20, {N1: "", N2: "", N3: "", N5: ""}), {N1: "", N3: "", N4: "", N5: ""}
+    newcomers, now = Newcomers(), 0.0
+    while now < 1.5 * STUCK_S:
+        now += 1.0
+        coming = [(each.id, new) for each in ring.partitions.values() for new, _ in each.replacing]
+        newcomers.note({pair: NOTHING for pair in coming if pair[1] == N4}, now)
+        caught_up = frozenset(pair for pair in coming if pair[1] != N4)
+        stuck = newcomers.stuck(now)
+        for change in decide(ring, alive, frozenset({N2}), caught_up, frozenset(), stuck, newcomers.resting(now)):
+            ring = change.step(ring)
+            if isinstance(change, GiveUp):
+                newcomers.given_up(change.newcomer, now)
+    assert replicas_held(ring) == {N1: 20, N3: 20, N5: 20}

@@ -13,14 +13,16 @@ from kvstore.meta.store import ensure_path
 from kvstore.ring import Pace, PartitionState, Ring, new_ring, plan, steps
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
+from kvstore.server.control.newcomers import STUCK_S
 from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
-from kvstore.server.control.steward import CLOSE_BEHIND
+from kvstore.server.control.steward import CLOSE_BEHIND, LOOK_AT_KEPT_S
+from kvstore.server.routing.topology import Member
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import Pins
 from tests.ring.rings import advance
-from tests.server.control.stewards import N1, N2, N3, N4, P1, P2, P3, World, looks
+from tests.server.control.stewards import N1, N2, N3, N4, N5, P1, P2, P3, World, looks
 from tests.waiting import wait_until
 
 
@@ -108,6 +110,40 @@ async def test_a_newcomer_of_which_nothing_can_be_read_keeps_nothing_else_from_b
     assert set(world.ring.partitions[P2].replicas) == {N2, N3, N4}
 
 
+# docs/protocol.md H6
+async def test_a_newcomer_that_takes_nothing_gives_way_to_one_on_another_server(world: World) -> None:
+    world.up[N5] = Member(id=N5, resp=f"{N5}:1")
+    world.ring = begin_replacing(drain(world.ring, N1), P1, N4, N1)
+    await world.publish(P1, N2, 10_000)
+    await world.publish(P1, N4, 0)
+    steward = world.steward()
+    await looks(steward)
+    world.clock.at += STUCK_S - 1
+    await world.publish(P1, N4, 0, installed_bytes=1)
+    await looks(steward)
+    world.clock.at += STUCK_S - 1
+    await looks(steward)
+    assert world.ring.partitions[P1].replacing == ((N4, N1),), "it still takes in another's state"
+    world.clock.at += 2
+    await looks(steward)
+    assert world.ring.partitions[P1].replacing == ((N5, N1),)
+
+
+async def test_a_newcomer_whose_server_is_down_or_that_nobody_could_feed_is_not_stuck(world: World) -> None:
+    world.up[N5] = Member(id=N5, resp=f"{N5}:1")
+    world.ring = begin_replacing(begin_replacing(drain(world.ring, N1), P1, N4, N1), P2, N5, N1)
+    await world.publish(P1, N2, 10_000)
+    await world.publish(P2, N5, 0)
+    away = world.up.pop(N4)
+    steward = world.steward(repair_after_s=0)
+    await looks(steward)
+    world.clock.at += 2 * STUCK_S
+    await looks(steward)
+    world.up[N4] = away
+    await looks(steward)
+    assert [world.ring.partitions[each].replacing for each in (P1, P2)] == [((N4, N1),), ((N5, N1),)]
+
+
 async def test_a_newcomer_alone_has_nothing_to_be_measured_against(world: World) -> None:
     world.ring = begin_replacing(world.ring, P1, N4, N1)
     await world.publish(P1, N4, 5)
@@ -153,9 +189,12 @@ async def test_a_retired_partition_leaves_no_ledgers_no_znodes_and_no_place_in_t
     await log_of(world, P1, 2, listed=False)
     await log_of(world, P2, 3)
     await retire(world)
-    await looks(world.steward())
+    steward = world.steward()
+    await looks(steward)
     assert set(world.ring.partitions) == {P2}
     assert world.ring.retired == (P1,)
+    world.clock.at += LOOK_AT_KEPT_S
+    await looks(steward)
     assert await LedgerStore(world.store).list_ids() == [3]
     assert await world.store.children(paths.PARTITIONS) == ["p2"]
 
@@ -287,8 +326,11 @@ async def test_what_cannot_be_decoded_keeps_no_other_partition_from_leaving(worl
     await retire(world, P1, P2)
     await LedgerLists(world.store).make(P1)
     await world.store.set(paths.partition_log(P1), b"no list", -1)
-    await looks(world.steward())
+    steward = world.steward()
+    await looks(steward)
     assert set(world.ring.partitions) == {P1, P3}
+    world.clock.at += LOOK_AT_KEPT_S
+    await looks(steward)
     assert await LedgerStore(world.store).list_ids() == [4, 5]
 
 

@@ -205,6 +205,22 @@ async def test_questions_that_leaders_hold_keep_no_other_call_waiting(
         each.cancel()
 
 
+async def test_what_waits_for_nothing_is_answered_whatever_else_is(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_server, "CALLS_MAX", 2)
+    await link(cluster)
+    links, peers, dates = cluster["n1"].links, cluster["n2"].peers, PartitionId("@dates of a test")
+    peers.serve(P1, forever)
+    peers.serve_at_once(dates, lambda server, method, body: b"now")
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            await links.call(N2, P1, "ask", b"", 0.1)
+    with pytest.raises(Overloaded):
+        await links.call(N2, P1, "ask", b"", PATIENCE_S)
+    assert await links.call(N2, dates, "date", b"", PATIENCE_S) == b"now"
+
+
 async def test_a_peer_that_is_gone_is_told_apart_from_one_that_is_silent(cluster: Servers) -> None:
     links = cluster["n1"].links
     address = cluster.addresses[N2]

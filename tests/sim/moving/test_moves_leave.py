@@ -45,7 +45,8 @@ def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(mo
     async def remove_nothing(*_: object, **__: object) -> bool:
         return True
 
-    monkeypatch.setattr(steward, "remove_log", remove_nothing)
+    monkeypatch.setattr(steward, "set_apart", remove_nothing)
+    monkeypatch.setattr(steward, "remove_rest", remove_nothing)
     with pytest.raises(RuleBroken, match="H5 its list goes first"):
         play(1, leave_one, TWO, pause_s=LONG_PAUSE_S)
 
