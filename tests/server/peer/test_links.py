@@ -291,6 +291,38 @@ def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None
     assert [frame.numbers for frame in stream.written if isinstance(frame, Results) and frame.numbers] == [[(2, 7)]]
 
 
+# docs/protocol.md P22
+def test_a_frame_of_results_says_how_far_its_partitions_are_if_that_was_not_said_yet() -> None:
+    """Each frame said it of every partition that was ever asked on the link: half a millisecond for a small GET."""
+    leader, stream, at = Leader(), Stream(), dict.fromkeys(("p1", "p2", "p3"), (7, 70))
+    leader.submit_here = lambda *_: None  # type: ignore[method-assign]
+    leader.progress = at.__getitem__  # type: ignore[assignment]
+    connection = PeerConnection(cast(Any, Owner(leader)), N2, cast(Any, stream))
+
+    def told() -> list[tuple[str, int, int]]:
+        connection.flush()
+        frame = stream.written[-1]
+        assert isinstance(frame, Results)
+        return [tuple(each) for each in frame.progress]
+
+    for number, partition in enumerate(at, 1):
+        connection.data_received(sent(number, 0, partition))
+    connection.complete(1, 7)
+    assert told() == [("p1", 7, 70), ("p2", 7, 70), ("p3", 7, 70)]
+    at["p3"] = (8, 80)
+    connection.complete(2, 7)
+    assert told() == [("p3", 8, 80)], "an answer of it is to come"
+    connection.complete(3, 8)
+    assert told() == []
+    at.update(p1=(9, 90), p3=(9, 90))
+    connection.data_received(sent(4, 0, "p3"))
+    connection.complete(4, 9)
+    assert told() == [("p3", 9, 90)], "nobody waits for an answer of the other"
+    connection.data_received(sent(5, 0, "p1"))
+    connection.complete(5, 9)
+    assert told() == [("p1", 9, 90)]
+
+
 class Owner:
     def __init__(self, dispatcher: Leader) -> None:
         self.dispatcher, self.operations, self.operations_max = dispatcher, 0, 100
