@@ -47,6 +47,41 @@ async def test_calls_share_one_link_also_while_it_is_idle(tmp_path: Path) -> Non
         await wait_until(lambda: has_links(cluster["n1"], 1), what="n1 has one link")
 
 
+async def test_a_call_to_the_same_server_ends_as_one_by_a_link_does(tmp_path: Path) -> None:
+    """What it began ended with who had asked: a freeze that was logged was not looked after by anybody."""
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def answer(server: ServerId, method: str, body: bytes) -> bytes:
+            begun.set()
+            await may_end.wait()
+            ended.set()
+            if method == "refuse":
+                raise NotLeader(P1)
+            return server.encode() + body
+
+        links = cluster["n1"].links
+        cluster["n1"].peers.serve(P1, answer)
+        caller = asyncio.create_task(links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S))
+        await begun.wait()
+        caller.cancel()
+        with pytest.raises(OutcomeUnknown, match="n1 did not answer ask"):
+            await links.call(ServerId("n1"), P1, "ask", b"", 0.01)
+        may_end.set()
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
+        assert await links.call(ServerId("n1"), P1, "ask", b"x", PATIENCE_S) == b"n1x"
+        with pytest.raises(NotLeader):
+            await links.call(ServerId("n1"), P1, "refuse", b"", PATIENCE_S)
+        may_end.clear()
+        waiting = asyncio.create_task(links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S))
+        await asyncio.sleep(0)
+        await links.close()
+        with pytest.raises(OutcomeUnknown, match="stopped before"):
+            await waiting
+        with pytest.raises(Unavailable, match="n1 stops"):
+            await links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S)
+
+
 async def has_links(server: Server, count: int) -> bool:
     return server.links.statistics()["peer_links"] == count
 
