@@ -23,6 +23,9 @@ FIRST_BYTE_S = 5.0
 """A connection that brings nothing for so long is closed."""
 CONNECT_S = 5.0
 """To the process's own port."""
+ENDING_S = 5.0
+"""For what is left once one side has ended: gRPC ends a connection in both directions at once. And for a side that
+takes nothing to take what was sent before; then it is broken off."""
 HOST = "127.0.0.1"
 """Of the ports behind it."""
 
@@ -83,10 +86,14 @@ class Front:
 class _Side(asyncio.Protocol):
     """One of the two connections of a relay: what it brings goes to the other, which may ask it to wait."""
 
-    def __init__(self, lost: Callable[[], None]) -> None:
-        self._lost = lost
+    def __init__(self, half_ended: Callable[[], None], lost: Callable[[], None]) -> None:
+        """`half_ended` is called when it has brought all that it will, `lost` when it is no more."""
+        self._half_ended, self._lost = half_ended, lost
         self.transport: Any = None
         self.other: _Side | None = None
+        self.has_ended = False
+        """It brings nothing more."""
+        self.is_lost = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -96,9 +103,15 @@ class _Side(asyncio.Protocol):
         self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        if self.other is not None and self.other.transport.can_write_eof():
+        """Say so to the other one. Where both have ended nothing comes on either any more: no transport that was kept
+        open would be lost by itself."""
+        self.has_ended = True
+        if self.other is None or self.other.has_ended:
+            return False
+        if self.other.transport.can_write_eof():
             self.other.transport.write_eof()
-        return self.other is not None
+        self._half_ended()
+        return True
 
     def pause_writing(self) -> None:
         if self.other is not None:
@@ -109,6 +122,7 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
         self._lost()
 
 
@@ -116,7 +130,7 @@ class _Relay(_Side):
     """The connection that was accepted; by its first byte it finds the other one."""
 
     def __init__(self, front: Front, with_tls: int, without: int) -> None:
-        super().__init__(self.end)
+        super().__init__(self._end_soon, self._note_lost)
         self._front, self._with_tls, self._without = front, with_tls, without
         self._first = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +143,7 @@ class _Relay(_Side):
             transport.abort()
             return
         self._front.opened(self)
-        self._timer = asyncio.get_running_loop().call_later(FIRST_BYTE_S, self.end)
+        self._do_later(FIRST_BYTE_S, self.end)
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
@@ -144,7 +158,7 @@ class _Relay(_Side):
 
     async def connect(self, port: int) -> None:
         """Open the other side, and give it what has come."""
-        side = _Side(self.end)
+        side = _Side(self._end_soon, self._note_lost)
         side.other = self  # at once: what it brings may be here before this goes on
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -156,21 +170,46 @@ class _Relay(_Side):
         if self._is_over:
             side.transport.abort()
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        if not side.has_ended:
+            self._do_no_more()
         self.other = side
         side.transport.write(self._first)
         self._first = b""
         self.transport.resume_reading()
 
     def end(self) -> None:
-        """End both sides, after what is to be sent has been."""
+        """End both sides, after what is to be sent has been, or cannot be."""
         if self._is_over:
             return
         self._is_over = True
+        for side in self._sides():
+            side.transport.close()
+        self._do_later(ENDING_S, self._break_off)
+
+    def _sides(self) -> list[_Side]:
+        return [each for each in (self, self.other) if each is not None and each.transport is not None]
+
+    def _end_soon(self) -> None:
+        """The other direction has a moment left."""
+        if not self._is_over:
+            self._do_later(ENDING_S, self.end)
+
+    def _break_off(self) -> None:
+        for side in self._sides():
+            side.transport.abort()
+
+    def _note_lost(self) -> None:
+        """One that has not sent all is there still, with its socket, and is counted."""
+        self.end()
+        if all(side.is_lost for side in self._sides()):
+            self._do_no_more()
+            self._front.closed(self)
+
+    def _do_later(self, delay_s: float, what: Callable[[], None]) -> None:
+        """That, and nothing that was to be done before."""
+        self._do_no_more()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, what)
+
+    def _do_no_more(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._front.closed(self)
-        for each in (self, self.other):
-            if each is not None and each.transport is not None:
-                each.transport.close()

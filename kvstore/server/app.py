@@ -271,7 +271,7 @@ class Node:
         log.info("node=%s takes operations again", self.id)
 
     async def _hand_over(self) -> None:
-        await self.hosting.stop()
+        await self.hosting.drain()
         await self.membership.announcement.say_draining(True)
 
     async def _set_draining(self, is_draining: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from errno import EDQUOT, ENOSPC
 from functools import partial
 from typing import Any
@@ -79,8 +79,12 @@ class Hosting:
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
         """Replicas that are not here any more, but for what is pinned of them."""
+        self._drained: dict[PartitionId, Partition] = {}
+        """Replicas that were stopped with all others: if the node goes on, what they have claimed and published is to
+        be taken back."""
+        self._after_drain = env.nursery.child("after a drain")
         self._taking_back = asyncio.Lock()
-        """Held while the metadata store is told that one of them has left."""
+        """Held while the metadata store is told that one of all these has stopped."""
         self._spoilt: set[PartitionId] = set()
         """Replicas whose copies are damaged, and are to be made anew now."""
         self._made_anew: dict[PartitionId, int] = {}
@@ -101,6 +105,9 @@ class Hosting:
         if self._is_stopped:
             self._is_stopped = False
             self._nursery = self._env.nursery.child("hosting")
+            async with self._taking_back:
+                self._drained.clear()  # what stands there from now on is of those that begin
+            await self._after_drain.close()
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
@@ -108,14 +115,24 @@ class Hosting:
         self._nursery.spawn(self._retire_left_now_and_then(), name="retire what has left")
         self._nursery.spawn(self._age(), name="age what is retired")
 
+    # docs/protocol.md P23
+    async def drain(self) -> None:
+        """`stop`, on a node that goes on. So does its session, and what the replicas have claimed and published in it
+        would stand for as long: it is taken back, once this has returned."""
+        await self.stop()
+        self._after_drain = self._env.nursery.child("after a drain")
+        self._after_drain.spawn(self._take_back_drained(), name="take back what is drained")
+
     async def stop(self) -> None:
         """Hand over what is led here, and stop every replica; its state is synced. One that is called while another is
         under way returns after that."""
         async with self._stopping:
             self._is_stopped = True
+            await self._after_drain.close()
             if self._forget is not None:
                 self._forget()
             await self._nursery.close()
+            self._drained.update({**self._leaving, **self._hosted})
             for partition in sorted(self._leaving):
                 self._leaving.pop(partition).let_go()  # the next process retires it
             stopping = self._env.nursery.child("stopping")
@@ -223,7 +240,7 @@ class Hosting:
         """Set aside the states of replicas that have left, once others know that, and nobody reads of them at pinned
         positions."""
         for partition, replica in sorted(self._leaving.items()):
-            is_known = await self._is_taken_back(partition, replica)
+            is_known = await self._is_taken_back(partition, replica, self._leaving)
             is_over = is_known and not replica.keeps_pins and await self._has_left(partition)
             if is_over and self._leaving.get(partition) is replica:
                 del self._leaving[partition]
@@ -322,12 +339,21 @@ class Hosting:
         log.info("partition=%s has stopped here", partition)
         return is_done
 
+    async def _take_back_drained(self) -> None:
+        while self._drained:
+            for partition, replica in sorted(self._drained.items()):
+                if await self._is_taken_back(partition, replica, self._drained):
+                    del self._drained[partition]
+            await self._env.beat.rest(LEFT_S)
+
     # docs/protocol.md P23
-    async def _is_taken_back(self, partition: PartitionId, replica: Partition) -> bool:
+    async def _is_taken_back(
+        self, partition: PartitionId, replica: Partition, stopped: Mapping[PartitionId, Partition]
+    ) -> bool:
         """Take back what the replica has claimed and published, so that nobody waits for it or counts on it. It is
         tried until it is done: this server goes on, and with it the session."""
         async with self._taking_back:
-            if self._leaving.get(partition) is not replica:
+            if stopped.get(partition) is not replica:
                 return False  # another one is here: what stands there is its own
             try:
                 await replica.take_back()

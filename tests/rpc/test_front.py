@@ -46,12 +46,21 @@ def _register(server: grpc.aio.Server) -> None:
 async def served(
     files: Files, *, connections_max: int = 100, verifies: bool = False
 ) -> AsyncIterator[tuple[Certificates, int]]:
+    async with served_by(files, connections_max=connections_max, verifies=verifies) as (certificates, port, _):
+        yield certificates, port
+
+
+@asynccontextmanager
+async def served_by(
+    files: Files, *, connections_max: int = 100, verifies: bool = False
+) -> AsyncIterator[tuple[Certificates, int, module.Front]]:
     certificates = Certificates(replace(files.bookie, mode=Mode.PREFER, verify_clients=verifies))
     server = GrpcServer(("a.Service",), (_register,), connections_max)
     port = await server.start("127.0.0.1:0", certificates)
     await server.set_serving(True)
     async with asyncio.timeout(PATIENCE_S):
-        yield certificates, port
+        assert server._front is not None
+        yield certificates, port, server._front
     await server.stop(0)
 
 
@@ -112,6 +121,46 @@ async def test_there_are_no_more_connections_than_it_may_have(files: Files) -> N
             writer.transport.abort()
 
 
+async def test_a_connection_that_its_client_has_closed_is_carried_no_more(files: Files) -> None:
+    """Both sides had ended, and nobody closed them: a node took no more gRPC after `connections_max` clients."""
+    async with served_by(files, connections_max=3) as (_, port, front):
+        for _ in range(6):
+            assert await health(files, port, tls=False) == SERVING
+
+        async def is_over() -> bool:
+            return not front._relays
+
+        await wait_until(is_over, what="nothing is carried")
+
+
+async def half_closed(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"x")
+    writer.write_eof()
+    return reader, writer
+
+
+async def test_what_has_ended_on_one_side_only_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDING_S", 0.05)
+    told: list[bytes] = []
+
+    async def never_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append(await reader.read())
+        writer.write(b"the answer")
+        await asyncio.Event().wait()
+
+    behind = await asyncio.start_server(never_ends, "127.0.0.1", 0)
+    inner = behind.sockets[0].getsockname()[1]
+    front = module.Front(1, lambda: None)
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await half_closed(await front.open("127.0.0.1:0", with_tls=inner, without=inner))
+        assert await reader.read() == b"the answer"
+    assert told == [b"x"]
+    writer.close()
+    behind.close()
+    await front.close()
+
+
 async def test_what_it_carries_ends_with_the_server_and_its_port_is_free(files: Files) -> None:
     async with served(files) as (_, port):
         one = channel(files, port, tls=False)
@@ -134,6 +183,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.written = b""
+        self.is_aborted = False
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -141,6 +191,9 @@ class Wire:
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def close(self) -> None: ...
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
 
 async def test_what_a_server_says_at_once_is_carried_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,4 +213,21 @@ async def test_what_a_server_says_at_once_is_carried_too(monkeypatch: pytest.Mon
     await relay.connect(2)
     assert (outer.written, inner.written) == (b"settings", b"preface")
     relay.end()
+    await front.close()
+
+
+async def test_one_that_takes_nothing_is_counted_until_it_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDING_S", 0.01)
+    front = module.Front(1, lambda: None)
+    relay, outer = module._Relay(front, 1, 2), Wire()
+    relay.connection_made(outer)
+    relay.end()
+    assert front.is_full()
+
+    async def is_broken_off() -> bool:
+        return outer.is_aborted
+
+    await wait_until(is_broken_off, what="it is broken off")
+    relay.connection_lost(None)
+    assert not front.is_full()
     await front.close()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import NoSuchLedger, Unavailable
+from kvstore.meta import paths
 from kvstore.partition.partition import Partition
 from kvstore.partition.state import commands
 from kvstore.server import app, composition
@@ -96,6 +97,33 @@ def test_a_drain_is_undone_and_the_node_leads_again(seed: int) -> None:
             assert await served(other).undrain()
 
     play(seed, story, TWO, users=4)
+
+
+# docs/protocol.md P23
+def test_a_node_that_was_cut_from_the_metadata_store_while_it_was_drained_leaves_nothing_behind() -> None:
+    """It runs on, and its session with it: its name stood as the leader's, and nobody led until it was restarted. What
+    its replicas had published stood in any case, and held their logs for as long as it ran."""
+
+    async def story(world: World, users: Users) -> None:
+        drained, metadata = world.leader_of(P1), world.cluster.metadata
+        assert drained is not None
+        node, server = served(drained), ServerId(drained.name)
+
+        def published() -> list[bool]:
+            return [server in metadata.tree.children(paths.partition_replicas(each)) for each in (P1, P2)]
+
+        await until(lambda: published() == [True, True])
+        session = node.store.session
+        metadata.cut(drained.name, silently=False)
+        await node.drain()
+        metadata.mend(drained.name)
+        await until(lambda: world.leader_of(P1) is not None, within_s=20.0)
+        await until(lambda: published() == [False, False], within_s=20.0)
+        assert node.store.session == session, "what it leaves behind is not gone with its session"
+        assert await node.undrain()
+        await until(lambda: published() == [True, True], within_s=20.0)
+
+    play(10, story, TWO, users=0)
 
 
 def test_a_node_that_stops_is_not_drained_back() -> None:

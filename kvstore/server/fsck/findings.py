@@ -27,7 +27,7 @@ class Severity(StrEnum):
 
 RUNS_SHOWN_MAX = 8
 
-START_SERVERS = "Start the servers that are down (`kvstore up` for a local cluster)."
+START_SERVERS = "Start the servers that are down (`kvstore up` for a local cluster), undrain those that are drained."
 WAIT_FOR_LEADER = (
     "A takeover lasts about a second: check again. If a partition stays without a leader, start nodes until two "
     "bookies and one of its replicas are up; the nodes' logs say what they wait for."

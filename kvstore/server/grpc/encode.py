@@ -23,22 +23,36 @@ _GET = int(Code.GET)
 class Columns:
     """Results that wait to be sent, in the columns of one message."""
 
-    __slots__ = ("absent", "bytes", "failures", "found", "numbers", "records", "results", "versions")
+    __slots__ = ("absent", "bytes", "failure_bytes", "failures", "found", "numbers", "records", "results", "versions")
 
     def __init__(self) -> None:
         self.bytes = 0
         """What the values take; small columns are not counted."""
+        self.failure_bytes = 0
+        """What the errors take, without the numbers of their operations. Those of a thousand callers may be long."""
         self.numbers: list[int] = []
         self.versions: list[int] = []
         self.found: list[int] = []
         self.records: list[Record] = []
         self.absent: list[int] = []
         self.results: list[kv_pb2.Result] = []
-        self.failures: dict[StoreError, list[int]] = {}
+        self.failures: dict[StoreError, kv_pb2.Failure] = {}
+
+    def fail(self, number: int, error: StoreError) -> None:
+        """The operation of this number has ended with it."""
+        told = self.failures.get(error)
+        if told is None:
+            told = self.failures[error] = failure(error, [])
+            self.failure_bytes += told.ByteSize()
+        told.numbers.append(number)
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes + self.failure_bytes >= MESSAGE_BYTES
 
     @property
     def count(self) -> int:
-        failed = sum(map(len, self.failures.values()))
+        failed = sum(len(each.numbers) for each in self.failures.values())
         return len(self.numbers) + len(self.found) + len(self.absent) + len(self.results) + failed
 
     def brief_or_message(self) -> brief.Answers[Record] | kv_pb2.Answers:
@@ -59,8 +73,7 @@ class Columns:
             answers.written_ms.extend(written)
             if any(expiries):
                 answers.expiries_ms.extend(expiries)
-        for error, numbers in self.failures.items():
-            answers.failures.append(failure(error, numbers))
+        answers.failures.extend(self.failures.values())
         return answers
 
 
@@ -74,8 +87,8 @@ def append_part(answers: kv_pb2.Answers, part: kv_pb2.Answers) -> None:
 
 
 class Outbox:
-    """Holds what a stream has still to send. Several results share a message; values beyond MESSAGE_BYTES begin
-    another."""
+    """Holds what a stream has still to send. Several results share a message; values and errors beyond MESSAGE_BYTES
+    begin another."""
 
     def __init__(self) -> None:
         self._full: deque[Columns] = deque()
@@ -108,10 +121,11 @@ class Outbox:
             if result is None and op[0] == _GET:
                 columns.absent.append(first + place)
             elif isinstance(result, StoreError):
-                columns.failures.setdefault(result, []).append(first + place)
+                columns.fail(first + place, result)
+                columns = self._next(columns)
             else:
                 self._add_large(columns, first + place, op, result)
-                columns = self._open
+                columns = self._next(columns)
 
     def _add_large(self, columns: Columns, number: int, op: Op, result: Result) -> None:
         if op[0] == _GET:
@@ -123,14 +137,18 @@ class Outbox:
             message.number = number
             size = message.ByteSize()
             if size > RESULT_BYTES_MAX:
-                columns.failures[answer_too_large(size)] = [number]
+                columns.fail(number, answer_too_large(size))
                 return
             columns.results.append(message)
         self.bytes += size
         columns.bytes += size
-        if columns.bytes >= MESSAGE_BYTES:
+
+    def _next(self, columns: Columns) -> Columns:
+        """Those that what follows goes into."""
+        if columns.is_full:
             self._full.append(columns)
             self._open = Columns()
+        return self._open
 
     def is_empty(self) -> bool:
         return not self.count
@@ -146,9 +164,25 @@ class Outbox:
 
 
 def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
-    """Raises OutcomeUnknown for an answer that is larger than a message: gRPC would say that the call was refused."""
+    """Raises OutcomeUnknown for an answer that is larger than a message: gRPC would say that the call was refused. What
+    was refused for one reason says so once, if it has to: it is not unknown."""
+    if message.ByteSize() > MESSAGE_BYTES_MAX and isinstance(message, kv_pb2.Answers):
+        _gather_failures(message)
     if (size := message.ByteSize()) > MESSAGE_BYTES_MAX:
         raise answer_too_large(size)
+
+
+def _gather_failures(answers: kv_pb2.Answers) -> None:
+    found: dict[tuple[object, ...], kv_pb2.Failure] = {}
+    for each in answers.failures:
+        as_told = (each.reason, each.message, *sorted(each.metadata.items()))
+        if as_told in found:
+            found[as_told].numbers.extend(each.numbers)
+        else:
+            found[as_told] = each
+    gathered = list(found.values())
+    del answers.failures[:]
+    answers.failures.extend(gathered)
 
 
 def answer_too_large(size: int) -> OutcomeUnknown:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from kvstore import versions
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PeerRefused, StoreError, Unavailable
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.lanes import Lanes
@@ -21,6 +21,8 @@ CONNECT_TIMEOUT_S = 2.0
 CONNECT_AGAIN_S = 0.1
 CUT_OFF_S = 5.0
 """For how long a failed attempt to connect says something about the network."""
+HERE_MAX = 1_024
+"""Calls of replicas to others on this server that are under way."""
 COMPLAIN_S = 60.0
 """A link that is refused is tried again and again, and logged once in that time."""
 
@@ -45,6 +47,9 @@ class PeerLinks:
         self.server = credentials.server
         self._env, self.beat, self.now, self.traces = env, env.beat, env.clock.now, env.traces
         self._serve_here = serve_here
+        self._here = 0
+        self._waiting: dict[asyncio.Future[bytes], None] = {}
+        """For answers of replicas here."""
         self._nursery = env.nursery.child("peer links")
         self._links: dict[ServerId, Link] = {}
         self.lanes: dict[ServerId, Lanes] = {}
@@ -87,7 +92,7 @@ class PeerLinks:
         if len(body) > frames.BODY_BYTES_MAX:
             raise InvalidRequest(f"a call of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
         if server == self.server:
-            return await self._serve_here(server, partition, method, body)
+            return await self._call_here(partition, method, body, timeout_s)
         link = self._links.get(server)
         if link is None:  # and not merely idle, which its length would say
             link = self._open(server, at_once=True)
@@ -103,6 +108,39 @@ class PeerLinks:
         except (OSError, FrameError, TimeoutError) as error:
             raise Unavailable(f"{server} cannot be reached: {error or 'no answer in time'}") from error
         return await link.call(partition, method, body, timeout_s)
+
+    async def _call_here(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        """The same as by a link: nobody waits longer than he said, and what has begun goes to its end, whatever becomes
+        of who called."""
+        if self._is_closed:
+            raise Unavailable(f"server {self.server} stops")
+        if self._here >= HERE_MAX:
+            raise Overloaded(f"{HERE_MAX} calls to {self.server} are under way")
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._here += 1
+        self._nursery.spawn(self._answer_here(answer, partition, method, body), name=f"{partition} {method}")
+        self._waiting[answer] = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise OutcomeUnknown(f"{self.server} did not answer {method} within {timeout_s} s") from None
+        finally:
+            del self._waiting[answer]
+
+    async def _answer_here(
+        self, answer: asyncio.Future[bytes], partition: PartitionId, method: str, body: bytes
+    ) -> None:
+        try:
+            found = await self._serve_here(self.server, partition, method, body)
+        except StoreError as error:
+            if not answer.done():
+                answer.set_exception(error)
+        else:
+            if not answer.done():
+                answer.set_result(found)
+        finally:
+            self._here -= 1
 
     # ── for links ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,6 +179,9 @@ class PeerLinks:
         self._is_closed = True
         for server in sorted(self._links):
             self._links[server].close()
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(OutcomeUnknown(f"server {self.server} stopped before it answered"))
         await self._nursery.close()
 
     def _has_failed(self, server: ServerId, since: float) -> bool:

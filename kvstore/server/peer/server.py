@@ -23,6 +23,7 @@ from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, Refused
 from kvstore.server.peer.refusals import Refusals
+from kvstore.server.peer.told import Told
 from kvstore.server.peer.traced import TRACES, expected, sink_of
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.dispatch import Dispatcher
@@ -202,7 +203,7 @@ class PeerConnection(PeerSink):
         self._abandoned = Abandoned(self._flow, owner.now, self._begin)
         self._calls = self._holds = 0
         self._in_flight = 0
-        self._partitions: dict[PartitionId, None] = {}
+        self._told = Told()
         self._results = 0
         """Frames of results written."""
         self.expected: dict[int, str] = {}
@@ -299,7 +300,7 @@ class PeerConnection(PeerSink):
         rows = NOT_NOW if reads is None else reads.all_now(list(keys), tokens_of(list(keys)), self._owner.now())
         if not isinstance(rows, list):
             return False
-        self._partitions[partition] = None
+        self._told.ask(partition)
         self._owner.operations += len(gets)
         for number, row in zip(numbers, rows, strict=True):
             self._unsent_bytes += _add_read(self._unsent, number, None if row is None else record_of(row))
@@ -315,7 +316,6 @@ class PeerConnection(PeerSink):
         ring_version: int,
         heard: int,
     ) -> None:
-        self._partitions[partition] = None
         self._owner.operations += len(ops)
         if self._in_flight + self._flow.waiting + len(ops) > self._owner.operations_max:
             refused += [(number, Overloaded("too many operations on one link")) for number, _ in ops]
@@ -323,6 +323,7 @@ class PeerConnection(PeerSink):
         if refused:
             self._unsent.others += refused
             self._send_results()
+        self._told.ask(partition)
         if not _must_wait(self) and _are_plain_puts(ops):
             numbers, puts = zip(*ops, strict=True)
             replica = self._owner.dispatcher.replica_here(partition, ring_version)
@@ -431,7 +432,9 @@ class PeerConnection(PeerSink):
         if not (results.numbers or results.records or results.absent or results.others):
             return
         self._unsent, self._unsent_bytes = Results(), 0
-        results.progress = [(str(each), *self._owner.dispatcher.progress(each)) for each in self._partitions]
+        results.progress = self._told.news(self._owner.dispatcher.progress)
+        if not (self._in_flight or self._flow.waiting):
+            self._told.rest()
         try:
             self._write_results(results)
         except FrameError:

@@ -33,6 +33,7 @@ class ClusterReader:
         """Read the ring. Raises NoSuchNode, UndecodableNode."""
         data, stat = await self._store.get(paths.RING)
         ring = codec.decode(data)
+        self.undecodable.discard(paths.RING)
         if ring.version > self.stored[0]:
             self.stored = ring.version, stat.version
         return ring
@@ -43,12 +44,14 @@ class ClusterReader:
         try:
             data, _ = await self._store.get(path)
         except NoSuchNode:
+            self.undecodable.discard(path)
             return None
         try:
             record = LeaderRecord.decode(data)
         except UndecodableNode as error:
             self.pass_over(path, error)
             return known.leaders.get(partition) if known is not None else None
+        self.undecodable.discard(path)
         return record.server, record.epoch
 
     async def servers(self, known: ClusterTopology | None) -> dict[ServerId, Member]:

@@ -171,6 +171,8 @@ class Membership:
             self._hint.clear()
             try:
                 if everything or self._topology is None:
+                    if self._topology is not None:
+                        self._wanted |= wanted  # they do not wait for their turn among all
                     await self._read_all()
                     self.read_at = self._env.clock.now()
                     again_at = self._env.clock.now() + REREAD_S * (1 + self._env.random.random() / 4)
@@ -188,7 +190,6 @@ class Membership:
             everything = left_s <= 0 or not await wait_within(self._hint, left_s)
 
     async def _read_all(self) -> None:
-        self._reader.undecodable.clear()
         try:
             ring = await self._read_hinted_ring()  # a hint that came when this was due is not looked at otherwise
         except NoSuchNode:
@@ -201,12 +202,36 @@ class Membership:
             self._reader.pass_over(paths.RING, error)
             ring = self._topology.ring
         servers = await self._reader.servers(self._topology)
-        leaders = {}
+        if self._topology is not None:
+            return await self._read_leaders(self._topology, ring, servers)
+        leaders = {each: await self._read_leader(each) for each in sorted(ring.partitions)}
+        known = {partition: leader for partition, leader in leaders.items() if leader is not None}
+        self._replace(ClusterTopology(ring, known, servers))
+
+    async def _read_leaders(self, before: ClusterTopology, ring: Ring, servers: dict[ServerId, Member]) -> None:
+        """Take what was read, and read who leads. With many partitions, or a slow metadata store, that takes seconds:
+        what is known to have changed meanwhile is read first, since operations wait for it."""
+        ring = self._newer(ring)
+        gone = set(before.ring.partitions) - set(ring.partitions)
+        leaders = {each: leader for each, leader in self.topology.leaders.items() if each not in gone}
+        self._replace(ClusterTopology(ring, leaders, servers))
+        self._unwatch(gone)
         for partition in sorted(ring.partitions):
-            found = await self._read_leader(partition)
-            if found is not None:
-                leaders[partition] = found
-        self._replace(ClusterTopology(self._newer(ring), leaders, servers))
+            if self._wanted:
+                await self._read_wanted()
+            if partition in self.topology.ring.partitions:
+                leader = await self._read_leader(partition)
+                if leader != self.topology.leaders.get(partition):
+                    self._replace(self.topology.with_leader(partition, leader))
+
+    async def _read_wanted(self) -> None:
+        wanted, self._wanted = self._wanted, set()
+        self._hint.clear()
+        try:
+            await self._read_some(wanted)
+        except MetadataError:
+            self._wanted.update(wanted)
+            raise
 
     async def _read_some(self, wanted: set[str]) -> None:
         """Read what may have changed, and who leads the partitions that are new: these are added to `wanted`, which is
@@ -253,6 +278,7 @@ class Membership:
 
     def _unwatch(self, gone: Iterable[PartitionId]) -> None:
         for partition in sorted(gone):
+            self._reader.undecodable.discard(paths.partition_leader(partition))
             watch = self._watches.pop(paths.partition_leader(partition), None)
             if watch is not None:
                 watch.close()

@@ -47,6 +47,41 @@ async def test_calls_share_one_link_also_while_it_is_idle(tmp_path: Path) -> Non
         await wait_until(lambda: has_links(cluster["n1"], 1), what="n1 has one link")
 
 
+async def test_a_call_to_the_same_server_ends_as_one_by_a_link_does(tmp_path: Path) -> None:
+    """What it began ended with who had asked: a freeze that was logged was not looked after by anybody."""
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def answer(server: ServerId, method: str, body: bytes) -> bytes:
+            begun.set()
+            await may_end.wait()
+            ended.set()
+            if method == "refuse":
+                raise NotLeader(P1)
+            return server.encode() + body
+
+        links = cluster["n1"].links
+        cluster["n1"].peers.serve(P1, answer)
+        caller = asyncio.create_task(links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S))
+        await begun.wait()
+        caller.cancel()
+        with pytest.raises(OutcomeUnknown, match="n1 did not answer ask"):
+            await links.call(ServerId("n1"), P1, "ask", b"", 0.01)
+        may_end.set()
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
+        assert await links.call(ServerId("n1"), P1, "ask", b"x", PATIENCE_S) == b"n1x"
+        with pytest.raises(NotLeader):
+            await links.call(ServerId("n1"), P1, "refuse", b"", PATIENCE_S)
+        may_end.clear()
+        waiting = asyncio.create_task(links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S))
+        await asyncio.sleep(0)
+        await links.close()
+        with pytest.raises(OutcomeUnknown, match="stopped before"):
+            await waiting
+        with pytest.raises(Unavailable, match="n1 stops"):
+            await links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S)
+
+
 async def has_links(server: Server, count: int) -> bool:
     return server.links.statistics()["peer_links"] == count
 
@@ -289,6 +324,38 @@ def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None
     found = {number: each for frame in stream.written if isinstance(frame, Results) for number, each in frame.others}
     assert isinstance(found[1], OutcomeUnknown)
     assert [frame.numbers for frame in stream.written if isinstance(frame, Results) and frame.numbers] == [[(2, 7)]]
+
+
+# docs/protocol.md P22
+def test_a_frame_of_results_says_how_far_its_partitions_are_if_that_was_not_said_yet() -> None:
+    """Each frame said it of every partition that was ever asked on the link: half a millisecond for a small GET."""
+    leader, stream, at = Leader(), Stream(), dict.fromkeys(("p1", "p2", "p3"), (7, 70))
+    leader.submit_here = lambda *_: None  # type: ignore[method-assign]
+    leader.progress = at.__getitem__  # type: ignore[assignment]
+    connection = PeerConnection(cast(Any, Owner(leader)), N2, cast(Any, stream))
+
+    def told() -> list[tuple[str, int, int]]:
+        connection.flush()
+        frame = stream.written[-1]
+        assert isinstance(frame, Results)
+        return [tuple(each) for each in frame.progress]
+
+    for number, partition in enumerate(at, 1):
+        connection.data_received(sent(number, 0, partition))
+    connection.complete(1, 7)
+    assert told() == [("p1", 7, 70), ("p2", 7, 70), ("p3", 7, 70)]
+    at["p3"] = (8, 80)
+    connection.complete(2, 7)
+    assert told() == [("p3", 8, 80)], "an answer of it is to come"
+    connection.complete(3, 8)
+    assert told() == []
+    at.update(p1=(9, 90), p3=(9, 90))
+    connection.data_received(sent(4, 0, "p3"))
+    connection.complete(4, 9)
+    assert told() == [("p3", 9, 90)], "nobody waits for an answer of the other"
+    connection.data_received(sent(5, 0, "p1"))
+    connection.complete(5, 9)
+    assert told() == [("p1", 9, 90)]
 
 
 class Owner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,69 @@ async def test_everything_is_read_again_in_time_however_many_hints_there_are(
         return N2 in membership.topology.servers
 
     await wait_until(knows_it, what="the server is known")
+
+
+# docs/protocol.md H7
+async def test_what_changes_while_everything_is_read_is_read_before_the_rest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that takes seconds, operations on a partition whose leader had changed were refused."""
+    partitions = [PartitionId(f"p{number}") for number in range(1, 10)]
+    ring = new_ring(partitions, {N1: "", N2: ""}, 2)
+    for each in partitions:
+        await ensure_path(world.other, paths.partition(each))
+        await world.other.create(paths.partition_leader(each), LeaderRecord(N1, 1, "n").encode())
+    await world.other.create(paths.RING, codec.encode(ring))
+    first, middle, last = (paths.partition_leader(partitions[at]) for at in (0, 4, -1))
+    asked: list[str] = []
+
+    class Slow(MemoryStore):
+        """Where all is read for the second time, the last leader changes as the first is read."""
+
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            if path == first and middle in asked:
+                asked.clear()
+                await world.other.set(last, LeaderRecord(N2, 2, "n").encode(), -1)
+            asked.append(path)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await super().get(path)
+
+    monkeypatch.setattr(module, "REREAD_S", 0.0)
+    membership = world.membership(Slow(world.tree))
+    await membership.wait_ring()
+
+    async def knows_it() -> bool:
+        return middle in asked and membership.topology.leaders[partitions[-1]] == (N2, 2)
+
+    await wait_until(knows_it, what="the change is known, and reading went on")
+    assert asked.index(last) < asked.index(middle)
+    await membership.close()
+
+
+# docs/protocol.md P34
+async def test_a_node_that_cannot_be_decoded_is_told_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    await world.other.create(paths.partition_leader(P1), b"no leader")
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    for _ in range(3):
+        await membership._read_all()
+    assert len([each for each in caplog.messages if "cannot be read" in each]) == 1
+
+
+# docs/protocol.md H7
+async def test_partitions_that_have_left_by_a_whole_read_are_not_watched(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(with_partitions(RING, [RingMember(P2, (N2,))])))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    assert paths.partition_leader(P2) in membership._watches
+    later = replace(RING, version=membership.topology.ring.version + 1)
+    membership._watches[paths.RING].close()
+    await world.other.set(paths.RING, codec.encode(later), 0)
+    await membership._read_all()
+    assert membership.topology.ring.version == later.version
+    assert paths.partition_leader(P2) not in membership._watches
 
 
 async def test_while_the_metadata_store_is_away_what_is_known_stays(world: World) -> None:

@@ -1,0 +1,51 @@
+"""What waits to be sent on a stream, and what one answer takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import OutcomeUnknown, QuotaExceeded, StoreError
+from kvstore.partition.state import commands
+from kvstore.proto import kv_pb2
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.rpc.status import restore
+from kvstore.server.grpc.encode import Outbox, check_answer, failure
+from kvstore.server.grpc.session import OPEN_MAX
+
+FULL = StoreError("nothing is full here")
+NAMESPACE = "n" * 64
+
+
+def test_errors_that_gather_make_no_message_that_is_too_large_to_be_sent() -> None:
+    """Each write that a quota refuses has an error of its own. What a client did not read at once broke its stream, and
+    what had been refused was unknown to it."""
+    outbox, ops = Outbox(), [commands.put(b"k", b"v")] * OPEN_MAX
+    refused: list[tuple[int, StoreError]] = [
+        (place, QuotaExceeded(NAMESPACE, "keys", 10**9, 10**9, place)) for place in range(OPEN_MAX)
+    ]
+    outbox.add_all(1, ops, list(refused), 1 << 20, FULL)
+    assert outbox.bytes == 0, "reads are not refused for errors' sake"
+    numbers, sizes = list[int](), list[int]()
+    while not outbox.is_empty():
+        message = outbox.take().message()
+        sizes.append(message.ByteSize())
+        numbers += [number for each in message.failures for number in each.numbers]
+    assert max(sizes) <= MESSAGE_BYTES_MAX // 2
+    assert numbers == list(range(1, OPEN_MAX + 1))
+
+
+def test_a_frame_of_which_all_is_refused_for_one_reason_is_not_told_as_unknown() -> None:
+    answers = kv_pb2.Answers()
+    for number in range(40_000):
+        answers.failures.append(failure(QuotaExceeded(NAMESPACE, "keys", 10**9, 10**9, number % 2), [number]))
+    assert answers.ByteSize() > MESSAGE_BYTES_MAX
+    check_answer(answers)
+    assert [list(each.numbers) for each in answers.failures] == [list(range(i, 40_000, 2)) for i in (0, 1)]
+    told = [restore(each.reason, each.message, each.metadata) for each in answers.failures]
+    assert [(type(each), each.args[-1]) for each in told] == [(QuotaExceeded, 0), (QuotaExceeded, 1)]
+
+
+def test_an_answer_that_is_larger_than_a_message_is_of_unknown_outcome() -> None:
+    answers = kv_pb2.Answers(values=[b"v" * (MESSAGE_BYTES_MAX + 1)])
+    with pytest.raises(OutcomeUnknown, match="larger than a message"):
+        check_answer(answers)
