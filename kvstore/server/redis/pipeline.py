@@ -269,6 +269,7 @@ class Pipeline:
         if self.replies.is_full:
             return False
         if isinstance(words, Unfit):
+            self.session.spoil()
             self.replies.reply(replies.error(f"ERR {words.reason}"))
             return True
         try:

@@ -397,6 +397,21 @@ async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connectio
         assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
 
 
+async def test_a_command_that_is_too_large_to_be_read_spoils_its_transaction(door: Door) -> None:
+    """Whoever got an error for QUEUED may rely on that EXEC does nothing; outside a transaction it spoils none."""
+    large = packed(b"SET", b"{t}b", b"v" * (BULK_BYTES_MAX + 1))
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + large + packed(b"EXEC"))
+        assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
+        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        assert (await raw.read_line()).startswith(b"-EXECABORT")
+        assert await raw.ask(packed(b"EXISTS", b"{t}a"), b":0\r\n") == b":0\r\n"
+        raw.writer.write(large)
+        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        done = b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n"
+        assert await raw.ask(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + packed(b"EXEC"), done) == done
+
+
 async def at_least(value: int, least: int) -> bool:
     return value >= least
 
