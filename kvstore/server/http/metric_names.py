@@ -255,7 +255,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "server_logins_limited_total": (
         "server_logins_limited_total",
-        "Logins refused unchecked: too many of their address had failed, or too many waited.",
+        "Logins refused unchecked: too many of their address had failed or too many waited, or no thread was left.",
     ),
     "server_login_hashes_total": (
         "server_login_hashes_total",
