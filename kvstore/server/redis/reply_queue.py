@@ -271,7 +271,7 @@ class ReplyQueue:
             self._reserved = 0  # else a command could wait for room that no answer gives back
         if self._is_refused:
             self._is_refused = False
-            self._session.queued = None
+            self._session.abandon()
             raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
         if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
             return False

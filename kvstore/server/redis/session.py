@@ -147,6 +147,11 @@ class Session:
         self.unwatch()
         return replies.OK
 
+    def abandon(self) -> None:
+        """End the transaction whose EXEC is refused, and with it what it watches; outside of one nothing is ended."""
+        if self.queued is not None:
+            self.discard()
+
     def choose_level(self, level: Level) -> None:
         """Have reads from now on be of this level."""
         self._chosen_level = int(level)

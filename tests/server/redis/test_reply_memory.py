@@ -326,6 +326,35 @@ async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
         assert await raw.read_line() == b"+PONG\r\n"
 
 
+async def test_a_transaction_for_which_no_room_comes_leaves_no_watch_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next user of the connection has asked for none. What is refused outside of a transaction ends no WATCH."""
+    monkeypatch.setattr(reply_memory, "REFUSE_S", 0.0)
+    others, queued = Connection(held=24 * MIB), b"+OK\r\n+QUEUED\r\n"
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
+        raw, other = [await stack.enter_async_context(door.raw()) for _ in range(2)]
+        await raw.ask(packed(b"WATCH", b"k"), b"+OK\r\n")
+        door.server.reply_memory.take(others, 24 * MIB)
+        raw.writer.write(packed(b"GETSET", b"n", b"v"))
+        assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
+        await other.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
+        await raw.ask(packed(b"MULTI") + packed(b"GET", b"k"), queued)
+        others.held_bytes = 0
+        assert await raw.ask(packed(b"EXEC"), b"*-1\r\n") == b"*-1\r\n", "it was still watched"
+
+        await raw.ask(packed(b"WATCH", b"k") + packed(b"MULTI") + packed(b"GET", b"k"), b"+OK\r\n" + queued)
+        others.held_bytes = 24 * MIB
+        door.server.reply_memory.add(others, 24 * MIB)
+        raw.writer.write(packed(b"EXEC"))
+        assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
+        await other.ask(packed(b"SET", b"k", b"w"), b"+OK\r\n")
+        others.held_bytes = 0
+        await raw.ask(packed(b"MULTI") + packed(b"SET", b"k", b"x"), queued)
+        raw.writer.write(packed(b"EXEC"))
+        assert await raw.read_line() == b"*1\r\n"
+
+
 async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) -> None:
     connection = RespConnection(door.server)
     connection.replies.is_gone = True
