@@ -92,8 +92,8 @@ class Pipeline:
         self._key_hazards = KeyHazards()
         self._resume_below: int | None = None
         """There while commands wait: they go on when fewer than so many are in flight."""
-        self._is_busy = False
-        """A Special is being done."""
+        self.is_busy = False
+        """A Special is being done; nothing is read meanwhile."""
         self._is_ended = False
         """The client sends no more."""
 
@@ -259,7 +259,7 @@ class Pipeline:
                 submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
             elif not self._begin(words):
                 return self._stall(words, waiting)
-            elif self._is_busy:
+            elif self.is_busy:
                 return self._stall(None, waiting)
             elif self.is_closing or self.is_handed_over:
                 return None  # nothing is meant to come after
@@ -367,7 +367,7 @@ class Pipeline:
             self.replies.read_again()
         if (
             self.replies.is_full
-            or self._is_busy
+            or self.is_busy
             or self._resume_below is None
             or self.replies.in_flight() >= self._resume_below
         ):
@@ -457,12 +457,12 @@ class Pipeline:
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Answer with what `work` returns; nothing else is begun meanwhile."""
         number = self.replies.next_number()
-        self._is_busy = True
+        self.is_busy = True
         self.server.spawn(self._finish(number, work))
 
     async def _finish(self, number: int, work: Coroutine[Any, Any, bytes]) -> None:
         reply = await specials.reply_of(work, self.client.address)
-        self._is_busy = False
+        self.is_busy = False
         self.replies.answer(number, reply)
         self.flush()
 
