@@ -7,6 +7,7 @@ for all that it may answer.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -166,8 +167,9 @@ class ReplyQueue:
 
     def write(self) -> bool:
         """Send what is due. False if there was nothing."""
+        reserved = 0
         if self.issued == self.answered:
-            self._reserved = self._held = 0
+            reserved, self._reserved, self._held = self._reserved, 0, 0
         if not self.due or self.is_gone:
             self.due.clear()
             return False
@@ -178,6 +180,8 @@ class ReplyQueue:
             self._server.reply_memory.add(self, len(data))
         if self.rereads.reads:
             self.rereads.answered(self.issued, self.answered)
+        if reserved and self._server.reply_memory.give_back(self, reserved - self.held_bytes):
+            asyncio.get_running_loop().call_soon(self._server.reply_memory.serve)
         return True
 
     # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
