@@ -282,16 +282,16 @@ class Pipeline:
     def _plan(self, words: Words) -> Plan | None:
         """Plan a command; None if it was done. Raises CommandError."""
         session = self.session
-        now_ms = self.server.now_ms()
+        clock = self.server.now_ms
         gate = self.gate
         if gate is not None:
             self._check(gate, words)
         if session.queued is not None:
             if words[0].upper() not in specials.WITHIN_MULTI:
-                self.replies.reply(session.queue(words, now_ms, None if gate is None else gate.check_ops))
+                self.replies.reply(session.queue(words, clock, None if gate is None else gate.check_ops))
                 return None
             session.check(words)
-        return plan(words, Context(session.protocol, session.level, now_ms))
+        return plan(words, Context(session.protocol, session.level, clock))
 
     def _check(self, gate: Gate, words: Words) -> None:
         try:

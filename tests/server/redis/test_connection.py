@@ -397,6 +397,20 @@ async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connectio
         assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
 
 
+@pytest.mark.parametrize(("command", "most"), [(b"TTL", 101), (b"PTTL", 101_000)])
+async def test_time_to_live_is_told_as_it_is_when_a_transaction_is_done(
+    door: Door, monkeypatch: pytest.MonkeyPatch, command: bytes, most: int
+) -> None:
+    begun = packed(b"MULTI") + packed(b"SET", b"k", b"v", b"EX", b"100") + packed(command, b"k")
+    now_ms, behind_ms = door.server.now_ms, 1_000_000
+    monkeypatch.setattr(door.server, "now_ms", lambda: now_ms() - behind_ms)
+    async with door.raw() as raw:
+        await raw.ask(begun, b"+OK\r\n+QUEUED\r\n+QUEUED\r\n")
+        behind_ms = 0
+        await raw.ask(packed(b"EXEC"), b"*2\r\n+OK\r\n")
+        assert 0 < int((await raw.read_line())[1:]) <= most
+
+
 async def test_a_command_that_is_too_large_to_be_read_spoils_its_transaction(door: Door) -> None:
     """Whoever got an error for QUEUED may rely on that EXEC does nothing; outside a transaction it spoils none."""
     large = packed(b"SET", b"{t}b", b"v" * (BULK_BYTES_MAX + 1))
