@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from kvstore.errors import InvalidRequest
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Sink
 from kvstore.server.redis.plans import Several
 from kvstore.server.redis.replies import failure
@@ -27,6 +30,8 @@ class Answering(Protocol):
     def line(self) -> object: ...
     @property
     def is_gone(self) -> bool: ...
+    @property
+    def rates(self) -> Callable[[], Rates | None]: ...
     def admit(self, number: int, size: int) -> bool: ...
     def put_off(self, number: int, size: int) -> None: ...
     def gather(self, size: int) -> bool: ...
@@ -39,7 +44,7 @@ class Gather(Sink):
     """Several operations of one command: the sink of their results, which makes one reply of them.
 
     Reads whose values do not fit in what the connection may hold are given up. The connection does them again, with a
-    Gather for which there `is_reserved` room.
+    Gather for which there `is_reserved` room. Rates have let all of them pass before.
     """
 
     __slots__ = (
@@ -72,8 +77,10 @@ class Gather(Sink):
         begun, submit = self._begun, self._connection.backend.submit
         some = self._several.ops[begun : begun + count]
         self._begun = begun + len(some)
-        for index, op in enumerate(some, begun):
-            submit(op, self, index)
+        rates = self._connection.rates()
+        with nullcontext() if rates is None else rates.paid():
+            for index, op in enumerate(some, begun):
+                submit(op, self, index)
 
     def complete(self, token: int, result: Any) -> None:
         if self._are_values and isinstance(result, tuple):

@@ -30,7 +30,7 @@ from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.key_hazards import KeyHazards
 from kvstore.server.redis.latency import CommandLatency, Timed
 from kvstore.server.redis.parser import Unfit, Words
-from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, Several, Single, Special, together
+from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, Special, together
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
@@ -326,6 +326,10 @@ class Pipeline:
                     if not self.replies.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX)):
                         return False
                     found = together(found)
+                rates = self.server.rates()
+                if rates is not None and (refusal := rates.refusal_or_none(_keys_of(ops))) is not None:
+                    self.replies.reply(replies.failure(refusal))  # none of it is done if not all may be
+                    return True
                 self._key_hazards.note(ops, self.replies.issued)
                 self.replies.rereads.note(found, self.replies.issued)
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
@@ -470,3 +474,7 @@ class Pipeline:
         """Say goodbye; what came after is not read."""
         self.replies.reply(farewell)
         self.is_closing = True
+
+
+def _keys_of(ops: Sequence[Op]) -> list[bytes]:
+    return [each[1] for op in ops for each in (op[2] if op[0] == BATCH else (op,))]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from kvstore.env import Stream
 from kvstore.errors import Overloaded
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
@@ -43,6 +44,8 @@ class Server(Protocol):
 
     backend: Backend
     reply_memory: ReplyMemory
+    rates: Callable[[], Rates | None]
+    """Those of namespaces, while one has any."""
 
     def wait_for_room(self, connection: Holder, size: int) -> None:
         """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
@@ -62,7 +65,7 @@ class ReplyQueue:
         self, server: Server, session: Session, *, flush: Callable[[], None], resume: Callable[[], None]
     ) -> None:
         self.flush, self.resume = flush, resume
-        self.backend = server.backend
+        self.backend, self.rates = server.backend, server.rates
         self.full_since: float | None = None
         """Since when the client has not read enough."""
         self._server, self._session = server, session
