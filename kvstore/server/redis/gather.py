@@ -70,8 +70,13 @@ class Gather(Sink):
     def is_gone(self) -> bool:
         return self._connection.is_gone
 
+    @property
+    def at_once(self) -> int:
+        """How many of its operations are under way at a time."""
+        return min(READS_AT_ONCE, self._missing) if self._are_values else self._missing
+
     def submit(self) -> None:
-        self._submit(READS_AT_ONCE if self._are_values else len(self._results))
+        self._submit(self.at_once)
 
     def _submit(self, count: int) -> None:
         begun, submit = self._begun, self._connection.backend.submit

@@ -86,6 +86,8 @@ class Pipeline:
         """Commands that the limit does not count: those that are answered, or whose replies wait for others'."""
         self._value_bytes = 0
         """Values that the limit counts for this connection: those of its commands since it last had none in flight."""
+        self._more_operations = 0
+        """Operations that it counts beside one for each command, for as long."""
         self._inflight_limit = server.inflight_limit
         self._rounds = server.rounds
         self._timed: Timed | None = None
@@ -333,7 +335,10 @@ class Pipeline:
                 self._key_hazards.note(ops, self.replies.issued)
                 self.replies.rereads.note(found, self.replies.issued)
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
-                Gather(self.replies, self.replies.next_number(), found).submit()
+                gathered = Gather(self.replies, self.replies.next_number(), found)
+                self._more_operations += gathered.at_once - 1  # counted now: the next command looks whether it is full
+                self._inflight_limit.begin(gathered.at_once - 1, 0)
+                gathered.submit()
             case Special(name, words):
                 if name == "EXEC" and self._inflight_limit.is_full:
                     return False  # what it does would find no room
@@ -405,7 +410,7 @@ class Pipeline:
 
     def send(self) -> None:
         """Send what is due, and tell the limit what is answered; values count until all commands are."""
-        replies, size = self.replies, 0
+        replies, size, more = self.replies, 0, 0
         answered = replies.answered
         if self._timed is not None and answered > self._timed[0]:
             self._rounds.end(self._timed)
@@ -416,11 +421,12 @@ class Pipeline:
             answered += len(replies.rereads.numbers) + len(replies.early)
         if replies.issued == answered:
             size, self._value_bytes = self._value_bytes, 0
+            more, self._more_operations = self._more_operations, 0
         newly, self._accounted = answered - self._accounted, answered
         if newly < 0:  # a read that was put off is under way again
             self._inflight_limit.begin(-newly, 0)
-        elif newly or size:
-            self._inflight_limit.end(newly, size)
+        elif newly or size or more:
+            self._inflight_limit.end(newly + more, size)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
