@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from kvstore.errors import InvalidRequest
@@ -82,8 +82,7 @@ class Gather(Sink):
         begun, submit = self._begun, self._connection.backend.submit
         some = self._several.ops[begun : begun + count]
         self._begun = begun + len(some)
-        rates = self._connection.rates()
-        with nullcontext() if rates is None else rates.paid():
+        with paid(self._connection.rates()):
             for index, op in enumerate(some, begun):
                 submit(op, self, index)
 
@@ -137,6 +136,11 @@ class Gather(Sink):
         self._begun = len(self._several.ops)
         for token in rest:
             self.complete(token, None)
+
+
+def paid(rates: Rates | None) -> AbstractContextManager[None]:
+    """What is submitted within has been let pass before."""
+    return nullcontext() if rates is None else rates.paid()
 
 
 def _too_large() -> InvalidRequest:

@@ -17,7 +17,7 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather
+from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather, paid
 from kvstore.server.redis.plans import CommandError, Several, Single
 from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, ReplyMemory
@@ -264,7 +264,8 @@ class ReplyQueue:
             Gather(self, number, read, is_reserved=True).submit()
         else:
             op, format_ = ((_GET, read, self._session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
-            self.backend.submit(op, self, number << FORMAT_BITS | format_)
+            with paid(self.rates()):
+                self.backend.submit(op, self, number << FORMAT_BITS | format_)
 
     def may_answer(self, found: Single) -> bool:
         """Whether there is room for the reply of an operation that cannot be done again. Raises CommandError."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.partition.state.commands import Code
+from kvstore.namespaces import Namespace
+from kvstore.namespaces.rates import Rates
+from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.config import Limits
 from kvstore.server.redis import door as resp_door
 from kvstore.server.redis import reply_memory, reply_queue
@@ -227,6 +231,27 @@ async def test_reads_that_are_done_again_never_go_back_in_time(door: Door) -> No
             await other.ask(packed(b"SET", b"k", value(version)), b"+OK\r\n")
         assert seen == sorted(seen)
         assert seen[0] < seen[-1], "not all were read at once"
+
+
+# docs/protocol.md N5
+async def test_reads_that_are_done_again_count_once_for_a_rate(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, submit = Rates(lambda: 0.0, Counter()), door.backend.submit
+    rates.take([Namespace(name="n", prefix=b"n", ops_per_s=10_000)])
+    door.server.rates = lambda: rates
+
+    def counted(op: Op, sink: Sink, token: int, *more: Any) -> None:
+        assert rates.refusal_or_none([op[1]]) is None
+        submit(op, sink, token, *more)
+
+    async with door.raw() as slow:
+        await slow.ask(packed(b"SET", b"n", value(0)), b"+OK\r\n")
+        monkeypatch.setattr(door.backend, "submit", counted)
+        stop_reading(slow)
+        slow.writer.write((packed(b"GET", b"n") + packed(b"MGET", b"n")) * 15)
+        await wait_until(lambda: is_put_off(door), what="replies are put off")
+        go_on_reading(slow)
+        await slow.read((2 * len(bulk(value(0))) + 4) * 15)
+    assert rates.passed == {"n": 30}
 
 
 async def test_what_is_put_off_for_a_client_that_goes_is_not_counted_any_more(door: Door) -> None:
