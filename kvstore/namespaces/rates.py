@@ -8,7 +8,8 @@ all know the same; while they do not, no server takes more than the rate (docs/p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import ceil
 
 from kvstore.errors import RateExceeded
@@ -65,6 +66,7 @@ class Rates:
         self._asked: Counter[str] = Counter()
         self._asked_since = now()
         self._servers = 1
+        self._is_paid = False
         self.passed: Counter[str] = Counter()
         """Operations let through since the server began."""
 
@@ -91,6 +93,8 @@ class Rates:
     # docs/protocol.md N5
     def refusal_or_none(self, keys: Sequence[bytes]) -> RateExceeded | None:
         """Let an operation on these keys pass, each counts as one; or say why not, and nothing is taken."""
+        if self._is_paid:
+            return None
         counts: Counter[str] = Counter()
         for key in keys:
             namespace = self.prefixes.find(key)
@@ -110,6 +114,16 @@ class Rates:
                 self._buckets[name].take(count)
                 self.passed[name] += count
         return refusal
+
+    @contextmanager
+    def paid(self) -> Iterator[None]:
+        """Count nothing while this is entered: what is submitted belongs to a command that was let pass as a whole. Not
+        over an await."""
+        self._is_paid = True
+        try:
+            yield
+        finally:
+            self._is_paid = False
 
     def wanted(self) -> dict[str, float]:
         """Operations per second that were asked for since the last call, refused ones too."""

@@ -286,6 +286,7 @@ async def _open_server(
         logins=node.logins,
         id=node.id,
         allows_flush=config.server.redis_flush,
+        rates=lambda: dispatcher.rates,
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)

@@ -10,10 +10,15 @@ from typing import Any, cast
 import pytest
 
 from kvstore.env.nursery import TaskNursery
-from kvstore.namespaces import Namespace, NamespaceTable, Report
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.tables.namespaces import NamespaceStore
+from kvstore.namespaces import Add, Namespace, NamespaceTable, Remove, Report
 from kvstore.namespaces.book import Amount, Amounts, Said, encode
+from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.types import PartitionId, ServerId
+from tests.client.serving import env_of
 
 TABLE = NamespaceTable(namespaces=(Namespace(name="n", prefix=b"n/", keys_max=10, ops_per_s=100),))
 P1, P2, P3 = map(PartitionId, ("p1", "p2", "p3"))
@@ -131,4 +136,22 @@ async def test_a_refusal_is_lately_where_a_count_has_risen_since_it_was_last_hea
     assert set(keeper.refused_ago_s()["n"]) == {"keys", "bytes"}
     keeper.take(NamespaceTable())
     assert keeper.refused_ago_s() == {}
+    await nursery.close()
+
+
+async def test_a_table_that_is_lost_ends_no_quota_and_one_without_namespaces_does() -> None:
+    nursery, store, taken = TaskNursery("test"), MemoryStore(), list[NamespaceTable]()
+    follower = NamespaceFollower(env_of(nursery), store, taken.append)
+    await NamespaceStore(store).change(Add(TABLE.namespaces[0]))
+    await follower.open()
+    await store.delete(paths.NAMESPACES, -1)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert taken == [TABLE], "the last one holds"
+    await NamespaceStore(store).change(Add(TABLE.namespaces[0]))
+    await NamespaceStore(store).change(Remove("n"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert taken[-1] == NamespaceTable()
+    await follower.close()
     await nursery.close()

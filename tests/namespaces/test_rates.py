@@ -70,6 +70,13 @@ def test_what_is_refused_takes_nothing() -> None:
     assert server.ask(5) == 2
 
 
+def test_what_is_paid_for_is_not_counted_again() -> None:
+    server = Server(burst=10)
+    with server.rates.paid():
+        assert server.ask(50) == 50
+    assert (server.ask(50), server.rates.passed) == (10, {"n": 10})
+
+
 def test_another_rate_holds_at_once_and_one_that_stays_goes_on() -> None:
     server = Server(burst=5)
     assert server.ask(9) == 5

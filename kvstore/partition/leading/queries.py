@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, NotLeader
 from kvstore.partition.leading import range_reads
 from kvstore.partition.leading.range_reads import (
     KEYS_ONLY,
@@ -41,6 +41,8 @@ STEP_BYTES = 4 << 20
 """Bytes that it reads between two turns."""
 PAGE_ROWS_MAX = 8192
 """Rows that one page looks at, up to the end of a token: a replica that does not lead does so in one turn."""
+STEPS_AT_ONCE = PAGE_ROWS_MAX // ROWS_PER_STEP + 2
+"""Steps that a replica that does not lead makes in its one turn. Only the keys of one token can need more."""
 TOKEN_KEYS_MAX = 100_000
 TOKEN_BYTES_MAX = 16 << 20
 """All keys of a token come in one page; with more than this under one hash tag they cannot."""
@@ -95,13 +97,16 @@ def steps(state: State, op: Op, now_ms: int, readable: Tokens) -> Steps:
 
 
 def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:
-    """The answer to any read at once; a scan by token may take long if a token has many keys. Raises InvalidRequest."""
+    """The answer to any read at once. Raises InvalidRequest, and NotLeader for what takes long because a token has many
+    keys: the leader gives others their turn meanwhile."""
     work = steps(state, op, now_ms, readable)
-    while True:
-        try:
+    try:
+        for _ in range(STEPS_AT_ONCE):
             next(work)
-        except StopIteration as end:
-            return end.value
+    except StopIteration as end:
+        return end.value
+    work.close()
+    raise NotLeader(state.partition)
 
 
 # docs/protocol.md P37

@@ -19,9 +19,12 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import logging
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvstore.access import PASSWORD_BYTES_MAX, Password, parsed
@@ -32,6 +35,8 @@ from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.rpc.calls import address_of
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access, Identity
+
+log = logging.getLogger(__name__)
 
 PENDING_MAX = 64
 """Logins that wait for the thread, or are with it; more are refused."""
@@ -177,12 +182,16 @@ class Logins:
         if worst is None or self._times(worst.address) <= self._times(address) + 1:
             return False
         self._waiting.remove(worst)
-        self._take_back(worst.address)
-        self.limited += 1
-        worst.found.set_exception(Overloaded("logins of addresses that have failed less often come first; try again"))
-        worst.found.exception()  # seen, also if whoever asked has gone
-        self._under_way.pop(worst.mark, None)
+        self._refuse(worst, "logins of addresses that have failed less often come first; try again")
         return True
+
+    def _refuse(self, login: _Wait, why: str) -> None:
+        """Tell a login that it was not checked: it has not failed."""
+        self._take_back(login.address)
+        self.limited += 1
+        login.found.set_exception(Overloaded(why))
+        login.found.exception()  # seen, also if whoever asked has gone
+        self._under_way.pop(login.mark, None)
 
     def _go_on(self) -> None:
         """Give the thread the next one, unless it has one."""
@@ -196,18 +205,29 @@ class Logins:
         text = following.mark[1]
         hashed = parsed(text) if text else _NOBODYS
         self.hashes += 1
-        hashing = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, following.password)
-        hashing.add_done_callback(lambda done: self._hashed(following.found, done))
+        try:
+            hashing = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, following.password)
+        except RuntimeError as error:  # no thread can be started now; the next login tries it with a new pool
+            return self._give_up((following, *self._waiting), error)
+        return hashing.add_done_callback(lambda done: self._hashed(following, done))
 
-    def _hashed(self, found: asyncio.Future[bool], done: asyncio.Future[bool]) -> None:
+    def _give_up(self, logins: Sequence[_Wait], error: RuntimeError) -> None:
+        log.warning("logins=%d cannot be checked, no thread can be started: %s", len(logins), error)
+        self._is_busy, self._thread = False, None
+        self._waiting.clear()
+        for each in logins:
+            self._refuse(each, f"logins cannot be checked now: {error}; try again")
+
+    def _hashed(self, login: _Wait, done: asyncio.Future[bool]) -> None:
         self._is_busy = False
-        if not found.done():
+        if not login.found.done():
             if done.cancelled():
-                found.cancel()
-            elif (error := done.exception()) is not None:
-                found.set_exception(error)
+                login.found.cancel()
+            elif (error := done.exception()) is not None:  # want of memory
+                log.warning("login of=%s could not be checked: %r", login.address, error)
+                self._refuse(login, f"the login could not be checked: {error!r}; try again")
             else:
-                found.set_result(done.result())
+                login.found.set_result(done.result())
         self._go_on()
 
     def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
@@ -258,8 +278,9 @@ class Logins:
 
 
 def _step_back() -> None:
-    """Let what else this machine does come before this thread's work."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    """Let what else this machine does come before this thread's work, where that is allowed."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def network_of(host: str) -> str:

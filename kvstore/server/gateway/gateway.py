@@ -202,14 +202,14 @@ class Gateway:
             return told._replace(headers={**told.headers, **self._seal(token, asked.key)})
 
     def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
-        """Headers with what the client has seen with this answer, and the partition's time; both by the ring of now,
-        which the token names."""
-        ring = self._backend.topology.ring
+        """Headers with what the client has seen with this answer, and the partition's time, by the ring of now. The
+        token names the latest ring that server or client know; what an older one here does not have, that may have."""
+        ring, heard_of = self._backend.topology.ring, token.get(RING, 0)
         partition = ring.partition_of(key)
         sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
-        seen = {each: number for each, number in token.items() if each in ring.partitions}
+        seen = {each: number for each, number in token.items() if each in ring.partitions or heard_of > ring.routed}
         seen[partition] = max(sequence, seen.get(partition, 0))
-        seen[RING] = max(ring.routed, token.get(RING, 0))
+        seen[RING] = max(ring.routed, heard_of)
         return {"Kvstore-Token": requests.token_text(seen), "Kvstore-Time-Ms": str(time_ms)}
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────

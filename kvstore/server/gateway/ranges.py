@@ -15,11 +15,11 @@ from kvstore.partition.state.commands import Code, Flag, Level, Result, Sink
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
-from kvstore.server.grpc.scan import one_page
+from kvstore.server.grpc.scan import RING, Ask, one_page
 from kvstore.server.grpc.scan_slots import Place
 from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend
-from kvstore.server.routing.keys import Ask, with_one_ring
+from kvstore.server.routing.keys import with_one_ring
 
 AT_ONCE = 100
 """Deletes that one request has under way."""
@@ -54,17 +54,20 @@ class Deletion(NamedTuple):
     keys_max: int
 
 
+# docs/protocol.md M16
 async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, token: Mapping[str, int]) -> int:
-    """How many keys there are, each partition's as it is when it is asked. Raises StoreError."""
+    """How many keys there are, each partition's as it is when it is asked. A server that does not know the client's
+    ring yet reads that first, as for a scan. Raises StoreError."""
+    heard_of = token.get(RING, 0)
 
     async def count(ring: Ring) -> int:
-        total = 0
+        total, ring_version = 0, heard_of if heard_of > ring.routed else 0
         for partition in ring.owners:
             start: bytes | None = bounds.start
             while start is not None:
                 seen = token.get(partition, 0)
                 op = (Code.RANGE, start, bounds.end, 0, int(Flag.COUNT_ONLY), level, seen)
-                found, start = await ask(op, partition)
+                found, start = await ask(op, partition, ring_version)
                 total += found
         return total
 

@@ -21,9 +21,15 @@ class NamespaceFollower(TableFollower[NamespaceTable]):
     def __init__(self, env: Env, store: MetadataStore, took: Callable[[NamespaceTable], None]) -> None:
         super().__init__(env, NamespaceStore(store), what="namespaces")
         self._took = took
+        self._had_some = False
 
     def take(self, table: NamespaceTable) -> None:
+        self._had_some = bool(table.namespaces)
         self._took(table)
+
+    def is_lost(self) -> bool:
+        """Nobody removes namespaces like that: `kvstore namespace remove` leaves a table without them."""
+        return self._had_some
 
     def refuse(self, error: UndecodableNode) -> None:  # a quota that is not known refuses nobody: it protects no data
         log.error("the table of namespaces cannot be read; the last one holds: %s", error)

@@ -22,6 +22,9 @@ OUTPUT_HIGH_BYTES = 64 << 10
 """Bytes of replies that the client has not read; from here on no more of its commands are begun."""
 QUEUED_BYTES = 160
 """Memory that a command takes beside its bytes, once it has been read."""
+UNKNOWN_INPUT_MAX = 16 << 10
+"""Bytes of commands that are incomplete or wait, of a client that has to say who he is and has not. His login takes
+little; else some thousands of strangers could have all the room there is for commands, and users' would be closed."""
 
 
 class Server(pipeline.Server, Protocol):
@@ -106,8 +109,10 @@ class RespConnection:
 
     def _note_input(self, queued: int = 0) -> None:
         size = len(self._parser.kept) + queued + self.session.queued_bytes
+        if size > UNKNOWN_INPUT_MAX and self.is_unknown() and not self.pipeline.is_busy:
+            return self.give_up(f"NOAUTH Authentication required before a command of over {UNKNOWN_INPUT_MAX} bytes")
         self._is_input_noted = size > 0
-        self._server.note_input(self, size)
+        return self._server.note_input(self, size)
 
     def eof_received(self) -> bool | None:
         """The client sends no more; what it still waits for is answered first."""

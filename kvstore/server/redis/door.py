@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.env.histogram import Histogram
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Op
 from kvstore.ring.ring import Ring
 from kvstore.server.access.audit import AuditLog
@@ -68,10 +69,11 @@ class RespServer:
         logins: Logins | None = None,
         id: ServerId = NOBODY,
         allows_flush: bool = False,
+        rates: Callable[[], Rates | None] = lambda: None,
     ) -> None:
         """Without `access` nobody is asked who he is. `id`: of the server behind it. `allows_flush`: whether FLUSHDB
-        and FLUSHALL do what they say."""
-        self.id, self.allows_flush = id, allows_flush
+        and FLUSHALL do what they say. `rates`: those of namespaces, while one has any."""
+        self.id, self.allows_flush, self.rates = id, allows_flush, rates
         self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
         self.backend = backend
         self.access = access if access is not None else Access()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from kvstore.errors import InvalidRequest
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Sink
 from kvstore.server.redis.plans import Several
 from kvstore.server.redis.replies import failure
@@ -27,6 +30,8 @@ class Answering(Protocol):
     def line(self) -> object: ...
     @property
     def is_gone(self) -> bool: ...
+    @property
+    def rates(self) -> Callable[[], Rates | None]: ...
     def admit(self, number: int, size: int) -> bool: ...
     def put_off(self, number: int, size: int) -> None: ...
     def gather(self, size: int) -> bool: ...
@@ -39,7 +44,7 @@ class Gather(Sink):
     """Several operations of one command: the sink of their results, which makes one reply of them.
 
     Reads whose values do not fit in what the connection may hold are given up. The connection does them again, with a
-    Gather for which there `is_reserved` room.
+    Gather for which there `is_reserved` room. Rates have let all of them pass before.
     """
 
     __slots__ = (
@@ -65,15 +70,21 @@ class Gather(Sink):
     def is_gone(self) -> bool:
         return self._connection.is_gone
 
+    @property
+    def at_once(self) -> int:
+        """How many of its operations are under way at a time."""
+        return min(READS_AT_ONCE, self._missing) if self._are_values else self._missing
+
     def submit(self) -> None:
-        self._submit(READS_AT_ONCE if self._are_values else len(self._results))
+        self._submit(self.at_once)
 
     def _submit(self, count: int) -> None:
         begun, submit = self._begun, self._connection.backend.submit
         some = self._several.ops[begun : begun + count]
         self._begun = begun + len(some)
-        for index, op in enumerate(some, begun):
-            submit(op, self, index)
+        with paid(self._connection.rates()):
+            for index, op in enumerate(some, begun):
+                submit(op, self, index)
 
     def complete(self, token: int, result: Any) -> None:
         if self._are_values and isinstance(result, tuple):
@@ -125,6 +136,11 @@ class Gather(Sink):
         self._begun = len(self._several.ops)
         for token in rest:
             self.complete(token, None)
+
+
+def paid(rates: Rates | None) -> AbstractContextManager[None]:
+    """What is submitted within has been let pass before."""
+    return nullcontext() if rates is None else rates.paid()
 
 
 def _too_large() -> InvalidRequest:

@@ -3,6 +3,7 @@
 What is beyond it waits unread in its connection: a client that sends more than the store takes is slowed down, where a
 queue further on would have to refuse. Connections that wait go on in the order in which they came. One command of a
 connection that has none under way may begin all the same, so that others, whose reads may take long, do not hold it up.
+A command of several keys counts as many times as it has operations under way at once.
 """
 
 from __future__ import annotations

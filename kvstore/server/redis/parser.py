@@ -151,7 +151,8 @@ class _Ahead:
         """Not before so many bytes are there can more of it be seen."""
 
     def is_incomplete(self, kept: bytearray) -> bool:
-        """Whether the command at the start of `kept` certainly is. What is wrong is left to the walk to name."""
+        """Whether the command at the start of `kept` certainly is. What is wrong is left to the walk to name. True of
+        every array that the walk finds incomplete: else each piece would have it walked again from its start."""
         if kept[0] != 0x2A:
             return False
         while self._missing and len(kept) >= self._needed:
@@ -300,10 +301,9 @@ def _cut_alike(parts: list[bytes], last: int, found: list[Words]) -> int:
 def _bulk_length(data: bytes, at: int, line: int) -> int:
     if data[at] != 0x24:
         raise ProtocolError(f"expected '$', got '{chr(data[at])}'")
-    length = _number(data, at + 1, line, "bulk", SKIPPED_BULK_MAX)
-    if length < 0:
+    if data[at + 1] == 0x2D:  # before 0, too: what `_Ahead` does not take for a length must be none here
         raise ProtocolError("invalid bulk length")
-    return length
+    return _number(data, at + 1, line, "bulk", SKIPPED_BULK_MAX)
 
 
 def _number(data: bytes, start: int, line: int, what: str, largest: int) -> int:

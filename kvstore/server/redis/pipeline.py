@@ -30,7 +30,7 @@ from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.key_hazards import KeyHazards
 from kvstore.server.redis.latency import CommandLatency, Timed
 from kvstore.server.redis.parser import Unfit, Words
-from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, Several, Single, Special, together
+from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, Special, together
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
@@ -86,14 +86,16 @@ class Pipeline:
         """Commands that the limit does not count: those that are answered, or whose replies wait for others'."""
         self._value_bytes = 0
         """Values that the limit counts for this connection: those of its commands since it last had none in flight."""
+        self._more_operations = 0
+        """Operations that it counts beside one for each command, for as long."""
         self._inflight_limit = server.inflight_limit
         self._rounds = server.rounds
         self._timed: Timed | None = None
         self._key_hazards = KeyHazards()
         self._resume_below: int | None = None
         """There while commands wait: they go on when fewer than so many are in flight."""
-        self._is_busy = False
-        """A Special is being done."""
+        self.is_busy = False
+        """A Special is being done; nothing is read meanwhile."""
         self._is_ended = False
         """The client sends no more."""
 
@@ -259,7 +261,7 @@ class Pipeline:
                 submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
             elif not self._begin(words):
                 return self._stall(words, waiting)
-            elif self._is_busy:
+            elif self.is_busy:
                 return self._stall(None, waiting)
             elif self.is_closing or self.is_handed_over:
                 return None  # nothing is meant to come after
@@ -269,6 +271,7 @@ class Pipeline:
         if self.replies.is_full:
             return False
         if isinstance(words, Unfit):
+            self.session.spoil()
             self.replies.reply(replies.error(f"ERR {words.reason}"))
             return True
         try:
@@ -281,16 +284,16 @@ class Pipeline:
     def _plan(self, words: Words) -> Plan | None:
         """Plan a command; None if it was done. Raises CommandError."""
         session = self.session
-        now_ms = self.server.now_ms()
+        clock = self.server.now_ms
         gate = self.gate
         if gate is not None:
             self._check(gate, words)
         if session.queued is not None:
             if words[0].upper() not in specials.WITHIN_MULTI:
-                self.replies.reply(session.queue(words, now_ms, None if gate is None else gate.check_ops))
+                self.replies.reply(session.queue(words, clock, None if gate is None else gate.check_ops))
                 return None
             session.check(words)
-        return plan(words, Context(session.protocol, session.level, now_ms))
+        return plan(words, Context(session.protocol, session.level, clock))
 
     def _check(self, gate: Gate, words: Words) -> None:
         try:
@@ -325,10 +328,17 @@ class Pipeline:
                     if not self.replies.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX)):
                         return False
                     found = together(found)
+                rates = self.server.rates()
+                if rates is not None and (refusal := rates.refusal_or_none(_keys_of(ops))) is not None:
+                    self.replies.reply(replies.failure(refusal))  # none of it is done if not all may be
+                    return True
                 self._key_hazards.note(ops, self.replies.issued)
                 self.replies.rereads.note(found, self.replies.issued)
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
-                Gather(self.replies, self.replies.next_number(), found).submit()
+                gathered = Gather(self.replies, self.replies.next_number(), found)
+                self._more_operations += gathered.at_once - 1  # counted now: the next command looks whether it is full
+                self._inflight_limit.begin(gathered.at_once - 1, 0)
+                gathered.submit()
             case Special(name, words):
                 if name == "EXEC" and self._inflight_limit.is_full:
                     return False  # what it does would find no room
@@ -366,7 +376,7 @@ class Pipeline:
             self.replies.read_again()
         if (
             self.replies.is_full
-            or self._is_busy
+            or self.is_busy
             or self._resume_below is None
             or self.replies.in_flight() >= self._resume_below
         ):
@@ -400,7 +410,7 @@ class Pipeline:
 
     def send(self) -> None:
         """Send what is due, and tell the limit what is answered; values count until all commands are."""
-        replies, size = self.replies, 0
+        replies, size, more = self.replies, 0, 0
         answered = replies.answered
         if self._timed is not None and answered > self._timed[0]:
             self._rounds.end(self._timed)
@@ -411,11 +421,12 @@ class Pipeline:
             answered += len(replies.rereads.numbers) + len(replies.early)
         if replies.issued == answered:
             size, self._value_bytes = self._value_bytes, 0
+            more, self._more_operations = self._more_operations, 0
         newly, self._accounted = answered - self._accounted, answered
         if newly < 0:  # a read that was put off is under way again
             self._inflight_limit.begin(-newly, 0)
-        elif newly or size:
-            self._inflight_limit.end(newly, size)
+        elif newly or size or more:
+            self._inflight_limit.end(newly + more, size)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -456,12 +467,12 @@ class Pipeline:
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Answer with what `work` returns; nothing else is begun meanwhile."""
         number = self.replies.next_number()
-        self._is_busy = True
+        self.is_busy = True
         self.server.spawn(self._finish(number, work))
 
     async def _finish(self, number: int, work: Coroutine[Any, Any, bytes]) -> None:
         reply = await specials.reply_of(work, self.client.address)
-        self._is_busy = False
+        self.is_busy = False
         self.replies.answer(number, reply)
         self.flush()
 
@@ -469,3 +480,7 @@ class Pipeline:
         """Say goodbye; what came after is not read."""
         self.replies.reply(farewell)
         self.is_closing = True
+
+
+def _keys_of(ops: Sequence[Op]) -> list[bytes]:
+    return [each[1] for op in ops for each in (op[2] if op[0] == BATCH else (op,))]

@@ -30,7 +30,12 @@ class Context(NamedTuple):
 
     protocol: int = 2
     level: int = Level.LINEARIZABLE
-    now_ms: int = 0
+    clock: Callable[[], int] = lambda: 0
+
+    @property
+    def now_ms(self) -> int:
+        """The date now, not when the command came: a transaction may wait for its EXEC, and a read for its leader."""
+        return self.clock()
 
 
 class Single(NamedTuple):

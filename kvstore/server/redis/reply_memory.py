@@ -49,7 +49,7 @@ class Holder(Protocol):
 
 class ReplyMemory:
     """Bounds what holders hold. It counts what comes, and looks at what is left only when that seems too much: nothing
-    is done when bytes go."""
+    is done when bytes go, but when much that was reserved turns out not to be needed."""
 
     def __init__(self, now: Callable[[], float], bytes_max: int) -> None:
         self.bytes = 0
@@ -60,6 +60,7 @@ class ReplyMemory:
         self._holders: dict[Holder, None] = {}
         self._waiting: dict[Holder, tuple[int, float]] = {}
         self._counted_at = -LOOK_S
+        self._is_serving_soon = False
 
     @property
     def is_awaited(self) -> bool:
@@ -77,6 +78,15 @@ class ReplyMemory:
         self._holders[holder] = None
         self.bytes += size
         return True
+
+    def give_back(self, holder: Holder, size: int) -> bool:
+        """Count out `size` bytes that `holder` had reserved and does not hold. Whether `serve` is to be called in the
+        next turn: holders wait, and until the next look others might take what there is."""
+        if size > 0 and holder in self._holders:
+            self.bytes -= size
+        is_wanted = bool(self._waiting) and not self._is_serving_soon
+        self._is_serving_soon |= is_wanted
+        return is_wanted
 
     def add(self, holder: Holder, size: int) -> None:
         """Count in what is there already, of a client that does not read. Too much of it is never kept: the slowest
@@ -98,9 +108,14 @@ class ReplyMemory:
         self._holders.pop(holder, None)
 
     def look(self) -> None:
+        """Count what is held, and serve those that wait."""
+        self._count(self._now())
+        self.serve()
+
+    def serve(self) -> None:
         """Resume the holders that wait and for which there is room now; refuse those that have waited for too long."""
+        self._is_serving_soon = False
         now = self._now()
-        self._count(now)
         for holder, (size, since) in list(self._waiting.items()):
             if now - since > PATIENCE_S:
                 self._close(now - PATIENCE_S, size)
@@ -140,5 +155,6 @@ class ReplyMemory:
             if self._fits(size):
                 return
             self.bytes -= each.held_bytes
+            self._holders.pop(each)
             self.closed += 1
             each.abort()

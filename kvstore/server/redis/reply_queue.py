@@ -7,15 +7,17 @@ for all that it may answer.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvstore.env import Stream
 from kvstore.errors import Overloaded
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather
+from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather, paid
 from kvstore.server.redis.plans import CommandError, Several, Single
 from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, ReplyMemory
@@ -42,6 +44,8 @@ class Server(Protocol):
 
     backend: Backend
     reply_memory: ReplyMemory
+    rates: Callable[[], Rates | None]
+    """Those of namespaces, while one has any."""
 
     def wait_for_room(self, connection: Holder, size: int) -> None:
         """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
@@ -61,7 +65,7 @@ class ReplyQueue:
         self, server: Server, session: Session, *, flush: Callable[[], None], resume: Callable[[], None]
     ) -> None:
         self.flush, self.resume = flush, resume
-        self.backend = server.backend
+        self.backend, self.rates = server.backend, server.rates
         self.full_since: float | None = None
         """Since when the client has not read enough."""
         self._server, self._session = server, session
@@ -166,8 +170,9 @@ class ReplyQueue:
 
     def write(self) -> bool:
         """Send what is due. False if there was nothing."""
+        reserved = 0
         if self.issued == self.answered:
-            self._reserved = self._held = 0
+            reserved, self._reserved, self._held = self._reserved, 0, 0
         if not self.due or self.is_gone:
             self.due.clear()
             return False
@@ -178,6 +183,8 @@ class ReplyQueue:
             self._server.reply_memory.add(self, len(data))
         if self.rereads.reads:
             self.rereads.answered(self.issued, self.answered)
+        if reserved and self._server.reply_memory.give_back(self, reserved - self.held_bytes):
+            asyncio.get_running_loop().call_soon(self._server.reply_memory.serve)
         return True
 
     # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
@@ -257,7 +264,8 @@ class ReplyQueue:
             Gather(self, number, read, is_reserved=True).submit()
         else:
             op, format_ = ((_GET, read, self._session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
-            self.backend.submit(op, self, number << FORMAT_BITS | format_)
+            with paid(self.rates()):
+                self.backend.submit(op, self, number << FORMAT_BITS | format_)
 
     def may_answer(self, found: Single) -> bool:
         """Whether there is room for the reply of an operation that cannot be done again. Raises CommandError."""
@@ -271,7 +279,7 @@ class ReplyQueue:
             self._reserved = 0  # else a command could wait for room that no answer gives back
         if self._is_refused:
             self._is_refused = False
-            self._session.queued = None
+            self._session.abandon()
             raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
         if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
             return False

@@ -87,7 +87,9 @@ class Session:
         """Put the connection back into the state in which it was made."""
         self.__init__(self.id)  # type: ignore[misc]
 
-    def queue(self, words: list[bytes], now_ms: int, check: Callable[[Sequence[Op]], None] | None = None) -> bytes:
+    def queue(
+        self, words: list[bytes], clock: Callable[[], int], check: Callable[[Sequence[Op]], None] | None = None
+    ) -> bytes:
         """Take a command into the transaction; what to answer. Raises CommandError, which spoils the transaction. As in
         Redis, arguments that are wrong in themselves only fail their own command, at EXEC. `check` raises CommandError
         for operations that the user may not do."""
@@ -100,7 +102,7 @@ class Session:
                 raise CommandError(f"ERR transaction is too large: at most {BATCH_BYTES_MAX} bytes of keys and values")
             command = known(words)
             try:
-                found = command.build(words, Context(self.protocol, self.level, now_ms))
+                found = command.build(words, Context(self.protocol, self.level, clock))
             except CommandError as error:
                 found = Reply(replies.error(str(error)))
             if isinstance(found, Special) and found.name == "UNWATCH":
@@ -146,6 +148,11 @@ class Session:
         self.queued = None
         self.unwatch()
         return replies.OK
+
+    def abandon(self) -> None:
+        """End the transaction whose EXEC is refused, and with it what it watches; outside of one nothing is ended."""
+        if self.queued is not None:
+            self.discard()
 
     def choose_level(self, level: Level) -> None:
         """Have reads from now on be of this level."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from kvstore.errors import InvalidRequest, Moved, OutcomeUnknown, Refused, Unavailable
+from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Refused, Unavailable
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.ring.hashing import TOKENS, token_of
@@ -52,7 +52,7 @@ async def scan(
 
         async def page(ring: Ring, token: int = token, limit: int = limit) -> tuple[int, Any]:
             owner, end = range_at(ring, token)
-            return end, await ask((_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
+            return end, await _page(ask, (_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
 
         end, (items, after) = await with_one_ring(rings, page)
         # What the partition holds beyond this range belongs to a later part of the walk.
@@ -64,6 +64,17 @@ async def scan(
         if len(keys) >= count or size >= SCAN_BYTES_MAX:
             break
     return token, keys
+
+
+# docs/protocol.md P37
+async def _page(ask: Ask, op: Op, owner: PartitionId) -> Any:
+    """Ask for a page by token, and where the replica here leaves it to the leader, that."""
+    try:
+        return await ask(op, owner)
+    except NotLeader:
+        if op[3] < Level.SESSION:
+            raise
+    return await ask((*op[:3], int(Level.LINEARIZABLE), *op[4:]), owner)
 
 
 async def scan_shown(
@@ -78,7 +89,7 @@ async def scan_shown(
 
         async def page(ring: Ring, token: int = token) -> tuple[int, Any]:
             owner, last = range_at(ring, token)
-            return last, await ask((_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level), _KEYS_ONLY), owner)
+            return last, await _page(ask, (_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level), _KEYS_ONLY), owner)
 
         last, (items, after) = await with_one_ring(rings, page)
         last = min(last, end - 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.errors import NotLeader
 from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.range_reads import COUNT_KEYS_MAX, PAGE_BYTES_MAX, READ_BYTES_MAX
 from kvstore.partition.state.commands import Flag, Level, Op, count, put, range_, scan, scan_tokens
@@ -189,6 +190,24 @@ def test_a_scan_by_token_does_not_look_at_what_is_not_owned(p: Partition, monkey
         token = page.next
     assert sorted(found) == sorted(keys)
     assert len(seen) <= len(keys) + 100, "one more of each page"
+
+
+# docs/protocol.md P37
+def test_a_token_with_many_keys_is_the_leaders_to_page(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that does not lead has one turn for an answer, in which no lease is renewed and no bookie answers."""
+    monkeypatch.setattr(queries, "STEP_BYTES", 1000)
+    p.do(*(put(b"{t}%d" % number, b"v" * 1000) for number in range(100)), put(b"k", b"v" * 1000))
+    seen = looked_at(p, monkeypatch)
+    token = token_of(b"{t}")
+    with pytest.raises(NotLeader):
+        queries.answer(p.state, scan_tokens(token, 1, Level.STALE, Flag.KEYS_ONLY), 0, EVERYTHING)
+    assert len(seen) <= queries.STEPS_AT_ONCE + 1
+    (asked,) = p.submit(scan_tokens(token, 1, flags=Flag.KEYS_ONLY))
+    for _ in range(200):
+        p.settle()
+    page: Any = p.result(asked)
+    assert len(page.items) == 100
+    assert page.next in (token_of(b"k"), None)
 
 
 # docs/protocol.md P37

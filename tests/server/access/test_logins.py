@@ -21,6 +21,7 @@ from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins, network_of
 from tests.client.serving import env_of
 from tests.server.access.tables import OTHER_HASH, PASSWORD, table
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -203,6 +204,53 @@ async def test_where_too_many_wait_the_address_that_has_failed_most_gives_way(
     assert [type(each) for each in found] == [NotAuthenticated] * 3 + [Overloaded], "the last that came"
     assert logins._failures["bad"].times == 3
     assert (logins._waiting, logins._under_way) == ([], {})
+
+
+async def test_logins_that_find_no_thread_are_refused_and_the_next_is_checked(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a process may have no more threads for a moment: nobody waits for a thread that never began."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", start)
+        for _ in range(3):
+            with pytest.raises(Overloaded, match="can't start new thread"):
+                await asyncio.wait_for(logins.login("tenant", PASSWORD, "a"), PATIENCE_S)
+    assert (logins._waiting, logins._under_way, logins._times("a")) == ([], {}, 0), "it was no failed login"
+    assert logins.statistics()["logins_limited_total"] == 3
+    assert (await asyncio.wait_for(logins.login("tenant", PASSWORD, "a"), PATIENCE_S)).name == "tenant"
+
+
+async def test_a_login_for_which_there_is_no_memory_is_refused_and_those_that_wait_are_checked(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Password.is_right
+
+    def is_right(hashed: Password, password: bytes) -> bool:
+        if password == b"unlucky":
+            raise MemoryError
+        return right(hashed, password)
+
+    monkeypatch.setattr(Password, "is_right", is_right)
+    unlucky = asyncio.ensure_future(logins.login("root", b"unlucky", "a"))
+    other = asyncio.ensure_future(logins.login("tenant", PASSWORD, "b"))
+    with pytest.raises(Overloaded, match="MemoryError"):
+        await unlucky
+    assert (await other).name == "tenant"
+    assert logins._times("a") == 0
+
+
+async def test_logins_are_checked_where_a_thread_may_not_say_how_urgent_it_is(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: int) -> None:
+        raise PermissionError("a sandbox")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert (await asyncio.wait_for(logins.login("tenant", PASSWORD, "a"), PATIENCE_S)).name == "tenant"
 
 
 async def test_the_thread_comes_after_what_the_machine_does_else(logins: Logins) -> None:

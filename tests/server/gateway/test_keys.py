@@ -326,6 +326,17 @@ async def test_a_token_goes_from_answer_to_request(world: World) -> None:
     assert int(got.headers["Kvstore-Time-Ms"]) > 0
 
 
+# docs/protocol.md M16
+async def test_a_token_forgets_nothing_of_a_ring_that_the_server_does_not_know_yet(world: World) -> None:
+    """What it has seen of a partition that has joined, a session would read too old at the next server."""
+    ring = world.backend.topology.ring.routed
+    put = await world.ask("PUT", "/v1/keys/k", b"v", Kvstore_Token=f"={ring + 1},p4=700")
+    token = dict(pair.split("=") for pair in put.headers["Kvstore-Token"].split(","))
+    assert (token[""], token["p4"]) == (str(ring + 1), "700")
+    later = await world.ask("PUT", "/v1/keys/k", b"v", Kvstore_Token=f"={ring},p4=700")
+    assert "p4" not in later.headers["Kvstore-Token"]
+
+
 async def test_a_token_names_whoever_owns_the_key_by_the_ring_that_it_names(world: World) -> None:
     """The ring may change while an answer is on its way: a token of the newer one that lacks the newer owner would have
     the next session read go to a replica that lacks what was seen."""

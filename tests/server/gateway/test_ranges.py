@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kvstore.access import AddRole, AddUser, GrantRight, GrantRole, RevokeRole, Right
+from kvstore.client.core.scanning import Bounds
 from kvstore.errors import OutcomeUnknown, Overloaded
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.proto.page_token import PageToken
 from kvstore.server.gateway import ranges
 from kvstore.server.grpc import scan_slots
+from kvstore.server.grpc.scan import RING
+from kvstore.types import PartitionId
 from tests.server.access.tables import HASH, table
 from tests.server.gateway.world import World, gateway_world
+from tests.server.grpc.test_scan import KEYS, P1, P2, Partitions
 
 
 async def filled(world: World, *keys: str) -> None:
@@ -51,6 +55,33 @@ async def test_a_range_is_counted_over_all_partitions(world: World) -> None:
     assert not [op for op in world.backend.submitted if op[0] == Code.SCAN], "no record is read for it"
     assert (await world.ask("GET", "/v1/count?prefix=a&start=b")).status == 400
     assert (await world.ask("GET", "/v1/count?limit=3")).status == 400
+
+
+class Counted(Partitions):
+    """Two partitions that are asked how many keys they have."""
+
+    async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
+        items, following = await super().ask(op, partition, ring_version)
+        self.asked_by.append(ring_version)
+        return len(items), following
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_by: list[int] = []
+
+
+# docs/protocol.md M16
+@pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.SESSION])
+async def test_a_count_of_a_client_that_has_heard_of_a_later_ring_goes_by_that(level: Level) -> None:
+    """By the ring that is known here, what the client has written may be somewhere that is not asked."""
+    partitions = Counted()
+    partitions.held = {P1: KEYS[1:], P2: KEYS[:1]}
+    known = partitions.ring.routed
+    bounds, backend = Bounds(b"", b""), cast("Any", partitions)
+    assert await ranges.count_range(backend, partitions.ask, bounds, level, {RING: known + 1}) == len(KEYS)
+    assert partitions.ring.routed == known + 1
+    assert await ranges.count_range(backend, partitions.ask, bounds, level, {RING: known}) == len(KEYS)
+    assert partitions.asked_by == [0] * 4, "and nobody is asked by a ring that is not later than the server's"
 
 
 async def test_a_count_waits_for_a_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
@@ -18,7 +20,9 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
-from kvstore.partition.state.commands import Code, Level
+from kvstore.namespaces import Namespace
+from kvstore.namespaces.rates import Rates
+from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.server.config import Limits
 from kvstore.server.redis import door as resp_door
 from kvstore.server.redis import gather, reply_queue
@@ -395,6 +399,66 @@ async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connectio
         assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
         assert await two.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
         assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
+
+
+# docs/protocol.md N5
+async def test_a_command_of_several_keys_passes_a_rate_as_a_whole_or_not_at_all(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of more keys than may be read at once, and than the bucket of its namespace holds."""
+    now, many = 0.0, [b"n/%d" % number for number in range(2 * gather.READS_AT_ONCE)]
+    rates = Rates(lambda: now, Counter())
+    rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=100)])
+    door.server.rates = lambda: rates
+    submit = door.backend.submit
+
+    def counted(op: Op, sink: Sink, token: int, *more: Any) -> None:
+        """As the dispatcher does it."""
+        refusal = rates.refusal_or_none([op[1]])
+        submit(op, sink, token, *more) if refusal is None else door.backend._fail(sink, token, refusal)
+
+    monkeypatch.setattr(door.backend, "submit", counted)
+    read, written = packed(b"MGET", *many), packed(b"MSET", *(word for key in many for word in (key, b"v")))
+    nothing = b"*%d\r\n" % len(many) + b"$-1\r\n" * len(many)
+    async with door.raw() as raw:
+        assert await raw.ask(read, nothing) == nothing
+        assert rates.passed == {"n": len(many)}
+        for refused in (written, packed(b"DEL", *many), packed(b"MULTI") + packed(b"GET", b"n/1") + packed(b"EXEC")):
+            raw.writer.write(refused)
+            assert b"-TRYAGAIN " in await raw.read_until(b" ms\r\n")
+        now += len(many) / 100
+        assert await raw.ask(read, nothing) == nothing, "nothing was written, and nothing taken"
+        now += len(many) / 100
+        assert await raw.ask(written, b"+OK\r\n") == b"+OK\r\n"
+
+
+@pytest.mark.parametrize(("command", "most"), [(b"TTL", 101), (b"PTTL", 101_000)])
+async def test_time_to_live_is_told_as_it_is_when_a_transaction_is_done(
+    door: Door, monkeypatch: pytest.MonkeyPatch, command: bytes, most: int
+) -> None:
+    begun = packed(b"MULTI") + packed(b"SET", b"k", b"v", b"EX", b"100") + packed(command, b"k")
+    now_ms, behind_ms = door.server.now_ms, 1_000_000
+    monkeypatch.setattr(door.server, "now_ms", lambda: now_ms() - behind_ms)
+    async with door.raw() as raw:
+        await raw.ask(begun, b"+OK\r\n+QUEUED\r\n+QUEUED\r\n")
+        behind_ms = 0
+        await raw.ask(packed(b"EXEC"), b"*2\r\n+OK\r\n")
+        assert 0 < int((await raw.read_line())[1:]) <= most
+
+
+async def test_a_command_that_is_too_large_to_be_read_spoils_its_transaction(door: Door) -> None:
+    """Whoever got an error for QUEUED may rely on that EXEC does nothing; outside a transaction it spoils none."""
+    large = packed(b"SET", b"{t}b", b"v" * (BULK_BYTES_MAX + 1))
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + large + packed(b"EXEC"))
+        assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
+        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        assert (await raw.read_line()).startswith(b"-EXECABORT")
+        assert await raw.ask(packed(b"EXISTS", b"{t}a"), b":0\r\n") == b":0\r\n"
+        raw.writer.write(large)
+        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        done = b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n"
+        assert await raw.ask(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + packed(b"EXEC"), done) == done
 
 
 async def at_least(value: int, least: int) -> bool:

@@ -82,6 +82,24 @@ async def test_connections_that_send_more_than_there_is_room_for_wait_and_are_al
     assert (door.server.inflight_limit.commands, door.server.inflight_limit.bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("name", [b"MSET", b"EXISTS", b"MGET"])
+async def test_commands_of_several_keys_count_as_many_times(door: Door, name: bytes) -> None:
+    """A bulk load in a pipeline has thousands of them, which a leader's queue would refuse, of other clients too."""
+    keys = [b"%d" % number for number in range(12)]
+    words = [word for key in keys for word in (key, b"v")] if name == b"MSET" else keys
+    answer = {b"MSET": b"+OK\r\n", b"EXISTS": b":0\r\n", b"MGET": b"*12\r\n" + b"$-1\r\n" * 12}[name]
+    door.backend.hold()
+    door.backend.held_reads = []
+    async with door.raw() as raw:
+        raw.writer.write(packed(name, *words) * 50)
+        await wait_until(lambda: is_full(door), what="the limit is reached")
+        assert len(door.backend.submitted) <= 40 + len(keys)
+        door.backend.let_go()
+        door.backend.do_held_reads()
+        assert await raw.read(50 * len(answer)) == answer * 50
+        await wait_until(lambda: is_empty(door), what="nothing is counted any more")
+
+
 async def is_full(door: Door) -> bool:
     return door.server.inflight_limit.is_full
 

@@ -100,6 +100,7 @@ def test_empty_lines_and_empty_arrays_are_nothing() -> None:
         (b"*1\r\n:5\r\n", r"expected '\$', got ':'"),
         (b"*1\r\n*1\r\n$1\r\na\r\n", r"expected '\$', got '\*'"),
         (b"*1\r\n$-1\r\n", "invalid bulk length"),
+        (b"*2\r\n$-0\r\n\r\n$1\r\na\r\n", "invalid bulk length"),
         (b"*x\r\n", "invalid multibulk length"),
         (b"*99999999999\r\n", "invalid multibulk length"),
         (b"*2000000\r\n", "invalid multibulk length"),
@@ -111,7 +112,7 @@ def test_empty_lines_and_empty_arrays_are_nothing() -> None:
         (b'set k "abc\r\n', "unbalanced quotes"),
         (b"~3\r\n*1\r\n:1\r\n", r"expected '\$'"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_what_is_not_the_protocol_ends_the_stream(data: bytes, reason: str) -> None:
     for chunks in ([packed(b"PING") + data], [packed(b"PING"), *(data[i : i + 3] for i in range(0, len(data), 3))]):
@@ -195,3 +196,20 @@ def test_a_command_is_not_read_again_with_every_piece_of_it(
         assert parser.parse(piece) == []
     assert parser.parse(pieces[-1]) == [words]
     assert (walks, headers) == (2, len(words) + 1), "with the first piece and with the last"
+
+
+headers = st.sampled_from([b"0", b"-0", b"00", b"+1", b"1", b"-1", b"01", b"2", b"3", b"70000", b"2000000", b"", b" 1"])
+pieces = st.tuples(st.sampled_from([b"$", b"*", b":"]), headers, st.sampled_from([b"\r\n", b"\n"])).map(b"".join)
+
+
+@given(st.lists(st.one_of(pieces, st.sampled_from([b"\r\n", b"a\r\n", b"ab"])), max_size=12).map(b"".join))
+@example(b"$-0\r\n")
+def test_what_the_walk_finds_incomplete_is_not_walked_before_it_can_be_complete(rest: bytes) -> None:
+    """Else each byte more has all of it walked again: three a second held the event loop of a node."""
+    data = b"*3\r\n" + rest
+    try:
+        end = Parser()._walk(data, 0, [])
+    except redis_parser.ProtocolError:
+        return
+    if end is None:
+        assert redis_parser._Ahead().is_incomplete(bytearray(data))

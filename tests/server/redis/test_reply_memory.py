@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.partition.state.commands import Code
+from kvstore.namespaces import Namespace
+from kvstore.namespaces.rates import Rates
+from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.config import Limits
+from kvstore.server.redis import door as resp_door
 from kvstore.server.redis import reply_memory, reply_queue
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.gather import READS_AT_ONCE
@@ -64,6 +69,25 @@ def test_what_is_held_is_told_as_it_is_now() -> None:
     assert room.held() == 90
     one.held_bytes = 0
     assert room.held() == 0
+
+
+def test_what_was_reserved_and_is_given_back_is_room_at_once() -> None:
+    room, one, other, waiting = ReplyMemory(Time(), 100), Connection(), Connection(), Connection()
+    for _ in range(100):
+        assert room.take(one, 60)
+        assert not room.give_back(one, 60), "nobody waits"
+    assert room.take(one, 60)
+    one.held_bytes = 60
+    assert not room.take(other, 60)
+    room.wait(waiting, 60)
+    one.held_bytes = 20
+    assert room.give_back(one, 40)
+    assert not room.give_back(one, 0), "who waits is served once in a turn"
+    room.serve()
+    assert (room.bytes, waiting.heard, room.is_awaited) == (20, ["resume"], False)
+    room.forget(one)
+    room.give_back(one, 20)
+    assert room.bytes == 20, "of one that is gone the next look finds nothing"
 
 
 def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> None:
@@ -209,6 +233,27 @@ async def test_reads_that_are_done_again_never_go_back_in_time(door: Door) -> No
         assert seen[0] < seen[-1], "not all were read at once"
 
 
+# docs/protocol.md N5
+async def test_reads_that_are_done_again_count_once_for_a_rate(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, submit = Rates(lambda: 0.0, Counter()), door.backend.submit
+    rates.take([Namespace(name="n", prefix=b"n", ops_per_s=10_000)])
+    door.server.rates = lambda: rates
+
+    def counted(op: Op, sink: Sink, token: int, *more: Any) -> None:
+        assert rates.refusal_or_none([op[1]]) is None
+        submit(op, sink, token, *more)
+
+    async with door.raw() as slow:
+        await slow.ask(packed(b"SET", b"n", value(0)), b"+OK\r\n")
+        monkeypatch.setattr(door.backend, "submit", counted)
+        stop_reading(slow)
+        slow.writer.write((packed(b"GET", b"n") + packed(b"MGET", b"n")) * 15)
+        await wait_until(lambda: is_put_off(door), what="replies are put off")
+        go_on_reading(slow)
+        await slow.read((2 * len(bulk(value(0))) + 4) * 15)
+    assert rates.passed == {"n": 30}
+
+
 async def test_what_is_put_off_for_a_client_that_goes_is_not_counted_any_more(door: Door) -> None:
     raw = await door.connect()
     await raw.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
@@ -292,6 +337,34 @@ async def test_transactions_that_read_begin_when_there_is_room_for_all_that_they
             assert (await raw.read_line())[:1] == b":"
 
 
+async def test_room_for_a_transaction_is_free_when_it_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not with the next look at what is held: a node did some 150 transactions that read in a second."""
+    monkeypatch.setattr(reply_memory, "LOOK_S", 1_000.0)
+    monkeypatch.setattr(resp_door, "LOOK_S", 1_000.0)
+    begun = packed(b"MULTI") + packed(b"GET", b"k") * 4 + packed(b"SET", b"{k}n", b"v") + packed(b"EXEC")
+    queued, answer = b"+OK\r\n" + b"+QUEUED\r\n" * 5, b"*5\r\n" + bulk(b"v") * 4 + b"+OK\r\n"
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(door.raw()) for _ in range(6)]
+        await raws[0].ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
+        for _ in range(10):
+            assert await raws[0].ask(begun, queued + answer) == queued + answer
+        assert not door.server.reply_memory.is_awaited
+        door.backend.hold()
+        for raw in raws:
+            raw.writer.write(begun)
+            await raw.read(len(queued))
+
+        async def wait() -> bool:
+            return len(door.server.reply_memory._waiting) == 4
+
+        await wait_until(wait, what="the others wait for room")
+        door.backend.let_go()
+        for raw in raws:
+            assert await raw.read(len(answer)) == answer
+
+
 async def test_walks_over_keys_begin_when_there_is_room_for_what_they_gather(tmp_path: Path) -> None:
     async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
         raws = [await stack.enter_async_context(door.raw()) for _ in range(3)]
@@ -324,6 +397,35 @@ async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
         raw.writer.write(packed(b"KEYS", b"*") + packed(b"PING"))
         assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
         assert await raw.read_line() == b"+PONG\r\n"
+
+
+async def test_a_transaction_for_which_no_room_comes_leaves_no_watch_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next user of the connection has asked for none. What is refused outside of a transaction ends no WATCH."""
+    monkeypatch.setattr(reply_memory, "REFUSE_S", 0.0)
+    others, queued = Connection(held=24 * MIB), b"+OK\r\n+QUEUED\r\n"
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
+        raw, other = [await stack.enter_async_context(door.raw()) for _ in range(2)]
+        await raw.ask(packed(b"WATCH", b"k"), b"+OK\r\n")
+        door.server.reply_memory.take(others, 24 * MIB)
+        raw.writer.write(packed(b"GETSET", b"n", b"v"))
+        assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
+        await other.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
+        await raw.ask(packed(b"MULTI") + packed(b"GET", b"k"), queued)
+        others.held_bytes = 0
+        assert await raw.ask(packed(b"EXEC"), b"*-1\r\n") == b"*-1\r\n", "it was still watched"
+
+        await raw.ask(packed(b"WATCH", b"k") + packed(b"MULTI") + packed(b"GET", b"k"), b"+OK\r\n" + queued)
+        others.held_bytes = 24 * MIB
+        door.server.reply_memory.add(others, 24 * MIB)
+        raw.writer.write(packed(b"EXEC"))
+        assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
+        await other.ask(packed(b"SET", b"k", b"w"), b"+OK\r\n")
+        others.held_bytes = 0
+        await raw.ask(packed(b"MULTI") + packed(b"SET", b"k", b"x"), queued)
+        raw.writer.write(packed(b"EXEC"))
+        assert await raw.read_line() == b"*1\r\n"
 
 
 async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) -> None:

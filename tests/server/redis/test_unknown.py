@@ -13,6 +13,7 @@ from kvstore.server.redis import door as resp_door
 from tests.server.access.tables import table
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_access import OFF, line_of
+from tests.server.redis.test_parser import packed
 
 
 async def known(stack: AsyncExitStack, door: Door) -> Raw:
@@ -57,6 +58,31 @@ async def test_who_has_just_come_has_time_for_his_login(tmp_path: Path, monkeypa
         assert (await late.read_to_end()).startswith(b"-ERR max number of clients")
         assert await line_of(first, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
         assert await known(stack, door), "it has made room"
+
+
+async def test_a_stranger_holds_little_of_what_he_has_not_finished(tmp_path: Path) -> None:
+    """Else strangers would have all the room for commands, and those of users were closed for it."""
+    value = b"v" * 100_000
+    async with redis_door(tmp_path, access=Access(table())) as door, door.raw() as user, door.raw() as stranger:
+        assert await line_of(user, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
+        for raw in (user, stranger):
+            raw.writer.write(packed(b"SET", b"t/a", value)[:-10])
+        assert (await stranger.read_to_end()).startswith(b"-NOAUTH Authentication required")
+        user.writer.write(packed(b"SET", b"t/a", value)[-10:])
+        assert await user.read_line() == b"+OK\r\n"
+        assert door.server.statistics()["resp_input_bytes"] == 0
+
+
+async def test_a_large_command_that_comes_with_a_login_waits_for_it(tmp_path: Path) -> None:
+    large = packed(b"SET", b"t/a", b"v" * 100_000)
+    async with redis_door(tmp_path, access=Access(table())) as door, door.raw() as user, door.raw() as stranger:
+        user.writer.write(packed(b"AUTH", b"tenant", b"secret") + large[:-10])
+        assert await user.read_line() == b"+OK\r\n"
+        user.writer.write(large[-10:])
+        assert await user.read_line() == b"+OK\r\n"
+        stranger.writer.write(packed(b"AUTH", b"tenant", b"wrong") + large[:-10])
+        assert (await stranger.read_line()).startswith(b"-WRONGPASS ")
+        assert (await stranger.read_to_end()).startswith(b"-NOAUTH Authentication required")
 
 
 async def test_who_was_there_when_access_control_was_switched_on_is_a_stranger_until_he_logs_in(tmp_path: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
-from kvstore.errors import InvalidRequest
-from kvstore.partition.state.commands import Code, Op
+from kvstore.errors import InvalidRequest, NotLeader
+from kvstore.partition.state.commands import Code, Level, Op
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
 from kvstore.server.routing import keys
-from kvstore.server.routing.keys import _piece, all_keys, count_keys, matcher, matching, range_at, scan
+from kvstore.server.routing.keys import _piece, all_keys, count_keys, matcher, matching, range_at, scan, scan_shown
 from kvstore.types import PartitionId, ServerId
 
 
@@ -50,6 +51,23 @@ def test_a_class_is_as_short_as_it_was_written() -> None:
         piece, end = _piece(written, 0)
         assert piece is not None
         assert (len(piece) <= 32, end) == (True, len(written))
+
+
+# docs/protocol.md P37
+@pytest.mark.parametrize("walk", [scan, partial(scan_shown, shown=lambda key: True)])
+async def test_a_page_that_the_replica_here_leaves_to_the_leader_is_asked_of_that(walk: Any) -> None:
+    ring = new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1)
+    levels: list[int] = []
+
+    async def ask(op: Op, partition: PartitionId) -> Any:
+        levels.append(op[3])
+        if op[3] != Level.LINEARIZABLE:
+            raise NotLeader("p1")
+        return [(b"k", None)], None
+
+    cursor, found = await walk(ask, lambda: ring, 0, 10, Level.STALE)
+    assert (cursor, set(found)) == (0, {b"k"})
+    assert levels == [Level.STALE, Level.LINEARIZABLE] * (len(levels) // 2)
 
 
 async def test_others_have_their_turn_while_keys_are_matched() -> None:
