@@ -16,7 +16,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import MetadataError, Overloaded, Retryable, StoreError, Unavailable
 from kvstore.partition.state.changes import DELETED, EXPIRED, Interest, Logged
 from kvstore.proto import kv_pb2
-from kvstore.server.feed.feeds import Feeds
+from kvstore.server.feed.feeds import Feeds, in_each
 from kvstore.server.feed.pages import interest_in
 from kvstore.server.feed.tail import Cursor
 from kvstore.server.feed.watch_plan import Follow, Plan
@@ -85,8 +85,8 @@ class Watch:
 
     async def messages(self, after: Mapping[str, int], seen: Mapping[str, int]) -> AsyncIterator[kv_pb2.WatchResponse]:
         """Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
-        for follow in self._plan.begin(await self._feeds.newest_ring(), after):
-            await self._follow(follow, seen)
+        first = self._plan.begin(await self._feeds.newest_ring(), after)
+        await in_each(first, lambda follow: self._follow(follow, seen))
         yield self._positions()
         told = self._feeds.clock.now()
         while True:
