@@ -224,6 +224,50 @@ async def test_a_tail_that_ended_while_its_last_reader_was_leaving_is_not_ended_
     assert failures == []
 
 
+async def test_a_change_is_looked_for_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch of a range follows all partitions: to look through all for each change took a millisecond."""
+    async with World.open(tmp_path, *(f"p{number}" for number in range(50))) as world:
+        following = await world.watch()
+        await world.settle()
+        advance, looked_through = watch.Watch._advance, list[PartitionId]()
+
+        def counted(self: watch.Watch, cursor: Cursor) -> AsyncIterator[Any]:
+            looked_through.append(cursor.partition)
+            return advance(self, cursor)
+
+        monkeypatch.setattr(watch.Watch, "_advance", counted)
+        world.logs["p7"].put((b"a", b"1"))
+        await following.take(1)
+        await world.settle()
+        assert looked_through == ["p7"]
+
+
+async def test_a_log_that_cannot_be_read_wakes_no_watch_until_that_has_lasted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_tail, "RETRY_S", 0.0)
+    following = await world.watch()
+    await world.settle()
+    tail, woken = world.feeds.known_tail(P1), 0
+    assert tail is not None
+    wake_all = tail._wake_all
+
+    def counted(*given: Any) -> None:
+        nonlocal woken
+        woken += 1
+        wake_all(*given)
+
+    monkeypatch.setattr(tail, "_wake_all", counted)
+    before = world.logs.readers
+    world.logs["p1"].failure = cannot_be_read()
+    world.logs["p1"].tell()
+    await wait_until(lambda: asyncio.sleep(0, world.logs.readers > before + 50))
+    assert woken == 0
+    monkeypatch.setattr(feed_tail, "PATIENCE_S", 0.0)
+    assert isinstance(await following.failure(), Unavailable)
+    assert woken == 1
+
+
 async def test_places_in_many_logs_are_looked_for_together(tmp_path: Path) -> None:
     """Each takes several reads: one after another they took longer than a client waits."""
     async with World.open(tmp_path, *(f"p{number}" for number in range(3 * feeds.FOLLOWS_MAX))) as world:
