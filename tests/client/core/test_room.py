@@ -84,7 +84,7 @@ class Threads:
         operation = operations.get(b"k")
         operation.partition = "p1"
         waiting = len(self.engine._room.get(self.numbering, ()))
-        self._threads.append(threading.Thread(target=self._begin, args=(operation, timeout_s)))
+        self._threads.append(threading.Thread(target=self._begin, args=(operation, timeout_s), daemon=True))
         self._threads[-1].start()
         if timeout_s:
             wait_until_blocking(lambda: len(self.engine._room[self.numbering]) > waiting)
@@ -138,8 +138,8 @@ def test_threads_that_wait_are_woken_one_by_one_in_the_order_of_coming(monkeypat
 
 def test_threads_that_wait_hear_of_it_when_the_client_is_closed() -> None:
     with threads() as callers:
-        callers.come()
-        callers.come()
+        callers.come(10 * PATIENCE_S)
+        callers.come(10 * PATIENCE_S)
     assert [type(each) for each in callers.failures] == [InvalidRequest] * 2
 
 
