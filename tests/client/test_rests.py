@@ -1,6 +1,6 @@
 """An address rests for longer with each connection that breaks, and not at all once there is one."""
 
-from kvstore.client.core.address_backoff import MAX_S, MIN_S, AddressBackoff
+from kvstore.client.core.address_backoff import KEPT_S, MAX_S, MIN_S, AddressBackoff
 
 
 def test_an_unknown_address_does_not_rest() -> None:
@@ -31,3 +31,10 @@ def test_after_a_connection_the_first_rest_is_short_again() -> None:
     assert not rests.is_left_alone("a:1", 100.0)
     rests.broke("a:1", 100.0)
     assert not rests.is_left_alone("a:1", 100.0 + MIN_S)
+
+
+def test_addresses_that_nobody_tries_any_more_are_forgotten() -> None:
+    rests = AddressBackoff()
+    for number in range(100):
+        rests.broke(f"a:{number}", 100.0 + number * KEPT_S)
+    assert len(rests._rests) <= 2

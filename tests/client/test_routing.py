@@ -7,7 +7,7 @@ import pytest
 from kvstore.client.core.operations import get
 from kvstore.client.core.routing import Routing
 from kvstore.client.core.values import Level
-from kvstore.errors import ConditionFailed, Moved, NotLeader
+from kvstore.errors import ConditionFailed, Moved, NotLeader, Unavailable
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of
 
@@ -149,3 +149,48 @@ def test_a_moved_key_asks_for_a_ring_only_if_ours_is_older(routing: Routing) -> 
 def test_a_partition_that_nobody_told_of_has_no_leader(routing: Routing) -> None:
     assert routing.leader_of("p9") == ""
     assert routing.replicas_of("p9") == []
+
+
+def replaced(version: int) -> kv_pb2.TopologyResponse:
+    """The third server is another one with each ring, at another address."""
+    message = topology(version)
+    for partition in message.partitions:
+        partition.replicas[:] = [f"n{version + 2}" if each == "n3" else each for each in partition.replicas]
+    message.servers[2].id, message.servers[2].grpc = f"n{version + 2}", f"host{version + 2}:1"
+    message.servers[2].resp = f"host{version + 2}:2"
+    return message
+
+
+def test_servers_that_are_gone_for_good_are_forgotten() -> None:
+    routing = Routing()
+    for version in range(1, 21):
+        routing.learn(replaced(version))
+        routing.check(replaced(version), f"host{version + 2}:1")
+    assert routing.everybody(()) == ["host1:1", "host22:1", "host2:1"]
+    assert routing.answered == {"host22:1"}
+    assert set(routing.doors) == {"host22:1"}
+    assert not routing.is_ours("host7:1")
+
+
+@pytest.mark.parametrize("is_older", [True, False], ids=["an older ring", "a server that sees fewer"])
+def test_nobody_is_forgotten_for_what_a_server_says_that_lags(routing: Routing, *, is_older: bool) -> None:
+    message = topology(2)
+    message.servers.add(id="n4", grpc="host4:1")
+    routing.learn(message)
+    message = topology(1 if is_older else 2)
+    if not is_older:
+        del message.servers[1]
+    routing.learn(message)
+    assert routing.everybody(()) == [f"host{number}:1" for number in (1, 2, 3, 4)]
+    routing.learn(topology(2))
+    assert routing.everybody(()) == [f"host{number}:1" for number in (1, 2, 3)]
+
+
+def test_an_address_at_which_another_cluster_was_met_stays_foreign(routing: Routing) -> None:
+    routing.check(kv_pb2.TopologyResponse(cluster="ours"), "host1:1")
+    with pytest.raises(Unavailable):
+        routing.check(kv_pb2.TopologyResponse(cluster="theirs"), "host3:1")
+    routing.learn(replaced(2))
+    routing.learn(topology(1))  # of a server that lags
+    assert routing.is_named("host3:1")
+    assert not routing.is_ours("host3:1")

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import inf
 from random import Random
 from typing import Any
 
@@ -39,7 +40,8 @@ class Server(kv_pb2_grpc.KVServicer):
 
     def __init__(self, cluster: str) -> None:
         self.address, self.cluster = "", cluster
-        self.watches = 0
+        self.watches, self.stream_s = 0, 0.0
+        self.finds_its_place_s = 0.0
         self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         """Who it is."""
         self.may_watch = asyncio.Event()
@@ -66,7 +68,11 @@ class Server(kv_pb2_grpc.KVServicer):
 
     async def Watch(self, request: kv_pb2.WatchRequest, context: Any) -> AsyncIterator[kv_pb2.WatchResponse]:
         self.watches += 1
+        self.stream_s = context.time_remaining() or inf
         await self.may_watch.wait()
+        if self.finds_its_place_s:
+            await context.send_initial_metadata(())
+            await asyncio.sleep(self.finds_its_place_s)
         shown, ended = request.after.get("p1", self._last), self._ended
         yield kv_pb2.WatchResponse(positions={"p1": shown})
         while True:
@@ -250,6 +256,36 @@ async def test_a_server_that_takes_a_watch_and_says_nothing_is_left_for_another(
             async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: addresses) as watch:
                 await server.put()
                 assert (await anext(watch)).version == 1
+
+
+async def test_a_server_that_has_taken_a_watch_has_time_to_find_its_place() -> None:
+    """It says at once that it has: to find the place in the logs of many partitions takes longer."""
+    async with serving() as server:
+        server.finds_its_place_s = 0.5
+        config = ClientConfig(endpoints=(server.address,), timeout_s=0.4, connect_timeout_s=0.2, silence_s=PATIENCE_S)
+        ports = replace(library_env("watch"), clock=Standing())
+        async with asyncio.timeout(PATIENCE_S):
+            async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address]) as watch:
+                await server.put()
+                assert (await anext(watch)).version == 1
+
+
+async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_nothing() -> None:
+    """A thread cannot stop waiting for a message: it waits until the stream's time is over."""
+    async with serving() as silent, serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        addresses = [silent.address, *[server.address] * 9]
+        reading = Reading(EVERYTHING._replace(heartbeat_s=0.01), None, {})
+        watch = Watch(library_env("watch"), config, reading, lambda: addresses)
+        await asyncio.to_thread(watch.ready)
+        await server.put()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await asyncio.to_thread(next, watch)).version == 1
+        finally:
+            await silent.end_all()  # the thread would wait for ever
+            watch.close()
+        assert silent.stream_s <= 60 * 0.01
 
 
 # docs/protocol.md F8

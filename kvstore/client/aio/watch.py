@@ -126,16 +126,16 @@ class AsyncWatch(ClosedAtExit):
             await asyncio.sleep(next(pauses))
 
     async def _next_message(self) -> kv_pb2.WatchResponse:
-        first = self._call is None
-        # Half of the time in which one is looked for, so that there is some for another server behind a silent one.
-        patience_s = (
-            max(self._config.timeout_s / 2, self._config.connect_timeout_s)
-            if first
-            else self._reading.watched.patience_s
-        )
+        config, patience_s = self._config, self._reading.watched.patience_s
         try:
+            if (call := self._call) is None:
+                # Half of the time in which one is looked for, so that there is some for another behind a silent one.
+                async with asyncio.timeout(max(config.timeout_s / 2, config.connect_timeout_s)):
+                    call = await self._dial()
+                    await call.initial_metadata()
+                # The server is there. It has so long to find its place in the logs, or to say why it cannot.
+                patience_s = max(config.timeout_s / 2, 2 * config.silence_s)
             async with asyncio.timeout(patience_s):
-                call = self._call or await self._dial()
                 message = await call.read()
         except TimeoutError:
             raise Unavailable("the server has fallen silent") from None

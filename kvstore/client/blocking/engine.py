@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
 
-from kvstore.client.blocking.link import BlockingLink
+from kvstore.client.blocking.link import BlockingLink, Waiter
 from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
-from kvstore.client.core.operation import Operation
-from kvstore.client.core.operations import as_seconds, decode
-from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pause_s, pauses, too_late
+from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operations import as_seconds, decode, names_its_partition
+from kvstore.client.core.retries import (
+    Nobody,
+    failed_for_good,
+    is_about_the_way,
+    is_hint,
+    pause_s,
+    pauses,
+    too_late,
+)
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
-from kvstore.errors import ConfigError, InvalidRequest, Moved, NotAuthenticated, StoreError, Unavailable
+from kvstore.errors import ConfigError, InvalidRequest, Moved, NotAuthenticated, Overloaded, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
 logger = logging.getLogger(__name__)
@@ -56,7 +64,8 @@ class BlockingEngine:
     def _make_locks(self) -> None:
         self._lock = threading.Lock()
         """Of everything here; never held while anything waits."""
-        self._room = threading.Condition(self._lock)
+        self._room: dict[Numbering, OrderedDict[Waiter, Operation]] = {}
+        """Who waits for room, in the order of coming. Answered whether there is any, or the client was closed."""
         self._closing = threading.Event()
 
     @property
@@ -81,7 +90,8 @@ class BlockingEngine:
         with self._lock:
             self._closing.set()
             links, self._links = list(self._links.values()), {}
-            self._room.notify_all()
+            for waiter in [each for waiting in self._room.values() for each in waiting]:
+                waiter.set(False)
         for link in links:
             link.close()
 
@@ -163,6 +173,48 @@ class BlockingEngine:
             return moved
 
     def _run_begun(self, operations: list[Operation], timeout_s: float) -> Iterator[Any]:
+        wanted = operations
+        while True:
+            since = self.env.clock.now()
+            self._send_together(wanted)
+            refused = [each for each in wanted if isinstance(_answer(each), Overloaded)]
+            if not 0 < len(refused) < len(wanted) or self.is_closed:
+                break
+            wanted = self._to_go_on(operations, timeout_s)
+            if not wanted:
+                break
+        for operation in operations:
+            answer = _answer(operation)
+            try:
+                if isinstance(answer, StoreError):
+                    answer = self._insist(operation, answer, timeout_s, since)
+                yield decode(operation, answer)
+            except StoreError as error:
+                yield error
+
+    def _to_go_on(self, operations: Sequence[Operation], timeout_s: float) -> list[Operation]:
+        """Make those ready to be sent that a server refused because it had enough with the others: large values, of
+        which one message holds few. It has done something, so the time of those that it has not begins again."""
+        until = self.env.clock.now() + timeout_s
+        again = []
+        with self._lock:
+            for operation in operations:
+                error = _answer(operation)
+                if not isinstance(error, StoreError):
+                    continue
+                operation.deadline = until
+                if isinstance(error, Overloaded) and not names_its_partition(operation):
+                    self._counts["failed_Overloaded"] += 1
+                    self._counts["retries"] += 1
+                    final = failed_for_good(operation, error)
+                    assert final is None, "it is tried again"
+                    self.routing.redirect(operation)
+                    operation.waiter = None
+                    again.append(operation)
+        return again
+
+    def _send_together(self, operations: Sequence[Operation]) -> None:
+        """Send operations in as few frames as there are links for them, and wait for the answers."""
         frames: dict[int, tuple[BlockingLink, list[Operation]]] = {}
         for operation in operations:
             link = self._choose(operation)
@@ -172,14 +224,6 @@ class BlockingEngine:
         for link, calls in sent:
             for call in calls:
                 self._hear(link, link.collect(call))
-        for operation in operations:
-            answer = operation.waiter.answer if operation.waiter else Nobody()
-            try:
-                if isinstance(answer, StoreError):
-                    answer = self._insist(operation, answer, timeout_s)
-                yield decode(operation, answer)
-            except StoreError as error:
-                yield error
 
     def _attempt(self, operation: Operation) -> Any:
         """The answer, or a StoreError."""
@@ -191,8 +235,9 @@ class BlockingEngine:
         self._hear(link, received)
         return answer
 
-    def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
-        """Try again until there is an answer that is no error, or an error that is final. Raises it."""
+    def _insist(self, operation: Operation, error: StoreError, timeout_s: float, since: float = inf) -> Any:
+        """Try again until there is an answer that is no error, or an error that is final. Raises it. `since`: when the
+        attempt began that has failed; a topology that was read later is not read again for it."""
         waits = pauses(self.env.random)
         while True:
             left = operation.deadline - self.env.clock.now()
@@ -206,10 +251,12 @@ class BlockingEngine:
                 raise too_late(operation, error, timeout_s)
             if not is_hint(error):
                 self._pause(min(pause_s(error, waits), left))
-                self._read_topology((operation.deadline + self.env.clock.now()) / 2)
+                if is_about_the_way(error) and self._read_at <= since:
+                    self._read_topology((operation.deadline + self.env.clock.now()) / 2)
             with self._lock:
                 self._counts["retries"] += 1
                 self.routing.redirect(operation)
+            since = self.env.clock.now()
             answer = self._attempt(operation)
             if not isinstance(answer, StoreError):
                 return answer
@@ -223,25 +270,60 @@ class BlockingEngine:
         operation.deadline = now + timeout_s
         if now - self._read_at > REREAD_S:
             self._read_topology(now + timeout_s / 2)
-        with self._room:
+        with self._lock:
             if self.is_closed:
                 raise InvalidRequest(self._why_closed)
             if not operation.partition:
                 operation.partition = self.routing.partition_of(operation.key)
             numbering = self.seen.numberings[operation.partition]
-            while not numbering.begin(operation):
-                left = operation.deadline - self.env.clock.now()
-                if not may_wait:
-                    return False
-                if left <= 0 or not self._room.wait(left):
-                    raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s")
-            return True
+            if numbering.begin(operation):
+                return True
+            if not may_wait:
+                return False
+            waiter = Waiter()
+            self._room.setdefault(numbering, OrderedDict())[waiter] = operation
+        self._wait_room(numbering, waiter, operation, timeout_s)
+        return True
+
+    def _wait_room(self, numbering: Numbering, waiter: Waiter, operation: Operation, timeout_s: float) -> None:
+        """Return once the operation has begun, by the end of another. Raises Unavailable, InvalidRequest."""
+        is_interrupted = True  # KeyboardInterrupt, a timeout of gevent
+        try:
+            waiter.wait(operation.deadline - self.env.clock.now())
+            is_interrupted = False
+        finally:
+            with self._lock:
+                has_begun = waiter.answer is True
+                if not has_begun:
+                    self._room.get(numbering, OrderedDict()).pop(waiter, None)
+                elif is_interrupted:
+                    numbering.end(operation)
+                self._give_room(numbering)
+        if self.is_closed:
+            raise InvalidRequest(self._why_closed)
+        if not has_begun:
+            raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s")
 
     def _end(self, operations: Sequence[Operation]) -> None:
-        with self._room:
+        with self._lock:
             for operation in operations:
                 operation.numbering.end(operation)
-            self._room.notify_all()
+            if self._room:
+                for numbering in dict.fromkeys(operation.numbering for operation in operations):
+                    self._give_room(numbering)
+
+    def _give_room(self, numbering: Numbering) -> None:
+        """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
+        would wake for nothing, each time. With the lock."""
+        waiting = self._room.get(numbering)
+        while waiting:
+            waiter, operation = next(iter(waiting.items()))
+            if not waiter.is_answered:  # else the client was closed
+                if not numbering.begin(operation):
+                    return
+                waiter.set(True)
+            del waiting[waiter]
+        self._room.pop(numbering, None)
 
     # ── where to ──
 
@@ -336,3 +418,8 @@ class BlockingEngine:
         """Sleep, but not beyond a close."""
         if seconds > 0:
             self._closing.wait(seconds)
+
+
+def _answer(operation: Operation) -> Any:
+    """What came of an operation that was sent together with others, or a StoreError."""
+    return operation.waiter.answer if operation.waiter else Nobody()

@@ -22,10 +22,15 @@ from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
+STREAM_HEARTBEATS = 60
+"""How long one stream lasts. A thread cannot stop waiting for a message, so a server that has fallen silent is left at
+the end of the stream: five minutes by default."""
+
 
 class Watch(ClosedAtExit):
     """A watch like AsyncWatch, for one thread. Another one may `close` it, which ends the iteration. A server that
-    hangs is noticed by gRPC's keepalive, in 15 s; one that answers that and sends nothing is not, once it watches."""
+    hangs is noticed by gRPC's keepalive, in 15 s; one that answers that and sends nothing is left at the end of the
+    stream (STREAM_HEARTBEATS), as any is: the watch goes on at another, from its position."""
 
     def __init__(
         self,
@@ -143,8 +148,10 @@ class Watch(ClosedAtExit):
             stub = kv_pb2_grpc.KVStub(channel)
             if self._check is not None:
                 self._check(stub.Topology(kv_pb2.TopologyRequest(), timeout=self._connect_s()), address)
-            left_s = None if self._until == inf else self._left_s()
-            call = stub.Watch(self._reading.request(), timeout=left_s)
+            stream_s = STREAM_HEARTBEATS * self._reading.watched.heartbeat_s
+            # Watches that began together, after a restart, do not all begin again together.
+            stream_s *= self._env.random.uniform(0.75, 1.0)
+            call = stub.Watch(self._reading.request(), timeout=min(stream_s, self._left_s()))
         except BaseException:
             channel.close()
             raise

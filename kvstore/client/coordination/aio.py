@@ -29,7 +29,6 @@ from kvstore.client.coordination.steps import (
     Step,
     Write,
     is_late,
-    is_news,
 )
 from kvstore.client.core import forks
 from kvstore.client.core.batch import Batch
@@ -240,7 +239,7 @@ class AsyncSession:
         key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
         async with self._client.watch(key, prefix=prefix, keys_only=find.keys_only) as changes:
             while not step.is_met(found := await self._find(find, until)):
-                while not is_news(find, found, await anext(changes)):
+                while not step.wakes(find, found, await anext(changes)):
                     pass
         return found
 

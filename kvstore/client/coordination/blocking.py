@@ -30,7 +30,6 @@ from kvstore.client.coordination.steps import (
     Step,
     Write,
     is_late,
-    is_news,
 )
 from kvstore.client.core import forks
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
@@ -243,7 +242,7 @@ class Session:
         what changes between two looks wakes."""
         changes.ready()
         while not step.is_met(found := self._find(step.find, until)):
-            while (change := next(changes, None)) is not None and not is_news(step.find, found, change):
+            while (change := next(changes, None)) is not None and not step.wakes(step.find, found, change):
                 pass
             if change is None:
                 return None

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write
+from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write, is_news
 from kvstore.client.core import operations
 from kvstore.client.core.values import Level
+from kvstore.client.core.watching import Change
 from kvstore.errors import ConditionFailed, Refused
 
 LOOKED_AT_FIRST, LOOKED_AT = 32, 1000
@@ -76,8 +77,30 @@ def _some_free(prefix: bytes) -> Recipe[list[bytes]]:
             break
         looked_at *= 4
     whole = Find(prefix, LOOKED_AT, keys_only=True)
-    found = yield Await(whole, lambda found: bool(free_ones(found, prefix)))
+    found = yield Await(whole, lambda found: bool(free_ones(found, prefix)), wakes=Freed(prefix).wakes)
     return free_ones(found, prefix)
+
+
+# docs/protocol.md Q6
+class Freed:
+    """Tells the changes that make an item free from those by which one is taken or done, as one who waits hears of them
+    in order: many may wait, and each that is woken reads the queue."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._item, self._claim = prefix + ITEM, prefix + CLAIM
+        self._done = b""
+        """The item that went last: its claim goes right behind it."""
+
+    def wakes(self, find: Find, found: Found, change: Change) -> bool:
+        """Whether an item was put, or a claim has gone whose item is there still."""
+        is_gone = change.item is None
+        if is_gone and change.key.startswith(self._item):
+            self._done = change.key.removeprefix(self._item)
+        if len(found) >= find.limit:  # there may be items behind what was seen
+            return is_news(find, found, change)
+        if change.key.startswith(self._item):
+            return change.key not in found and is_news(find, found, change)
+        return is_gone and change.key.startswith(self._claim) and change.key.removeprefix(self._claim) != self._done
 
 
 def done(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:

@@ -66,21 +66,6 @@ class Find:
     """The values are not wanted: they are empty, and it is no news that one has changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Await:
-    """Wait until `is_met` of what `find` finds, looking again after each change that is news. Answered by Found. Raises
-    NotInTime, or SessionEnded if the session ends before."""
-
-    find: Find
-    is_met: Callable[[Found], bool]
-    is_key: bool = False
-    """The prefix is one whole key, of which alone changes are wanted."""
-
-
-Step = Write | Find | Await
-Recipe = Generator[Step, Any, T]
-
-
 # docs/protocol.md Q4
 def is_news(find: Find, found: Found, change: Change) -> bool:
     """Whether `find` might find something else than `found`, of which a watch that began before has told `change`.
@@ -94,6 +79,23 @@ def is_news(find: Find, found: Found, change: Change) -> bool:
     if change.version <= had.version:
         return False
     return item.created != had.created or not (find.keys_only or item.value == had.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until `is_met` of what `find` finds, looking again after each change that `wakes`. Answered by Found. Raises
+    NotInTime, or SessionEnded if the session ends before."""
+
+    find: Find
+    is_met: Callable[[Found], bool]
+    is_key: bool = False
+    """The prefix is one whole key, of which alone changes are wanted."""
+    wakes: Callable[[Find, Found, Change], bool] = is_news
+    """Of what was found last, and a change that came since."""
+
+
+Step = Write | Find | Await
+Recipe = Generator[Step, Any, T]
 
 
 def is_late(error: StoreError, step: Step) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvstore.backoff import delays
 from kvstore.client.core.operation import Operation
 from kvstore.errors import (
+    Moved,
     NotLeader,
     OutcomeUnknown,
     RateExceeded,
@@ -88,3 +89,8 @@ def pause_s(error: StoreError, waits: Iterator[float]) -> float:
 def is_hint(error: StoreError) -> bool:
     """Whether the error names where to go, so that there is nothing to wait for."""
     return isinstance(error, NotLeader) and bool(error.address)
+
+
+def is_about_the_way(error: StoreError) -> bool:
+    """Whether another topology could lead elsewhere. One that was only refused for now goes the same way again."""
+    return isinstance(error, NotLeader | Moved | Unavailable | OutcomeUnknown)

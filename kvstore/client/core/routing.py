@@ -6,7 +6,7 @@ What is known may be wrong at any time: it costs a detour, never a wrong answer,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -145,7 +145,9 @@ class Routing:
         before = self._leaders()
         if message.ring_version >= self.ring_version:
             self._learn_ring(message)
-        self.addresses |= {server.id: server.grpc for server in message.servers if server.grpc}
+        named = {server.id: server.grpc for server in message.servers if server.grpc}
+        known = set(self.addresses.values())
+        self.addresses = {**self.addresses, **named}
         self.doors |= {
             server.grpc: (server.id, server.resp) for server in message.servers if server.grpc and server.resp
         }
@@ -157,7 +159,25 @@ class Routing:
             if each.epoch > route.epoch or (each.epoch == route.epoch and each.leader):
                 route.leader, route.epoch = each.leader, each.epoch
                 route.hint = ""
+        if message.ring_version >= self.ring_version:
+            self._forget_all_but(named)
+        self._forget_addresses(known - set(self.addresses.values()))
         return self._leaders() != before
+
+    def _forget_all_but(self, named: Mapping[str, str]) -> None:
+        """Forget servers that a topology of this ring does not name: where nodes are replaced by new ones, most that
+        were ever known are gone for good, and each of these that is asked costs a second. A server that does not see
+        all who have replicas or lead says nothing of others: it may see none."""
+        needed = {server for route in self.partitions.values() for server in (*route.replicas, route.leader) if server}
+        if needed and needed <= named.keys():
+            self.addresses = dict(named)
+
+    def _forget_addresses(self, gone: set[str]) -> None:
+        """Addresses that no server has any more: who listens there next has to say first of which cluster it is. Those
+        at which another cluster's server was met stay `foreign`, since a server that lags may name them again."""
+        if gone:
+            self.answered -= gone
+            self.doors = {address: door for address, door in self.doors.items() if address not in gone}
 
     def _learn_ring(self, message: kv_pb2.TopologyResponse) -> None:
         ids = [each.id for each in message.partitions]

@@ -32,6 +32,7 @@ class StreamDoors:
 
     def bar(self, address: str, now: float) -> None:
         """It was there, and had no stream."""
+        self._barred = {each: until for each, until in self._barred.items() if now < until}
         self._barred[address] = now + BARRED_S
 
 

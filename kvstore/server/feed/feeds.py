@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from kvstore.env import Clock, Env, Task
-from kvstore.errors import Corrupted, InvalidRequest, LedgerError, Overloaded, PositionTrimmed, Unavailable
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import Corrupted, InvalidRequest, LedgerError, Overloaded, PositionTrimmed, StoreError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
@@ -20,6 +22,7 @@ from kvstore.types import EntryId, PartitionId, Position, Seq
 from kvstore.wal.seek import Found
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WATCHES_MAX = 1_000
 """Watches at a time; more are refused."""
@@ -27,7 +30,11 @@ LOG_READS_MAX = 8
 """Readers of logs, behind the windows, that read at a time. The others wait their turn."""
 LINGER_S = 10.0
 """How long a tail goes on when nobody watches any more."""
-OPEN_S = 5.0
+OPEN_S = 2.0
+"""How long a reader waits for a tail to open. Clients leave a server that has said nothing for 2.5 s, by default: by
+then it has said which log cannot be read. The tail goes on meanwhile, for who comes again."""
+FOLLOWS_MAX = 8
+"""Places of one watch that are looked for at a time: each takes several reads, one after another."""
 
 
 class Feeds:
@@ -252,6 +259,32 @@ class Feeds:
         if found is not None and not found[0].is_watched:
             del self._tails[partition]
             found[1].cancel()
+
+
+async def in_each(wanted: Sequence[T], work: Callable[[T], Awaitable[None]]) -> None:
+    """Do the work for all of them, FOLLOWS_MAX at a time. Raises the error of the first in which it failed, of
+    those that had begun by then."""
+    places = iter(range(len(wanted)))
+    failures: dict[int, StoreError] = {}
+
+    async def some() -> None:
+        for place in places:
+            if failures:
+                return
+            try:
+                await work(wanted[place])
+            except StoreError as error:
+                failures[place] = error
+
+    mine = TaskNursery("follow")  # nothing of it goes on when the caller has left
+    tasks = [mine.spawn(some(), name="some") for _ in range(min(FOLLOWS_MAX, len(wanted)))]
+    try:
+        for task in tasks:
+            await task
+    finally:
+        await mine.close()
+    if failures:
+        raise failures[min(failures)]
 
 
 def _in_window(tail: LiveTail, after: int) -> Position:

@@ -94,6 +94,7 @@ class LiveTail:
         await asyncio.shield(self._opened)
 
     async def run(self) -> None:
+        loop, was_over = asyncio.get_running_loop(), False
         while True:
             try:
                 await self._follow()
@@ -101,9 +102,12 @@ class LiveTail:
                 if type(error) is not type(self.failure):
                     log.info("partition=%s feed waits: %r", self.partition, error)
                 if self.failure is None:
-                    self.failing_since = asyncio.get_running_loop().time()
+                    self.failing_since = loop.time()
                 self.failure = error
-            self._wake_all()
+            is_over = self.failure is not None and loop.time() > self.failing_since + PATIENCE_S
+            if is_over and not was_over:  # see `check`; before that and after it there is nothing to do for a reader
+                self._wake_all()
+            was_over = is_over
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
@@ -227,6 +231,11 @@ class Cursor:
     def is_untouched(self) -> bool:
         return self._touched is None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to be had of it now, and nothing to `check`."""
+        return self._touched is None and self._tail.failure is None
+
     def touch(self, position: Position, seq: Seq) -> None:
         """Something of interest stands right behind a position."""
         if self._touched is None:
@@ -247,6 +256,7 @@ class Cursor:
     @property
     def is_at_end(self) -> bool:
         """Nothing is known behind it."""
+        self._skip()
         return self.position >= self._tail.end and not self._ahead
 
     def check(self) -> None:

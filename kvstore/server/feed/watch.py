@@ -16,7 +16,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import MetadataError, Overloaded, Retryable, StoreError, Unavailable
 from kvstore.partition.state.changes import DELETED, EXPIRED, Interest, Logged
 from kvstore.proto import kv_pb2
-from kvstore.server.feed.feeds import Feeds
+from kvstore.server.feed.feeds import Feeds, in_each
 from kvstore.server.feed.pages import interest_in
 from kvstore.server.feed.tail import Cursor
 from kvstore.server.feed.watch_plan import Follow, Plan
@@ -82,11 +82,16 @@ class Watch:
         """Something could not be read in this round."""
         self._is_told = True
         """The client knows of all feeds that are followed."""
+        self._looked_at = -1
+        """Version of the ring of which all who have joined are followed."""
+        self._leaving: list[PartitionId] = []
+        self._leaving_by = -1
+        """By this version of the ring those may end, of the feeds that are followed."""
 
     async def messages(self, after: Mapping[str, int], seen: Mapping[str, int]) -> AsyncIterator[kv_pb2.WatchResponse]:
         """Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
-        for follow in self._plan.begin(await self._feeds.newest_ring(), after):
-            await self._follow(follow, seen)
+        first = self._plan.begin(await self._feeds.newest_ring(), after)
+        await in_each(first, lambda follow: self._follow(follow, seen))
         yield self._positions()
         told = self._feeds.clock.now()
         while True:
@@ -94,7 +99,7 @@ class Watch:
             self._has_trouble = False
             await self._look_at_ring()
             is_moving = False
-            for cursor in list(self._cursors.values()):
+            for cursor in [each for each in self._cursors.values() if not each.is_idle]:
                 before = cursor.position
                 async for message in self._advance(cursor):
                     yield message
@@ -126,6 +131,7 @@ class Watch:
                 cursor.seq = max(cursor.seq, type(cursor.seq)(seen.get(partition, 0)))
         self._cursors[partition] = cursor
         self._plan.positions[partition] = cursor.seq
+        self._leaving_by = -1
 
     async def _end(self, partition: PartitionId) -> None:
         self._plan.ended(partition)
@@ -133,9 +139,13 @@ class Watch:
 
     async def _look_at_ring(self) -> None:
         """Follow whoever has joined."""
-        for follow in self._plan.joined(self._feeds.ring()):
+        ring = self._feeds.ring()
+        if ring.version == self._looked_at:
+            return
+        for follow in self._plan.joined(ring):
             if not await self._try_to_follow(follow):
                 return
+        self._looked_at = ring.version
 
     async def _try_to_follow(self, follow: Follow) -> bool:
         try:
@@ -149,8 +159,12 @@ class Watch:
     async def _end_some(self) -> bool:
         """Leave the feeds that have ended. True if there is one."""
         ring, count = self._feeds.ring(), len(self._cursors)
-        for partition, cursor in list(self._cursors.items()):
-            if self._plan.may_end(ring, partition) and cursor.is_at_end:
+        if ring.version != self._leaving_by:
+            self._leaving = [each for each in self._cursors if self._plan.may_end(ring, each)]
+            self._leaving_by = ring.version
+        for partition in self._leaving:
+            cursor = self._cursors.get(partition)
+            if cursor is not None and cursor.is_at_end:
                 with contextlib.suppress(StoreError):
                     if cursor.position >= (await self._feeds.end(partition))[0]:
                         await self._end(partition)
@@ -168,6 +182,8 @@ class Watch:
             return
         partition, message, size, is_over = cursor.partition, None, 0, False
         for entry in cursor.ready():
+            if entry.handed is not None:
+                self._look_over()  # what it waits for may have been passed over as of no interest
             if self._plan.is_held(entry) and not await self._need_not_wait(cursor, entry):
                 break
             follow = self._plan.goes_on_at(entry, partition) if entry.is_behind(cursor.seq) else None
@@ -253,10 +269,13 @@ class Watch:
             yield change, len(key) + len(value)
 
     def _positions(self) -> kv_pb2.WatchResponse:
+        self._look_over()
+        return self._told_positions()
+
+    def _look_over(self) -> None:
         for partition, cursor in self._cursors.items():
             cursor.ready()  # over what is of no interest
             self._plan.positions[partition] = cursor.seq
-        return self._told_positions()
 
     def _told_positions(self) -> kv_pb2.WatchResponse:
         self._is_told = True

@@ -11,7 +11,16 @@ from typing import Any, Self
 
 import pytest
 
-from kvstore.client.coordination import AsyncLock, AsyncSession, Lock, NotInTime, Session, SessionEnded
+from kvstore.client.coordination import (
+    AsyncLock,
+    AsyncQueue,
+    AsyncSession,
+    Lock,
+    NotInTime,
+    Queue,
+    Session,
+    SessionEnded,
+)
 from kvstore.client.coordination.lease import CALL_S_MIN
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import GET, PUT
@@ -297,6 +306,30 @@ async def test_nor_do_they_on_asyncio() -> None:
     async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
         await AsyncLock(session, b"l").acquire()
     assert store.looks == 5
+
+
+def claimed_item(store: Store) -> None:
+    """Is given back when something else has been counted."""
+    claim, counted = (b"{t}/queue/q/" + name for name in (b"claim-01", b"times-01"))
+    store.created |= {claim: 2, b"{t}/queue/q/item-01": 1}
+    store.told = [Change(counted, Item(b"1", 3, 3, 0, 0), 3, 0, "p1", False), Change(claim, None, 4, 0, "p1", False)]
+
+
+# docs/protocol.md Q6
+def test_what_does_not_wake_who_waits_for_an_item_costs_no_look() -> None:
+    store = BlockingClient()
+    claimed_item(store)
+    with Session(store, b"t") as session:  # type: ignore[arg-type]
+        assert Queue(session, b"q").take().name == b"01"
+    assert store.looks == 3, "the first keys, all, and those without the claim"
+
+
+async def test_nor_does_it_on_asyncio() -> None:
+    store = Store()
+    claimed_item(store)
+    async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
+        assert (await AsyncQueue(session, b"q").take()).name == b"01"
+    assert store.looks == 3
 
 
 def test_a_session_that_was_closed_is_not_opened_again() -> None:

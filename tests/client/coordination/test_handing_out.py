@@ -20,6 +20,7 @@ from kvstore.client.coordination.lease import Lease
 from kvstore.client.coordination.steps import Await, Find, Recipe, SessionEnded, Write
 from kvstore.client.core.operation import CHECK, DELETE, GET, PUT
 from kvstore.client.core.values import Item
+from kvstore.client.core.watching import Change
 from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
@@ -128,3 +129,54 @@ def test_items_are_in_the_order_of_their_tickets() -> None:
         assert code == PUT
         names.append(name)
     assert names == sorted(names)
+
+
+def waiting(*names: bytes) -> Callable[..., bool]:
+    """One who waits, and has found no more than these: whether a change wakes it."""
+    recipe = take(PREFIX)
+    step = next(recipe)
+    while isinstance(step, Find):
+        step = recipe.send(queue(*names[: step.limit]))
+    assert isinstance(step, Await)
+    find, wakes, found = step.find, step.wakes, queue(*names)
+
+    def woken(name: bytes, version: int, created: int = 0) -> bool:
+        item = Item(b"", version, created, 0, 0) if created else None
+        return wakes(find, found, Change(PREFIX + name, item, version, 0, "p1", False))
+
+    return woken
+
+
+# docs/protocol.md Q6
+def test_who_waits_is_woken_once_for_an_item_that_another_one_takes_and_finishes() -> None:
+    """Else a hundred who wait read the queue, each some times, for each item of one of them."""
+    woken = waiting(b"tickets")
+    changes = [
+        (b"tickets", 10, 2),
+        (b"item-01", 11, 11),
+        (b"times-01", 12, 12),
+        (b"claim-01", 13, 13),
+        (b"claim-01", 14, 13),  # renewed
+        (b"item-01", 15),
+        (b"times-01", 16),
+        (b"claim-01", 17),
+    ]
+    assert [change[0] for change in changes if woken(*change)] == [b"item-01"]
+
+
+def test_who_waits_is_woken_when_an_item_is_given_back_that_was_taken_after_the_last_look() -> None:
+    woken = waiting(b"item-02", b"claim-02", b"tickets")
+    assert not woken(b"item-02", 1, 1), "it was seen"
+    assert not woken(b"claim-01", 13, 13)
+    assert woken(b"claim-01", 14)
+    assert woken(b"claim-02", 15)
+    assert not woken(b"item-02", 16)
+    assert not woken(b"claim-02", 17)
+    assert woken(b"claim-01", 18), "of another one that is done no more is said"
+
+
+def test_who_has_seen_claims_alone_is_woken_by_each_that_goes() -> None:
+    """Behind them there may be items that nobody has."""
+    woken = waiting(*(b"claim-%04d" % number for number in range(LOOKED_AT)))
+    assert not woken(b"item-0001", 20)
+    assert woken(b"claim-0001", 21)

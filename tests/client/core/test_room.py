@@ -1,21 +1,25 @@
-"""Callers of an AsyncClient who wait because as much is under way as may be."""
+"""Callers of a client who wait because as much is under way as may be."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from kvstore.client import AsyncClient
 from kvstore.client.aio.engine import AsyncEngine
+from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import IN_FLIGHT_MAX, Numbering, Operation
 from kvstore.env.library_env import library_env
-from kvstore.errors import Unavailable
+from kvstore.errors import InvalidRequest, StoreError, Unavailable
 from tests.client.model import ModelCluster
 from tests.client.serving import serving
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 async def test_callers_who_wait_are_not_woken_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +65,89 @@ async def test_who_stops_waiting_keeps_no_room() -> None:
     assert not numbering.has_room()
     assert engine._room == {}
     await engine.close()
+
+
+class Threads:
+    """Callers of a blocking client whose partition has no room, in the order of coming."""
+
+    def __init__(self) -> None:
+        self.engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
+        self.engine._read_at = self.engine.env.clock.now() + PATIENCE_S  # nobody asks for a topology
+        self.numbering = self.engine.seen.numberings["p1"]
+        self.under_way = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
+        assert all(map(self.numbering.begin, self.under_way))
+        self.begun: list[Operation] = []
+        self.failures: list[StoreError] = []
+        self._threads: list[threading.Thread] = []
+
+    def come(self, timeout_s: float = PATIENCE_S) -> Operation:
+        operation = operations.get(b"k")
+        operation.partition = "p1"
+        waiting = len(self.engine._room.get(self.numbering, ()))
+        self._threads.append(threading.Thread(target=self._begin, args=(operation, timeout_s), daemon=True))
+        self._threads[-1].start()
+        if timeout_s:
+            wait_until_blocking(lambda: len(self.engine._room[self.numbering]) > waiting)
+        return operation
+
+    def _begin(self, operation: Operation, timeout_s: float) -> None:
+        try:
+            self.engine._begin(operation, timeout_s, may_wait=True)
+        except StoreError as error:
+            self.failures.append(error)
+        else:
+            self.begun.append(operation)
+
+    def end_one(self) -> None:
+        self.engine._end([self.under_way.pop()])
+
+    def close(self) -> None:
+        self.engine.close()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def threads() -> Iterator[Threads]:
+    made = Threads()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_threads_that_wait_are_woken_one_by_one_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, tried = Numbering.begin, 0
+
+    def counted(self: Numbering, operation: Operation) -> bool:
+        nonlocal tried
+        tried += 1
+        return begin(self, operation)
+
+    with threads() as callers:
+        waiting = [callers.come() for _ in range(50)]
+        monkeypatch.setattr(Numbering, "begin", counted)
+        while len(callers.begun) < 20:
+            count = len(callers.begun)
+            callers.end_one()
+            wait_until_blocking(lambda count=count: len(callers.begun) > count)
+        assert callers.begun == waiting[:20]
+        assert tried <= 3 * 20
+
+
+def test_threads_that_wait_hear_of_it_when_the_client_is_closed() -> None:
+    with threads() as callers:
+        callers.come(10 * PATIENCE_S)
+        callers.come(10 * PATIENCE_S)
+    assert [type(each) for each in callers.failures] == [InvalidRequest] * 2
+
+
+def test_a_thread_whose_time_is_over_keeps_no_room() -> None:
+    with threads() as callers:
+        callers.come(0.0)
+        wait_until_blocking(lambda: callers.failures)
+        assert isinstance(callers.failures[0], Unavailable)
+        callers.engine._end(callers.under_way)
+        assert callers.numbering._count == 0
+        assert callers.engine._room == {}

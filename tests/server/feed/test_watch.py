@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from kvstore.client import ClientConfig
 from kvstore.errors import InvalidRequest, Overloaded, PositionTrimmed, Unavailable
 from kvstore.partition.state.changes import Interest
 from kvstore.partition.state.move_records import Own, Release
@@ -17,6 +18,7 @@ from kvstore.partition.state.tokens import Span
 from kvstore.ring.hashing import token_of
 from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
+from kvstore.server.feed.tail import Cursor
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogReader
 from tests.server.feed.logs import cannot_be_read
@@ -25,6 +27,8 @@ from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 AT = Position(LedgerId(1), EntryId(0))
+OPEN_S = feeds.OPEN_S
+"""As it is but for tests."""
 
 
 @pytest.fixture
@@ -218,6 +222,82 @@ async def test_a_tail_that_ended_while_its_last_reader_was_leaving_is_not_ended_
     await leaving
     await wait_until(has_looked_again, what="whoever looks whether the tail is idle has looked")
     assert failures == []
+
+
+async def test_a_change_is_looked_for_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch of a range follows all partitions: to look through all for each change took a millisecond."""
+    async with World.open(tmp_path, *(f"p{number}" for number in range(50))) as world:
+        following = await world.watch()
+        await world.settle()
+        advance, looked_through = watch.Watch._advance, list[PartitionId]()
+
+        def counted(self: watch.Watch, cursor: Cursor) -> AsyncIterator[Any]:
+            looked_through.append(cursor.partition)
+            return advance(self, cursor)
+
+        monkeypatch.setattr(watch.Watch, "_advance", counted)
+        world.logs["p7"].put((b"a", b"1"))
+        await following.take(1)
+        await world.settle()
+        assert looked_through == ["p7"]
+
+
+async def test_a_log_that_cannot_be_read_wakes_no_watch_until_that_has_lasted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_tail, "RETRY_S", 0.0)
+    following = await world.watch()
+    await world.settle()
+    tail, woken = world.feeds.known_tail(P1), 0
+    assert tail is not None
+    wake_all = tail._wake_all
+
+    def counted(*given: Any) -> None:
+        nonlocal woken
+        woken += 1
+        wake_all(*given)
+
+    monkeypatch.setattr(tail, "_wake_all", counted)
+    before = world.logs.readers
+    world.logs["p1"].failure = cannot_be_read()
+    world.logs["p1"].tell()
+    await wait_until(lambda: asyncio.sleep(0, world.logs.readers > before + 50))
+    assert woken == 0
+    monkeypatch.setattr(feed_tail, "PATIENCE_S", 0.0)
+    assert isinstance(await following.failure(), Unavailable)
+    assert woken == 1
+
+
+async def test_places_in_many_logs_are_looked_for_together(tmp_path: Path) -> None:
+    """Each takes several reads: one after another they took longer than a client waits."""
+    async with World.open(tmp_path, *(f"p{number}" for number in range(3 * feeds.FOLLOWS_MAX))) as world:
+        find, looking, most = world.feeds.cursor, 0, 0
+
+        async def found(*given: Any) -> Cursor:
+            nonlocal looking, most
+            looking += 1
+            most = max(most, looking)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            looking -= 1
+            return await find(*given)
+
+        world.feeds.cursor = found  # type: ignore[method-assign]
+        following = await world.watch()
+        assert most == feeds.FOLLOWS_MAX
+        assert len(following.position) == 3 * feeds.FOLLOWS_MAX
+
+
+async def test_the_log_that_cannot_be_read_is_named_before_clients_go_elsewhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ClientConfig(endpoints=("n1:1",)).timeout_s / 2 > OPEN_S
+    monkeypatch.setattr(feeds, "OPEN_S", 0.5)
+    world.logs["p2"].failure = cannot_be_read()
+    with pytest.raises(Unavailable, match="partition p2: its log cannot be read now"):
+        await world.watch()
+    tail = world.feeds.known_tail(P1)
+    assert tail is None or not tail.is_watched, "the places that were found are let go"
 
 
 async def test_a_log_that_cannot_be_read_sends_watchers_elsewhere(

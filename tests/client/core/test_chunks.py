@@ -1,0 +1,88 @@
+"""Many operations of one call of the blocking client: how often they are sent, and how often it asks where to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.blocking.link import BlockingLink
+from kvstore.errors import NotLeader
+from kvstore.partition.state.commands import Op
+from kvstore.proto import kv_pb2
+from kvstore.types import PartitionId
+from tests.client.model import ModelCluster
+from tests.client.serving import serving_in_a_thread
+from tests.waiting import PATIENCE_S
+
+COUNT = 100
+KEYS = [b"%d" % number for number in range(COUNT)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where topologies were asked for."""
+    addresses = list[str]()
+    topology = BlockingLink.topology
+
+    def told(link: BlockingLink, timeout_s: float) -> kv_pb2.TopologyResponse:
+        addresses.append(link.address)
+        return topology(link, timeout_s)
+
+    monkeypatch.setattr(BlockingLink, "topology", told)
+    return addresses
+
+
+def test_values_for_which_one_message_has_no_room_are_asked_for_together_again(asked: list[str]) -> None:
+    with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
+        for key in KEYS:
+            client.put(key, bytes(100_000))
+        asked.clear()
+        before = client.statistics()["frames"]
+        found = client.get_many(KEYS)
+        assert [len(found[key].value) for key in KEYS] == [100_000] * COUNT
+        assert client.statistics()["frames"] - before <= 10
+        assert asked == []
+
+
+def test_they_have_their_time_from_the_last_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
+        for key in KEYS:
+            client.put(key, bytes(100_000))
+        engine = client._engine
+        assert engine is not None
+        send, at, left = engine._send_together, 0.0, list[float]()
+        now = engine.env.clock.now
+        monkeypatch.setattr(engine.env.clock, "now", lambda: now() + at)
+
+        def slowly(operations: Any) -> None:
+            nonlocal at
+            left.append(operations[0].deadline - engine.env.clock.now())
+            send(operations)
+            at += 20.0
+
+        monkeypatch.setattr(engine, "_send_together", slowly)
+        assert set(client.get_many(KEYS)) == set(KEYS)
+        assert at > PATIENCE_S
+        assert min(left) > 0
+
+
+def test_what_has_failed_together_asks_for_one_topology(asked: list[str]) -> None:
+    cluster = ModelCluster(1, 1)
+    with serving_in_a_thread(cluster) as servers, Client(servers.patient_url) as client:
+        refused = set[bytes]()
+
+        def once(op: Op, answer: Callable[[Any], None]) -> bool:
+            if op[1] in refused:
+                return False
+            refused.add(op[1])
+            answer(NotLeader(PartitionId("p1")))
+            return True
+
+        cluster.servers[0].intercept = once
+        asked.clear()
+        client.put_many(dict.fromkeys(KEYS, b"v"))
+        assert len(refused) == COUNT
+        assert len(asked) == 1
