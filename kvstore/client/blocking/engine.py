@@ -266,7 +266,16 @@ class BlockingEngine:
         attempt_s = 2 * self._config.silence_s
         config, clock = self._config, self.env.clock
         try:
-            link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls, config.login)
+            link = BlockingLink(
+                address,
+                clock,
+                attempt_s,
+                self.seen.tokens,
+                self._lock,
+                config.tls,
+                config.login,
+                lambda: self.routing.cluster,
+            )
         except (OSError, ConfigError) as error:
             if not self.routing.is_known:
                 raise  # whoever opens the client is told

@@ -74,7 +74,10 @@ class BlockingLink:
         guard: threading.Lock,
         tls: Tls | None,
         login: Login | None = None,
+        cluster: Callable[[], str] = str,
     ) -> None:
+        """`cluster`: the id of the client's, as far as it knows. Each frame names it: a channel connects again by
+        itself, and another cluster's server may listen there by then."""
         self.address = address
         self.is_broken = False
         """An answer did not come: use another link."""
@@ -82,6 +85,7 @@ class BlockingLink:
         """Its server is of the client's cluster: one of these has named its address, or it gave a topology."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
+        self._cluster = cluster
         self._channel = open_channel(address, tls, login=login)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
@@ -181,7 +185,12 @@ class BlockingLink:
         time_s = min(max(longest, 0.001), self._attempt_s)
         with self._guard:
             frame, numbered = frame_of(
-                operations, 1, ring_version=ring_version, timeout_ms=max(1, int(time_s * 1000)), tokens=self._tokens
+                operations,
+                1,
+                ring_version=ring_version,
+                timeout_ms=max(1, int(time_s * 1000)),
+                tokens=self._tokens,
+                cluster=self._cluster(),
             )
         for operation in operations:
             operation.is_sent = True
