@@ -16,6 +16,7 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.library_env import library_env
 from kvstore.errors import ConfigError, InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
@@ -182,7 +183,8 @@ class FeedReader:
             attempt_s = max(attempt_s, patience_s / LONG_SHARES)
         deadline = self._env.clock.now() + patience_s
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
-        for address in self._turns(list(dict.fromkeys((*servers, *self._config.endpoints)))):
+        addresses, strangers = list(dict.fromkeys((*servers, *self._config.endpoints))), Strangers()
+        for address in self._turns(addresses):
             left_s = deadline - self._env.clock.now()
             if left_s <= 0:
                 break
@@ -199,8 +201,11 @@ class FeedReader:
                 failure = Unavailable(f"{address}: {error}")
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 failure = Unavailable(f"{address}: {error}")
+            failure = strangers.judge(address, failure, addresses)
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
+        if (stranger := strangers.why_or_none(addresses, is_late=True)) is not None:
+            raise stranger
         raise failure if isinstance(failure, Retryable) else Unavailable(str(failure))  # a read leaves nothing unknown
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:

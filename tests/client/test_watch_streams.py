@@ -26,8 +26,9 @@ from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import library_env
-from kvstore.errors import Overloaded
+from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.status import abort
 from tests.waiting import PATIENCE_S
 
 EVERYTHING = Watched(b"", b"", heartbeat_s=PATIENCE_S)
@@ -40,6 +41,7 @@ class Server(kv_pb2_grpc.KVServicer):
     def __init__(self, cluster: str) -> None:
         self.address, self.cluster = "", cluster
         self.watches = 0
+        self.knows_users = True
         self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         """Who it is."""
         self.may_watch = asyncio.Event()
@@ -66,6 +68,8 @@ class Server(kv_pb2_grpc.KVServicer):
 
     async def Watch(self, request: kv_pb2.WatchRequest, context: Any) -> AsyncIterator[kv_pb2.WatchResponse]:
         self.watches += 1
+        if not self.knows_users:
+            await abort(context, NotAuthenticated("who?"))
         await self.may_watch.wait()
         shown, ended = request.after.get("p1", self._last), self._ended
         yield kv_pb2.WatchResponse(positions={"p1": shown})
@@ -293,6 +297,34 @@ async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_o
                 assert (await anext(watch)).version == 1
         assert (theirs.watches, ours.watches) == (0, 1)
         assert routing.foreign == {theirs.address}
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say_so(*, is_blocking: bool) -> None:
+    async def next_change() -> int:
+        if isinstance(watch, Watch):
+            return (await asyncio.to_thread(next, watch)).version
+        return (await anext(watch)).version
+
+    async with serving() as stranger, serving() as server:
+        stranger.knows_users = False
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        addresses = [stranger.address, server.address]
+        given = (library_env("watch"), config, Reading(EVERYTHING, {"p1": 0}, {}), lambda: addresses)
+        watch = Watch(*given) if is_blocking else AsyncWatch(*given)
+        await server.put()
+        assert await next_change() == 1
+        await server.end_all()
+        await server.put()
+        assert await next_change() == 2
+        assert stranger.watches == 2
+        server.knows_users = False
+        await server.end_all()
+        with pytest.raises(NotAuthenticated, match="who"):
+            await next_change()
+        closing = watch.close()
+        if closing is not None:
+            await closing
 
 
 async def test_a_watch_that_is_closed_while_its_server_says_who_it_is_ends() -> None:

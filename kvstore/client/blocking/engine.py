@@ -19,6 +19,7 @@ from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import as_seconds, decode
 from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pause_s, pauses, too_late
 from kvstore.client.core.session import Seen
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, InvalidRequest, Moved, NotAuthenticated, StoreError, Unavailable
@@ -45,7 +46,7 @@ class BlockingEngine:
         self._links: dict[str, BlockingLink] = {}
         self._links_of_parent: dict[str, BlockingLink] = {}
         """After a fork. Kept, because to end a channel would end what the parent has of it."""
-        self._rests = AddressBackoff()
+        self._rests, self._strangers = AddressBackoff(), Strangers()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
         self._is_reading = False
@@ -188,6 +189,8 @@ class BlockingEngine:
         if link is None:
             return Unavailable("the client is closed") if self.is_closed else Nobody()
         answer, received = link.run(operation, self.routing.ring_version)
+        if isinstance(answer, NotAuthenticated):
+            link.refuse(answer)
         self._hear(link, received)
         return answer
 
@@ -198,6 +201,7 @@ class BlockingEngine:
             left = operation.deadline - self.env.clock.now()
             with self._lock:
                 self._counts[f"failed_{type(error).__name__}"] += 1
+                error = self._said_by_all(error, is_late=left <= 0)
                 final = failed_for_good(operation, error)
                 self.routing.learn_from(error)
             if final is not None:
@@ -214,6 +218,17 @@ class BlockingEngine:
             if not isinstance(answer, StoreError):
                 return answer
             error = answer
+
+    def _said_by_all(self, error: StoreError, *, is_late: bool) -> StoreError:
+        """The error by which an attempt is judged: that a server does not know the user is final once all say so, or
+        once it is late and nobody else is there. Until then the next one is asked."""
+        if not isinstance(error, NotAuthenticated | Nobody):
+            return error
+        why = self._strangers.why_or_none(self.routing.everybody(self._config.endpoints), is_late=is_late)
+        if why is not None:
+            self._strangers = Strangers()  # the next call asks each of them again: tables change
+            return why
+        return Unavailable(str(error)) if isinstance(error, NotAuthenticated) else error
 
     # ── room ──
 
@@ -292,8 +307,10 @@ class BlockingEngine:
             for answers in received:
                 if self.seen.hear(answers):
                     self._read_at = 0.0
-            if received:
+            if received and link.stranger is None:
                 self._rests.held(link.address)
+            if received or link.stranger is not None:
+                self._strangers.hear(link.address, link.stranger)
             if not link.is_broken or self._links.get(link.address) is not link:
                 return
             del self._links[link.address]

@@ -83,6 +83,9 @@ class BlockingLink:
         """An answer did not come: use another link."""
         self.is_ours = False
         """Its server is of the client's cluster: one of these has named its address, or it gave a topology."""
+        self.stranger: NotAuthenticated | None = None
+        """Why its server does nothing for this client: it does not know the user. Use another link: a newer one may
+        have another login, too."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
         self._cluster = cluster
@@ -139,6 +142,10 @@ class BlockingLink:
         """Wait for a frame's answers and hand them to their waiters."""
         call, numbered = sent
         return self._settle(call.result, numbered) if call is not None else self._closed(numbered)
+
+    def refuse(self, error: NotAuthenticated) -> None:
+        """Its server has said that it does not know the user."""
+        self.is_broken, self.stranger = True, error
 
     def close(self) -> None:
         """Calls under way end with an error."""
@@ -221,6 +228,8 @@ class BlockingLink:
     def _fail(self, numbered: dict[int, Operation], error: StoreError) -> None:
         """A frame's call has failed as a whole."""
         self.is_broken = self.is_broken or isinstance(error, OutcomeUnknown | Unavailable)
+        if isinstance(error, NotAuthenticated):
+            self.refuse(error)
         for operation in numbered.values():
             if isinstance(error, Retryable | NotAuthenticated | PermissionDenied):
                 operation.is_sent = False

@@ -15,6 +15,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import Operation
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.watching import Change, Check, Reading, is_final
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, StoreError, Unavailable
@@ -44,6 +45,8 @@ class Watch(ClosedAtExit):
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._turns = self._servers()
+        self._address = ""
+        """Of the server that was asked last."""
         self._closing = threading.Event()
         self._until = inf
         self.connections = 0
@@ -108,6 +111,7 @@ class Watch(ClosedAtExit):
         deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
+        strangers = Strangers()
         while not self._closing.is_set():
             try:
                 message = next(self._call or self._dial())
@@ -125,16 +129,18 @@ class Watch(ClosedAtExit):
                 self._closing.set()
             if self._closing.is_set():
                 return
+            failure = strangers.judge(self._address, failure, self._addresses())
             if is_final(failure):
                 raise failure
             deadline = now + self._config.timeout_s if deadline is None else deadline
             if now >= deadline:
-                raise Unavailable(f"no server watches: {failure}") from failure
+                late = strangers.why_or_none(self._addresses(), is_late=True)
+                raise late or Unavailable(f"no server watches: {failure}") from failure
             self._closing.wait(min(next(pauses), self._until - now))
 
     def _dial(self) -> Any:
         # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
-        address = next(self._turns)
+        self._address = address = next(self._turns)
         try:
             channel = open_channel(address, self._config.tls, login=self._config.login)
         except (OSError, ConfigError) as error:  # files that are replaced just now
