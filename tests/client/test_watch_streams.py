@@ -221,6 +221,39 @@ async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() ->
             assert (await anext(watch)).version == 2
 
 
+# docs/protocol.md F8
+async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile() -> None:
+    """By the newer ring the positions of before would make old news of what its state has."""
+    async with serving() as server:
+        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        state, read = idle_client(reads)
+
+        async def read_later(wanted: Sequence[Operation]) -> list[Part]:
+            return read(wanted)
+
+        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        watch = AsyncWatch(ports, config, reading, lambda: [server.address], state, read_later)
+        hang_up, is_closing = watch._hang_up, asyncio.Event()
+
+        async def hang_up_slowly() -> None:
+            is_closing.set()
+            await asyncio.sleep(PATIENCE_S)
+
+        watch._hang_up = hang_up_slowly  # type: ignore[method-assign]
+        waits = asyncio.ensure_future(anext(watch))
+        async with asyncio.timeout(PATIENCE_S):
+            await is_closing.wait()
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        await hang_up()
+        watch._hang_up = hang_up  # type: ignore[method-assign]
+        await server.put()
+        assert (await anext(watch)).key == b"k"
+        assert state._begin == {"p1": 1}, "told after the newer ring was known"
+        await watch.close()
+
+
 async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
     async with serving() as server:
         await server.put()

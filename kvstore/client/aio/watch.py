@@ -95,8 +95,8 @@ class AsyncWatch(ClosedAtExit):
         while state is not None and read is not None and state.is_short and not self._closed:
             state.take(await read(state.wanted()))
             if state.begins_anew():
+                self._reading.begin_anew()  # before anything at which a reader may stop waiting
                 await self._hang_up()
-                self._reading.begin_anew()
                 await self.ready()
 
     async def close(self) -> None:

@@ -94,8 +94,8 @@ class Watch(ClosedAtExit):
         while state is not None and read is not None and state.is_short and not self._closing.is_set():
             state.take(read(state.wanted()))
             if state.begins_anew():
+                self._reading.begin_anew()  # first: a timeout of gevent may come while the channel is closed
                 self._hang_up()
-                self._reading.begin_anew()
                 self.ready()
 
     def close(self) -> None:
