@@ -89,7 +89,7 @@ class FeedReader:
             self._learn(found.cluster)
             return found
 
-        response: feed_pb2.PositionsResponse = self._ask(ask, (), timeout_s)
+        response: feed_pb2.PositionsResponse = self._ask(ask, (), timeout_s, is_long=True)
         return [
             PartitionFeed(
                 each.partition,
@@ -184,6 +184,7 @@ class FeedReader:
         deadline = self._env.clock.now() + patience_s
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
         addresses, strangers = list(dict.fromkeys((*servers, *self._config.endpoints))), Strangers()
+        said: StoreError | None = None
         for address in self._turns(addresses):
             left_s = deadline - self._env.clock.now()
             if left_s <= 0:
@@ -192,6 +193,7 @@ class FeedReader:
                 return call(self._stub(address), min(left_s, attempt_s))
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
+                said = failure if is_answered(error) else said
                 self._forget(address, error)
             except ValueError:  # gRPC's word for a channel that was closed meanwhile
                 raise Unavailable(CLOSED) from None
@@ -206,6 +208,7 @@ class FeedReader:
                 raise failure
         if (stranger := strangers.why_or_none(addresses, is_late=True)) is not None:
             raise stranger
+        failure = said or failure  # the last call's time may have ended with the caller's
         raise failure if isinstance(failure, Retryable) else Unavailable(str(failure))  # a read leaves nothing unknown
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:
