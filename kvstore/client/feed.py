@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from kvstore.backoff import delays
+from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
@@ -49,7 +50,8 @@ class PartitionFeed(NamedTuple):
 
 
 class FeedReader:
-    """Reads the change feed in pages. Any number of threads may use it. Make it after a fork. Calls raise errors of
+    """Reads the change feed in pages. Any number of threads may use it. Make it after a fork: in a child
+    calls of one that was made before are refused. Calls raise errors of
     `kvstore.errors`, after trying all servers for `timeout_s`: PositionTrimmed, InvalidRequest at once, else
     Unavailable."""
 
@@ -62,6 +64,14 @@ class FeedReader:
         self._open: dict[str, tuple[grpc.Channel, feed_pb2_grpc.FeedStub]] = {}
         """By address. Made together: gRPC crashes the process when a stub is made of a channel that is closed."""
         self._closing = threading.Event()
+        self.is_forked = False
+        forks.watch(self)
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        self._lock, self._closing = threading.Lock(), threading.Event()  # a thread that is not here may hold them
+        forks.keep(*self._open.values())
+        self._open, self.is_forked = {}, True
 
     def __enter__(self) -> Self:
         return self
@@ -227,6 +237,7 @@ class FeedReader:
 
     def _stub(self, address: str) -> feed_pb2_grpc.FeedStub:
         with self._lock:
+            forks.check(self)
             if self._closing.is_set():
                 raise Unavailable(CLOSED)
             found = self._open.get(address)

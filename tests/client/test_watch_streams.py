@@ -237,7 +237,7 @@ async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile
 
         async def hang_up_slowly() -> None:
             is_closing.set()
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.Event().wait()
 
         watch._hang_up = hang_up_slowly  # type: ignore[method-assign]
         waits = asyncio.ensure_future(anext(watch))

@@ -10,6 +10,7 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.aio.closing import ClosedAtExit
+from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
@@ -51,6 +52,14 @@ class AsyncWatch(ClosedAtExit):
         """Of the server that was asked last."""
         self._closed = False
         self.connections = 0
+        self.is_forked = False
+        forks.watch(self)
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        forks.keep(self._channel, self._call)
+        self._channel = self._call = None
+        self.is_forked = True
 
     @property
     def position(self) -> Mapping[str, int]:
@@ -65,6 +74,7 @@ class AsyncWatch(ClosedAtExit):
 
     async def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        forks.check(self)
         while not self._reading.is_ready and not self._closed:
             await self._hear()
         if self._state is not None and self._reading.is_ready:
@@ -76,6 +86,7 @@ class AsyncWatch(ClosedAtExit):
         return self
 
     async def __anext__(self) -> Change:
+        forks.check(self)
         while self._state is not None and not self._state.is_over and not self._closed:
             await self.ready()
             if self._state.has_more:

@@ -51,7 +51,7 @@ class BlockingEngine:
         self._read_at = 0.0
         self._is_reading = False
         self._favourite = env.random.randrange(1 << 16)
-        self._why_closed = "the client is closed"
+        self._why_closed, self.is_forked = "the client is closed", False
         forks.watch(self)
 
     def _make_locks(self) -> None:
@@ -90,7 +90,7 @@ class BlockingEngine:
         """See kvstore.client.core.forks."""
         self._make_locks()  # a thread that is not here may hold them
         self._links_of_parent, self._links = self._links, {}
-        self._why_closed = forks.FORKED
+        self._why_closed, self.is_forked = forks.FORKED, True
         self._closing.set()
 
     def time_ms(self) -> int:
@@ -201,7 +201,8 @@ class BlockingEngine:
             left = operation.deadline - self.env.clock.now()
             with self._lock:
                 self._counts[f"failed_{type(error).__name__}"] += 1
-                error = self._said_by_all(error, is_late=left <= 0)
+                everybody = self.routing.everybody(self._config.endpoints)
+                error = self._strangers.of_all(error, everybody, is_late=left <= 0)
                 final = failed_for_good(operation, error)
                 self.routing.learn_from(error)
             if final is not None:
@@ -218,17 +219,6 @@ class BlockingEngine:
             if not isinstance(answer, StoreError):
                 return answer
             error = answer
-
-    def _said_by_all(self, error: StoreError, *, is_late: bool) -> StoreError:
-        """The error by which an attempt is judged: that a server does not know the user is final once all say so, or
-        once it is late and nobody else is there. Until then the next one is asked."""
-        if not isinstance(error, NotAuthenticated | Nobody):
-            return error
-        why = self._strangers.why_or_none(self.routing.everybody(self._config.endpoints), is_late=is_late)
-        if why is not None:
-            self._strangers = Strangers()  # the next call asks each of them again: tables change
-            return why
-        return Unavailable(str(error)) if isinstance(error, NotAuthenticated) else error
 
     # ── room ──
 

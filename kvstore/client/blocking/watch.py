@@ -11,6 +11,7 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.blocking.closing import ClosedAtExit
+from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
@@ -50,6 +51,15 @@ class Watch(ClosedAtExit):
         self._closing = threading.Event()
         self._until = inf
         self.connections = 0
+        self.is_forked = False
+        forks.watch(self)
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        forks.keep(self._channel, self._call)
+        self._channel = self._call = None
+        self._closing = threading.Event()  # a thread that is not here may hold its lock
+        self.is_forked = True
 
     @property
     def position(self) -> Mapping[str, int]:
@@ -64,6 +74,7 @@ class Watch(ClosedAtExit):
 
     def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        forks.check(self)
         while not self._reading.is_ready and not self._closing.is_set():
             self._hear()
         if self._state is not None and self._reading.is_ready:
@@ -75,6 +86,7 @@ class Watch(ClosedAtExit):
         return self
 
     def __next__(self) -> Change:
+        forks.check(self)
         while self._state is not None and not self._state.is_over and not self._closing.is_set():
             self.ready()
             if self._state.has_more:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from kvstore.client.core.retries import Nobody
 from kvstore.errors import NotAuthenticated, StoreError, Unavailable
 
 
@@ -27,6 +28,17 @@ class Strangers:
         if not said:
             return None
         return said[0] if is_late or len(said) == len(addresses) else None
+
+    def of_all(self, error: StoreError, addresses: Collection[str], *, is_late: bool) -> StoreError:
+        """Choose the error by which an attempt is judged whose server `hear` was told of: that one does not know the
+        user is final once all say so, or once it is late and nobody else is there. The next call asks each again."""
+        if not isinstance(error, NotAuthenticated | Nobody):
+            return error
+        why = self.why_or_none(addresses, is_late=is_late)
+        if why is not None:
+            self._said.clear()
+            return why
+        return Unavailable(str(error)) if isinstance(error, NotAuthenticated) else error
 
     def judge(self, address: str, error: StoreError, addresses: Collection[str]) -> StoreError:
         """Choose the error that an attempt ends with: Unavailable, so that the next one is asked, for one that does not
