@@ -8,6 +8,7 @@ greenlets.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from kvstore.rpc.channels import open_channel
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
 
+logger = logging.getLogger(__name__)
 GRACE_S = 0.5
 """How much longer than a frame's own time its call may take before the server counts as silent."""
 
@@ -213,10 +215,14 @@ class BlockingLink:
         except grpc.FutureCancelledError:
             self._fail(numbered, OutcomeUnknown("the connection was closed"))
             return []
-        for number, answer in answered(answers):
-            operation = numbered.pop(number, None)
-            if operation is not None:
-                operation.waiter.set(answer)
+        try:
+            for number, answer in answered(answers):
+                operation = numbered.pop(number, None)
+                if operation is not None:
+                    operation.waiter.set(answer)
+        except ValueError as error:  # columns of unequal length; what was sent may be done
+            self.is_broken = True
+            logger.warning("address=%s its answers cannot be read: %s", self.address, error)
         for operation in numbered.values():
             operation.waiter.set(lost(operation, f"{self.address} left it without an answer"))
         return [answers]
