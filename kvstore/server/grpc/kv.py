@@ -216,6 +216,7 @@ class KV(kv_pb2_grpc.KVServicer):
     async def Topology(self, request: kv_pb2.TopologyRequest, context: Context) -> kv_pb2.TopologyResponse:
         return await self._topologies.wait(request.known, request.wait_ms)
 
+    # docs/protocol.md P12
     def _check_cluster(self, frame: kv_pb2.Frame) -> None:
         """Raises Unavailable for a frame that another cluster's server is meant to get, which has listened here: its
         partitions have the same names. Who does not know its own cluster refuses nobody."""

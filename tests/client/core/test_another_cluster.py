@@ -100,6 +100,7 @@ def test_a_client_notices_that_another_cluster_listens_where_its_own_did() -> No
                 assert other.get(KEY) is None
 
 
+# docs/protocol.md P12
 def test_a_client_uses_no_server_of_another_cluster_at_one_address_of_its_own() -> None:
     """The others of its cluster are there, and they alone are asked for the topology."""
     ours, theirs = ModelCluster(id=OURS), ModelCluster(servers=1, id=THEIRS)
@@ -124,6 +125,10 @@ def test_a_client_uses_no_server_of_another_cluster_at_one_address_of_its_own() 
                     assert found is not None
                     assert found.value == b"1"
                     client.put(key, b"1")
+            before.kill_from_outside(ours.ids[0])
+            for favourite in range(3):  # whoever forwards to its successor
+                engine._favourite = favourite
+                client.put_many(dict.fromkeys(keys, b"2"))
             assert not any(each.data for each in theirs.partitions.values())
             with pytest.raises(Unavailable, match="of another cluster: want ours, got theirs"):
                 _sent_to(endpoint(after, "n1"), OURS)
