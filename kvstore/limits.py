@@ -9,5 +9,7 @@ KEY_BYTES_MAX = 4096
 VALUE_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 1 << 20
 """Keys and values of one atomic batch together; one value may fill it."""
+BATCH_OPS_MAX = 10_000
+"""Operations of one batch."""
 CLIENT_BYTES = 16
 """Exactly so many random bytes name a client in request ids."""

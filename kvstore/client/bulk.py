@@ -137,7 +137,11 @@ class Loader:
         if routing.ring_version != self._ring_version:
             await self._wait_backlog(0)  # a key's earlier rows may be on their way to where it was
             self._ring_version = routing.ring_version
-        self._sort(rows, routing.partition_of)
+        try:
+            self._sort(rows, routing.partition_of)
+        except BaseException as error:
+            self._failure = self._failure or error  # those before it stand in lanes, and nobody drains these
+            raise
         for lane in self._lanes.values():
             if lane.task is None and lane:
                 lane.task = self._env.nursery.spawn(self._drain(lane), name="lane")

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from kvstore.backoff import delays
+from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.library_env import library_env
 from kvstore.errors import ConfigError, InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
@@ -48,7 +50,8 @@ class PartitionFeed(NamedTuple):
 
 
 class FeedReader:
-    """Reads the change feed in pages. Any number of threads may use it. Make it after a fork. Calls raise errors of
+    """Reads the change feed in pages. Any number of threads may use it. Make it after a fork: in a child
+    calls of one that was made before are refused. Calls raise errors of
     `kvstore.errors`, after trying all servers for `timeout_s`: PositionTrimmed, InvalidRequest at once, else
     Unavailable."""
 
@@ -62,6 +65,14 @@ class FeedReader:
         self._open: dict[str, tuple[grpc.Channel, feed_pb2_grpc.FeedStub]] = {}
         """By address. Made together: gRPC crashes the process when a stub is made of a channel that is closed."""
         self._closing = threading.Event()
+        self.is_forked = False
+        forks.watch(self)
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        self._lock, self._closing = threading.Lock(), threading.Event()  # a thread that is not here may hold them
+        forks.keep(*self._open.values())
+        self._open, self.is_forked = {}, True
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +100,7 @@ class FeedReader:
             self._learn(found.cluster)
             return found
 
-        response: feed_pb2.PositionsResponse = self._ask(ask, (), timeout_s)
+        response: feed_pb2.PositionsResponse = self._ask(ask, (), timeout_s, is_long=True)
         return [
             PartitionFeed(
                 each.partition,
@@ -183,7 +194,9 @@ class FeedReader:
             attempt_s = max(attempt_s, patience_s / LONG_SHARES)
         deadline = self._env.clock.now() + patience_s
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
-        for address in self._turns(list(dict.fromkeys((*servers, *self._config.endpoints)))):
+        addresses, strangers = list(dict.fromkeys((*servers, *self._config.endpoints))), Strangers()
+        said: StoreError | None = None
+        for address in self._turns(addresses):
             left_s = deadline - self._env.clock.now()
             if left_s <= 0:
                 break
@@ -191,6 +204,7 @@ class FeedReader:
                 return call(self._stub(address), min(left_s, attempt_s))
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
+                said = failure if is_answered(error) else said
                 self._forget(address, error)
             except ValueError:  # gRPC's word for a channel that was closed meanwhile
                 raise Unavailable(CLOSED) from None
@@ -200,8 +214,12 @@ class FeedReader:
                 failure = Unavailable(f"{address}: {error}")
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 failure = Unavailable(f"{address}: {error}")
+            failure = strangers.judge(address, failure, addresses)
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
+        if (stranger := strangers.why_or_none(addresses, is_late=True)) is not None:
+            raise stranger
+        failure = said or failure  # the last call's time may have ended with the caller's
         raise failure if isinstance(failure, Retryable) else Unavailable(str(failure))  # a read leaves nothing unknown
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:
@@ -220,6 +238,7 @@ class FeedReader:
 
     def _stub(self, address: str) -> feed_pb2_grpc.FeedStub:
         with self._lock:
+            forks.check(self)
             if self._closing.is_set():
                 raise Unavailable(CLOSED)
             found = self._open.get(address)

@@ -616,9 +616,12 @@ class Frame(_message.Message):
     RING_VERSION_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     ring_version: _builtins.int
     timeout_ms: _builtins.int
     """Counts from the frame's arrival; 0: 5 s. What has not ended by then is answered with OUTCOME_UNKNOWN, reads with UNAVAILABLE."""
+    cluster: _builtins.str
+    """The cluster that is meant, by its id (Topology names it); a server of another one refuses with UNAVAILABLE. Empty: any."""
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lane]: ...
     def __init__(
@@ -627,10 +630,11 @@ class Frame(_message.Message):
         ring_version: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
         lanes: _abc.Iterable[Global___Lane] | None = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lanes", b"lanes", "ring_version", b"ring_version", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "lanes", b"lanes", "ring_version", b"ring_version", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

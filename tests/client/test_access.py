@@ -167,6 +167,30 @@ def test_a_server_that_does_not_know_the_user_stops_no_call_that_others_do(threa
     assert threaded.cluster.doubly_applied() == []
 
 
+def test_what_a_server_leads_that_does_not_know_the_user_others_forward(threaded: Servers) -> None:
+    with Client(url_of(threaded, "tenant")) as client:
+        client.put(key_led_by(threaded, "n1"), b"1")
+        threaded.access[threaded.cluster.ids[0]].take(table(RemoveUser("tenant")))
+        client.put(key_led_by(threaded, "n1"), b"2")
+        assert client.put_many(dict.fromkeys([key_led_by(threaded, each) for each in threaded.cluster.ids], b"3"))
+        for each in threaded.access.values():
+            each.take(table(RemoveUser("tenant")))
+        with pytest.raises(NotAuthenticated):
+            client.get(key_led_by(threaded, "n1"))
+        for id, each in threaded.access.items():
+            each.take(table(*(() if id == "n3" else (RemoveUser("tenant"),))))
+        client.put(key_led_by(threaded, "n1"), b"5")
+
+
+def test_once_it_is_late_a_user_is_told_that_the_only_server_does_not_know_him(threaded: Servers) -> None:
+    with Client(url_of(threaded, "tenant")) as client:
+        threaded.access[threaded.cluster.ids[0]].take(table(RemoveUser("tenant")))
+        for id in threaded.cluster.ids[1:]:
+            threaded.kill_from_outside(id)
+        with pytest.raises(NotAuthenticated):
+            client.get(key_led_by(threaded, "n1"), timeout_s=4.0)
+
+
 async def test_the_same_on_asyncio(servers: Servers) -> None:
     servers.access[servers.cluster.ids[0]].take(table(RemoveUser("tenant")))
     async with AsyncClient(url_of(servers, "tenant")) as client:

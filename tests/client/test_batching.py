@@ -4,11 +4,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from kvstore.client.core import operations
 from kvstore.client.core.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, answered, cut, frame_of
 from kvstore.client.core.operation import Numbering, Operation
 from kvstore.client.core.values import Item, Level
-from kvstore.errors import ConditionFailed, Overloaded, StoreError
+from kvstore.errors import ConditionFailed, InvalidRequest, Overloaded, StoreError
 from kvstore.partition.state.commands import Code, Flag, Record, RequestId
 from kvstore.proto import kv_pb2
 from kvstore.server.grpc.decode import ops_of
@@ -201,3 +203,10 @@ def test_reads_whose_expiries_may_be_those_of_others_are_not_answered() -> None:
     found = {"found": [1, 2], "values": [b"a", b"b"], "found_versions": [1, 2], "created": [1, 2], "written_ms": [1, 2]}
     assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], expiries_ms=[60_000], **found))] == [3]
     assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], **found))] == [1, 2, 3]
+
+
+def test_a_batch_of_more_operations_than_servers_take_is_not_sent() -> None:
+    with pytest.raises(InvalidRequest, match="want 1 to 10000 operations in a batch, got 10001"):
+        operations.batch([operations.get(b"k", 0)] * 10_001)
+    with pytest.raises(InvalidRequest, match="got 0"):
+        operations.batch([])

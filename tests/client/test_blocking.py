@@ -19,7 +19,7 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import Numbering, Operation
 from kvstore.env.clock import SystemClock
 from kvstore.env.library_env import library_env
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
 from tests.waiting import PATIENCE_S
@@ -65,6 +65,18 @@ def test_a_link_that_another_caller_has_closed_gives_no_topology() -> None:
     link.close()
     with pytest.raises(Unavailable):
         link.topology(PATIENCE_S)
+
+
+def test_a_write_whose_answer_cannot_be_read_may_have_been_done() -> None:
+    def uneven(frame: kv_pb2.Frame) -> kv_pb2.Answers:
+        return kv_pb2.Answers(numbers=[frame.lanes[0].first])
+
+    link, write = link_to(Stub(uneven)), operations.put(b"k", b"v")
+    write.partition, write.deadline = "p1", SystemClock().now() + PATIENCE_S
+    Numbering(b"c" * CLIENT_BYTES).begin(write)
+    answer, _ = link.run(write, 1)
+    assert isinstance(answer, OutcomeUnknown)
+    assert link.is_broken
 
 
 def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:

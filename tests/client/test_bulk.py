@@ -175,6 +175,15 @@ async def test_a_row_that_the_store_would_not_take_is_refused_at_once(servers: S
             await load.add([Row(b"", b"v")])
 
 
+async def test_whoever_goes_on_after_a_refused_row_is_told_again_and_waits_for_nothing(servers: Servers) -> None:
+    wrong = [*rows(2), Row(b"", b"v")]
+    load = await loader(servers).__aenter__()
+    async with asyncio.timeout(PATIENCE_S):
+        for call in (load.add(wrong), load.add(rows(1)), load.__aexit__(None, None, None)):
+            with pytest.raises(InvalidRequest, match="want a key of 1 to"):
+                await call
+
+
 async def test_a_row_that_is_none_ends_the_load_and_does_not_hold_it_up(servers: Servers) -> None:
     text: Any = "text"
     with pytest.raises(TypeError):

@@ -22,6 +22,7 @@ from kvstore.env.tls import Tls
 from kvstore.errors import (
     InvalidRequest,
     NoSuchPin,
+    NotAuthenticated,
     NotCaughtUp,
     OutcomeUnknown,
     Overloaded,
@@ -29,7 +30,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.partition.state import rows
-from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
+from kvstore.proto import data_pb2, data_pb2_grpc, feed_pb2, feed_pb2_grpc, pinned_page
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position
@@ -42,7 +43,7 @@ PAGE = 4
 NOBODY = "127.0.0.1:9"
 
 
-class Replica(data_pb2_grpc.DataServicer):
+class Replica(data_pb2_grpc.DataServicer, feed_pb2_grpc.FeedServicer):
     """Gives pages of four keys, and fails after `good` of them."""
 
     def __init__(self, port: int = 0) -> None:
@@ -58,6 +59,7 @@ class Replica(data_pb2_grpc.DataServicer):
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
         self._server = grpc.server(ThreadPoolExecutor(4))
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
+        feed_pb2_grpc.add_FeedServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
@@ -90,6 +92,11 @@ class Replica(data_pb2_grpc.DataServicer):
         if self.good == 0:
             _abort(context, self.failure)
         return data_pb2.RenewResponse(deadline_ms=7)
+
+    def Positions(self, request: feed_pb2.PositionsRequest, context: Any) -> feed_pb2.PositionsResponse:
+        if self.good == 0:
+            _abort(context, self.failure)
+        return feed_pb2.PositionsResponse()
 
     def close(self) -> None:
         self._server.stop(0).wait()
@@ -150,7 +157,7 @@ def test_a_read_asks_the_first_replica_and_no_other(replicas: list[Replica]) -> 
 
 @pytest.mark.parametrize(
     "failure",
-    [NoSuchPin("x"), NotCaughtUp("x"), Overloaded("x"), Unavailable("x"), OutcomeUnknown("x")],
+    [NoSuchPin("x"), NotCaughtUp("x"), Overloaded("x"), Unavailable("x"), OutcomeUnknown("x"), NotAuthenticated("x")],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("pages", [0, 1, 7])
@@ -183,6 +190,19 @@ def test_a_read_fails_at_once_when_no_replica_keeps_the_pin(replicas: list[Repli
     with pytest.raises(NoSuchPin, match="gone"):
         keys_of(split_of(replicas), patience_s=1e9)
     assert [len(each.requests) for each in replicas] == [1, 1, 1]
+
+
+def test_a_server_that_does_not_know_the_user_ends_nothing_unless_all_say_so(replicas: list[Replica]) -> None:
+    cluster = ClientConfig(endpoints=tuple(each.address for each in replicas), timeout_s=PATIENCE_S)
+    replicas[0].fail_after(0, NotAuthenticated("who?"))
+    assert renew_pin(cluster, "x", ttl_s=1.0) == 7
+    with FeedReader(cluster) as feed:
+        assert feed.positions() == []
+        for each in replicas:
+            each.fail_after(0, NotAuthenticated("who?"))
+        for call in (feed.positions, lambda: renew_pin(cluster, "x", ttl_s=1.0), lambda: keys_of(split_of(replicas))):
+            with pytest.raises(NotAuthenticated, match="who"):
+                call()
 
 
 def test_a_read_fails_when_nobody_answers_for_long(replicas: list[Replica]) -> None:

@@ -27,8 +27,9 @@ from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import library_env
-from kvstore.errors import Overloaded
+from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.status import abort
 from tests.waiting import PATIENCE_S
 
 EVERYTHING = Watched(b"", b"", heartbeat_s=PATIENCE_S)
@@ -42,6 +43,7 @@ class Server(kv_pb2_grpc.KVServicer):
         self.address, self.cluster = "", cluster
         self.watches, self.stream_s = 0, 0.0
         self.finds_its_place_s = 0.0
+        self.knows_users = True
         self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         """Who it is."""
         self.may_watch = asyncio.Event()
@@ -69,6 +71,8 @@ class Server(kv_pb2_grpc.KVServicer):
     async def Watch(self, request: kv_pb2.WatchRequest, context: Any) -> AsyncIterator[kv_pb2.WatchResponse]:
         self.watches += 1
         self.stream_s = context.time_remaining() or inf
+        if not self.knows_users:
+            await abort(context, NotAuthenticated("who?"))
         await self.may_watch.wait()
         if self.finds_its_place_s:
             await context.send_initial_metadata(())
@@ -223,6 +227,39 @@ async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() ->
             assert (await anext(watch)).version == 2
 
 
+# docs/protocol.md F8
+async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile() -> None:
+    """By the newer ring the positions of before would make old news of what its state has."""
+    async with serving() as server:
+        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        state, read = idle_client(reads)
+
+        async def read_later(wanted: Sequence[Operation]) -> list[Part]:
+            return read(wanted)
+
+        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        watch = AsyncWatch(ports, config, reading, lambda: [server.address], state, read_later)
+        hang_up, is_closing = watch._hang_up, asyncio.Event()
+
+        async def hang_up_slowly() -> None:
+            is_closing.set()
+            await asyncio.Event().wait()
+
+        watch._hang_up = hang_up_slowly  # type: ignore[method-assign]
+        waits = asyncio.ensure_future(anext(watch))
+        async with asyncio.timeout(PATIENCE_S):
+            await is_closing.wait()
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        await hang_up()
+        watch._hang_up = hang_up  # type: ignore[method-assign]
+        await server.put()
+        assert (await anext(watch)).key == b"k"
+        assert state._begin == {"p1": 1}, "told after the newer ring was known"
+        await watch.close()
+
+
 async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
     async with serving() as server:
         await server.put()
@@ -329,6 +366,34 @@ async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_o
                 assert (await anext(watch)).version == 1
         assert (theirs.watches, ours.watches) == (0, 1)
         assert routing.foreign == {theirs.address}
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say_so(*, is_blocking: bool) -> None:
+    async def next_change() -> int:
+        if isinstance(watch, Watch):
+            return (await asyncio.to_thread(next, watch)).version
+        return (await anext(watch)).version
+
+    async with serving() as stranger, serving() as server:
+        stranger.knows_users = False
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        addresses = [stranger.address, server.address]
+        given = (library_env("watch"), config, Reading(EVERYTHING, {"p1": 0}, {}), lambda: addresses)
+        watch = Watch(*given) if is_blocking else AsyncWatch(*given)
+        await server.put()
+        assert await next_change() == 1
+        await server.end_all()
+        await server.put()
+        assert await next_change() == 2
+        assert stranger.watches == 2
+        server.knows_users = False
+        await server.end_all()
+        with pytest.raises(NotAuthenticated, match="who"):
+            await next_change()
+        closing = watch.close()
+        if closing is not None:
+            await closing
 
 
 async def test_a_watch_that_is_closed_while_its_server_says_who_it_is_ends() -> None:

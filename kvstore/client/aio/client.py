@@ -9,7 +9,7 @@ from typing import Any, Self
 from kvstore.client.aio.closing import ClosedAtExit
 from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.aio.watch import AsyncWatch
-from kvstore.client.core import operations
+from kvstore.client.core import forks, operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
@@ -193,6 +193,7 @@ class AsyncClient(ClosedAtExit):
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         engine = _opened(self._engine)
+        forks.check(engine)
         state = FirstState.of(watched, after, engine.seen, engine.seen.absorb) if with_state else None
         reading = Reading(watched, after, engine.seen.tokens)
         return AsyncWatch(

@@ -59,7 +59,7 @@ class AsyncEngine:
         """Set, and replaced, when there may be another way to go."""
         self._refreshing: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._closed = self._is_forked = False
+        self._closed = self.is_forked = False
         forks.watch(self)
 
     async def open(self) -> None:
@@ -81,7 +81,7 @@ class AsyncEngine:
         self.env.nursery.spawn(self._follow(), name="topology")
 
     async def close(self) -> None:
-        if self._is_forked:
+        if self.is_forked:
             return  # connections and tasks are the parent's
         self._closed = True
         self.links.close()
@@ -89,7 +89,7 @@ class AsyncEngine:
 
     def leave_to_parent(self) -> None:
         """See kvstore.client.core.forks."""
-        self._closed = self._is_forked = True
+        self._closed = self.is_forked = True
         self.links.leave_to_parent()
 
     def time_ms(self) -> int:
@@ -188,7 +188,7 @@ class AsyncEngine:
         return waiter
 
     def _why_closed(self) -> StoreError:
-        return InvalidRequest(forks.FORKED) if self._is_forked else Unavailable("the client is closed")
+        return InvalidRequest(forks.FORKED) if self.is_forked else Unavailable("the client is closed")
 
     async def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
         """Try again until there is an answer that is no error, or an error that is final. Raises it."""

@@ -11,6 +11,7 @@ from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.routing import Routing
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.stream_doors import StreamDoors
 from kvstore.client.core.values import Level
 from kvstore.env.library_env import LibraryEnv
@@ -40,8 +41,7 @@ class Links:
         self._links: dict[str, Link] = {}
         self._links_of_parent: dict[str, Link] = {}
         self._rests = AddressBackoff()
-        self._strangers: dict[str, NotAuthenticated] = {}
-        """Addresses whose server did not know who asks when it was asked last."""
+        self._strangers = Strangers()
         self.direct: dict[str, Link] = {}
         """Partition → the link to its leader, while that is up: the fast way."""
         self._favourite = env.random.randrange(1 << 16)
@@ -100,11 +100,9 @@ class Links:
     def stranger_or_none(self, *, is_late: bool) -> NotAuthenticated | None:
         """Why nobody answers, if no server is connected and all do not know who asks; once it is late, if one of them
         does not."""
-        addresses = self.addresses()
-        said = [self._strangers[each] for each in addresses if each in self._strangers]
-        if not said or any(link.state is State.UP for link in self._links.values()):
+        if any(link.state is State.UP for link in self._links.values()):
             return None
-        return said[0] if is_late or len(said) == len(addresses) else None
+        return self._strangers.why_or_none(self.addresses(), is_late=is_late)
 
     def all(self) -> list[Link]:
         return [link for _, link in sorted(self._links.items())]
@@ -149,7 +147,5 @@ class Links:
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)
-        self._strangers.pop(link.address, None)
-        if link.stranger is not None:
-            self._strangers[link.address] = link.stranger
+        self._strangers.hear(link.address, link.stranger)
         self._changed()

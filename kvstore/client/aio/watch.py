@@ -10,10 +10,12 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.aio.closing import ClosedAtExit
+from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import Operation
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.watching import Change, Check, Reading, is_final
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
@@ -46,8 +48,18 @@ class AsyncWatch(ClosedAtExit):
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse] | None = None
         self._turns = self._servers()
+        self._address = ""
+        """Of the server that was asked last."""
         self._closed = False
         self.connections = 0
+        self.is_forked = False
+        forks.watch(self)
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        forks.keep(self._channel, self._call)
+        self._channel = self._call = None
+        self.is_forked = True
 
     @property
     def position(self) -> Mapping[str, int]:
@@ -62,6 +74,7 @@ class AsyncWatch(ClosedAtExit):
 
     async def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        forks.check(self)
         while not self._reading.is_ready and not self._closed:
             await self._hear()
         if self._state is not None and self._reading.is_ready:
@@ -73,6 +86,7 @@ class AsyncWatch(ClosedAtExit):
         return self
 
     async def __anext__(self) -> Change:
+        forks.check(self)
         while self._state is not None and not self._state.is_over and not self._closed:
             await self.ready()
             if self._state.has_more:
@@ -92,8 +106,8 @@ class AsyncWatch(ClosedAtExit):
         while state is not None and read is not None and state.is_short and not self._closed:
             state.take(await read(state.wanted()))
             if state.begins_anew():
+                self._reading.begin_anew()  # before anything at which a reader may stop waiting
                 await self._hang_up()
-                self._reading.begin_anew()
                 await self.ready()
 
     async def close(self) -> None:
@@ -109,6 +123,7 @@ class AsyncWatch(ClosedAtExit):
         deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
+        strangers = Strangers()
         while not self._closed:
             try:
                 message = await self._next_message()
@@ -117,12 +132,14 @@ class AsyncWatch(ClosedAtExit):
                 await self._hang_up()
             else:
                 return self._reading.take(message)
+            failure = strangers.judge(self._address, failure, self._addresses())
             if is_final(failure):
                 raise failure
             now = self._env.clock.now()
             deadline = now + self._config.timeout_s if deadline is None else deadline
             if now >= deadline:
-                raise Unavailable(f"no server watches: {failure}") from failure
+                late = strangers.why_or_none(self._addresses(), is_late=True)
+                raise late or Unavailable(f"no server watches: {failure}") from failure
             await asyncio.sleep(next(pauses))
 
     async def _next_message(self) -> kv_pb2.WatchResponse:
@@ -151,7 +168,7 @@ class AsyncWatch(ClosedAtExit):
         return message
 
     async def _dial(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
-        address = next(self._turns)
+        self._address = address = next(self._turns)
         try:
             self._channel = open_aio_channel(address, self._config.tls, self._config.login)
         except (OSError, ConfigError) as error:  # files that are replaced just now

@@ -11,7 +11,7 @@ from typing import Any, Self
 from kvstore.client.blocking.closing import ClosedAtExit
 from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.blocking.watch import Watch
-from kvstore.client.core import operations
+from kvstore.client.core import forks, operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
@@ -184,6 +184,7 @@ class Client(ClosedAtExit):
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         engine = _opened(self._engine)
+        forks.check(engine)
         state = FirstState.of(watched, after, engine.seen, engine.absorb) if with_state else None
         reading = Reading(watched, after, engine.seen.tokens)
         return Watch(

@@ -27,6 +27,7 @@ from kvstore.client.core.retries import (
     too_late,
 )
 from kvstore.client.core.session import Seen
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, InvalidRequest, Moved, NotAuthenticated, Overloaded, StoreError, Unavailable
@@ -53,12 +54,12 @@ class BlockingEngine:
         self._links: dict[str, BlockingLink] = {}
         self._links_of_parent: dict[str, BlockingLink] = {}
         """After a fork. Kept, because to end a channel would end what the parent has of it."""
-        self._rests = AddressBackoff()
+        self._rests, self._strangers = AddressBackoff(), Strangers()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
         self._is_reading = False
         self._favourite = env.random.randrange(1 << 16)
-        self._why_closed = "the client is closed"
+        self._why_closed, self.is_forked = "the client is closed", False
         forks.watch(self)
 
     def _make_locks(self) -> None:
@@ -99,7 +100,7 @@ class BlockingEngine:
         """See kvstore.client.core.forks."""
         self._make_locks()  # a thread that is not here may hold them
         self._links_of_parent, self._links = self._links, {}
-        self._why_closed = forks.FORKED
+        self._why_closed, self.is_forked = forks.FORKED, True
         self._closing.set()
 
     def time_ms(self) -> int:
@@ -232,6 +233,8 @@ class BlockingEngine:
         if link is None:
             return Unavailable("the client is closed") if self.is_closed else Nobody()
         answer, received = link.run(operation, self.routing.ring_version)
+        if isinstance(answer, NotAuthenticated):
+            link.refuse(answer)
         self._hear(link, received)
         return answer
 
@@ -243,6 +246,8 @@ class BlockingEngine:
             left = operation.deadline - self.env.clock.now()
             with self._lock:
                 self._counts[f"failed_{type(error).__name__}"] += 1
+                everybody = self.routing.everybody(self._config.endpoints)
+                error = self._strangers.of_all(error, everybody, is_late=left <= 0)
                 final = failed_for_good(operation, error)
                 self.routing.learn_from(error)
             if final is not None:
@@ -348,7 +353,16 @@ class BlockingEngine:
         attempt_s = 2 * self._config.silence_s
         config, clock = self._config, self.env.clock
         try:
-            link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls, config.login)
+            link = BlockingLink(
+                address,
+                clock,
+                attempt_s,
+                self.seen.tokens,
+                self._lock,
+                config.tls,
+                config.login,
+                lambda: self.routing.cluster,
+            )
         except (OSError, ConfigError) as error:
             if not self.routing.is_known:
                 raise  # whoever opens the client is told
@@ -365,8 +379,10 @@ class BlockingEngine:
             for answers in received:
                 if self.seen.hear(answers):
                     self._read_at = 0.0
-            if received:
+            if received and link.stranger is None:
                 self._rests.held(link.address)
+            if received or link.stranger is not None:
+                self._strangers.hear(link.address, link.stranger)
             if not link.is_broken or self._links.get(link.address) is not link:
                 return
             del self._links[link.address]

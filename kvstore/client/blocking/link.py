@@ -8,6 +8,7 @@ greenlets.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from kvstore.rpc.channels import open_channel
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
 
+logger = logging.getLogger(__name__)
 GRACE_S = 0.5
 """How much longer than a frame's own time its call may take before the server counts as silent."""
 
@@ -74,14 +76,21 @@ class BlockingLink:
         guard: threading.Lock,
         tls: Tls | None,
         login: Login | None = None,
+        cluster: Callable[[], str] = str,
     ) -> None:
+        """`cluster`: the id of the client's, as far as it knows. Each frame names it: a channel connects again by
+        itself, and another cluster's server may listen there by then."""
         self.address = address
         self.is_broken = False
         """An answer did not come: use another link."""
         self.is_ours = False
         """Its server is of the client's cluster: one of these has named its address, or it gave a topology."""
+        self.stranger: NotAuthenticated | None = None
+        """Why its server does nothing for this client: it does not know the user. Use another link: a newer one may
+        have another login, too."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
+        self._cluster = cluster
         self._channel = open_channel(address, tls, login=login)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
@@ -136,6 +145,10 @@ class BlockingLink:
         call, numbered = sent
         return self._settle(call.result, numbered) if call is not None else self._closed(numbered)
 
+    def refuse(self, error: NotAuthenticated) -> None:
+        """Its server has said that it does not know the user."""
+        self.is_broken, self.stranger = True, error
+
     def close(self) -> None:
         """Calls under way end with an error."""
         self.is_broken = True
@@ -181,7 +194,12 @@ class BlockingLink:
         time_s = min(max(longest, 0.001), self._attempt_s)
         with self._guard:
             frame, numbered = frame_of(
-                operations, 1, ring_version=ring_version, timeout_ms=max(1, int(time_s * 1000)), tokens=self._tokens
+                operations,
+                1,
+                ring_version=ring_version,
+                timeout_ms=max(1, int(time_s * 1000)),
+                tokens=self._tokens,
+                cluster=self._cluster(),
             )
         for operation in operations:
             operation.is_sent = True
@@ -197,10 +215,14 @@ class BlockingLink:
         except grpc.FutureCancelledError:
             self._fail(numbered, OutcomeUnknown("the connection was closed"))
             return []
-        for number, answer in answered(answers):
-            operation = numbered.pop(number, None)
-            if operation is not None:
-                operation.waiter.set(answer)
+        try:
+            for number, answer in answered(answers):
+                operation = numbered.pop(number, None)
+                if operation is not None:
+                    operation.waiter.set(answer)
+        except ValueError as error:  # columns of unequal length; what was sent may be done
+            self.is_broken = True
+            logger.warning("address=%s its answers cannot be read: %s", self.address, error)
         for operation in numbered.values():
             operation.waiter.set(lost(operation, f"{self.address} left it without an answer"))
         return [answers]
@@ -212,6 +234,8 @@ class BlockingLink:
     def _fail(self, numbered: dict[int, Operation], error: StoreError) -> None:
         """A frame's call has failed as a whole."""
         self.is_broken = self.is_broken or isinstance(error, OutcomeUnknown | Unavailable)
+        if isinstance(error, NotAuthenticated):
+            self.refuse(error)
         for operation in numbered.values():
             if isinstance(error, Retryable | NotAuthenticated | PermissionDenied):
                 operation.is_sent = False

@@ -11,10 +11,12 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.blocking.closing import ClosedAtExit
+from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.operation import Operation
+from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.watching import Change, Check, Reading, is_final
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, StoreError, Unavailable
@@ -49,9 +51,20 @@ class Watch(ClosedAtExit):
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._turns = self._servers()
+        self._address = ""
+        """Of the server that was asked last."""
         self._closing = threading.Event()
         self._until = inf
         self.connections = 0
+        self.is_forked = False
+        forks.watch(self)
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        forks.keep(self._channel, self._call)
+        self._channel = self._call = None
+        self._closing = threading.Event()  # a thread that is not here may hold its lock
+        self.is_forked = True
 
     @property
     def position(self) -> Mapping[str, int]:
@@ -66,6 +79,7 @@ class Watch(ClosedAtExit):
 
     def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        forks.check(self)
         while not self._reading.is_ready and not self._closing.is_set():
             self._hear()
         if self._state is not None and self._reading.is_ready:
@@ -77,6 +91,7 @@ class Watch(ClosedAtExit):
         return self
 
     def __next__(self) -> Change:
+        forks.check(self)
         while self._state is not None and not self._state.is_over and not self._closing.is_set():
             self.ready()
             if self._state.has_more:
@@ -96,8 +111,8 @@ class Watch(ClosedAtExit):
         while state is not None and read is not None and state.is_short and not self._closing.is_set():
             state.take(read(state.wanted()))
             if state.begins_anew():
+                self._reading.begin_anew()  # first: a timeout of gevent may come while the channel is closed
                 self._hang_up()
-                self._reading.begin_anew()
                 self.ready()
 
     def close(self) -> None:
@@ -113,6 +128,7 @@ class Watch(ClosedAtExit):
         deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
+        strangers = Strangers()
         while not self._closing.is_set():
             try:
                 message = next(self._call or self._dial())
@@ -130,16 +146,18 @@ class Watch(ClosedAtExit):
                 self._closing.set()
             if self._closing.is_set():
                 return
+            failure = strangers.judge(self._address, failure, self._addresses())
             if is_final(failure):
                 raise failure
             deadline = now + self._config.timeout_s if deadline is None else deadline
             if now >= deadline:
-                raise Unavailable(f"no server watches: {failure}") from failure
+                late = strangers.why_or_none(self._addresses(), is_late=True)
+                raise late or Unavailable(f"no server watches: {failure}") from failure
             self._closing.wait(min(next(pauses), self._until - now))
 
     def _dial(self) -> Any:
         # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
-        address = next(self._turns)
+        self._address = address = next(self._turns)
         try:
             channel = open_channel(address, self._config.tls, login=self._config.login)
         except (OSError, ConfigError) as error:  # files that are replaced just now

@@ -49,11 +49,19 @@ def cut(pending: deque[Operation], most: int = FRAME_OPERATIONS_MAX) -> list[Ope
 
 
 def frame_of(
-    operations: Sequence[Operation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
+    operations: Sequence[Operation],
+    first: int,
+    *,
+    ring_version: int,
+    timeout_ms: int,
+    tokens: Mapping[str, int],
+    cluster: str = "",
 ) -> tuple[kv_pb2.Frame, dict[int, Operation]]:
-    """A frame, and its operations by their numbers from `first` on."""
+    """A frame, and its operations by their numbers from `first` on. `cluster`: whose servers alone may take it, where
+    nothing else about the call says so."""
     lanes, numbered = _lanes(_lane, operations, first, tokens)
-    return kv_pb2.Frame(ring_version=ring_version, timeout_ms=timeout_ms, lanes=lanes), numbered
+    frame = kv_pb2.Frame(ring_version=ring_version, timeout_ms=timeout_ms, lanes=lanes, cluster=cluster)
+    return frame, numbered
 
 
 def brief_frame_of(

@@ -2,8 +2,9 @@
 connections on which the parent sends, and give out the request ids that the parent gives out. Of two requests with one
 id on one key the second counts as the first one's retry, and gets its answer without being done.
 
-So in the child every call is refused; a client that is opened there is another one. Sessions are over in it: only the
-parent hears when their keys are released, and another process may have them then.
+So in the child every call is refused; a client that is opened there is another one. So it is with watches and readers
+of the feed: their streams are the parent's, and gRPC would wait for threads that are not here. Sessions are over in it:
+only the parent hears when their keys are released, and another process may have them then.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import os
 from typing import Protocol
 from weakref import WeakSet
 
+from kvstore.errors import InvalidRequest
+
 FORKED = "the client was opened before this process was forked: open one in each process, after the fork"
+
+
+class Forked(Protocol):
+    """Something that knows whether it was open when this process was forked from the parent's."""
+
+    is_forked: bool
 
 
 class Engine(Protocol):
@@ -25,11 +34,24 @@ class Engine(Protocol):
 
 
 _engines: WeakSet[Engine] = WeakSet()
+_of_parents: list[object] = []
 
 
 def watch(engine: Engine) -> None:
     """Have the engine told if the process is forked."""
     _engines.add(engine)
+
+
+def check(opened: Forked) -> None:
+    """Raises InvalidRequest in a child, if it was opened by the parent."""
+    if opened.is_forked:
+        raise InvalidRequest(FORKED)
+
+
+def keep(*of_parent: object) -> None:
+    """In a child: hold what is the parent's for as long as there is a process. gRPC ends a call or a channel that
+    nobody holds any more, or waits for a thread that is not here."""
+    _of_parents.extend(of_parent)
 
 
 def _leave_all() -> None:

@@ -10,7 +10,7 @@ from kvstore.client.core.config import SECONDS_MAX
 from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
 
@@ -119,9 +119,10 @@ def count(partition: str, level: int) -> Operation:
 
 
 def batch(operations: Sequence[Operation]) -> Operation:
-    """All or nothing. Raises InvalidRequest if there is none or they are too large together."""
-    if not operations:
-        raise InvalidRequest("want at least one operation in a batch")
+    """All or nothing. Raises InvalidRequest if there is none, there are too many, or they are too large together: what
+    passes the size of a message would end its connection, and with it whatever else is under way there."""
+    if not 0 < len(operations) <= BATCH_OPS_MAX:
+        raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {len(operations)}")
     size = sum(len(each.key) + len(each.value) for each in operations)
     if size > BATCH_BYTES_MAX:
         raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes in a batch, got {size}")

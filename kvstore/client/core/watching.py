@@ -97,6 +97,7 @@ class Reading:
 
     def begin_anew(self) -> None:
         """Forget where it stands; a server says where it begins."""
+        self._changes.clear()
         self.position = {}
         self.is_ready = False
 

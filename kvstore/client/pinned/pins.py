@@ -22,6 +22,7 @@ import grpc
 from kvstore.backoff import delays
 from kvstore.client.blocking.identity import check_cluster
 from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.strangers import Strangers
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
@@ -222,6 +223,7 @@ def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]
     env = library_env("kvstore pinned")
     end = env.clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")
+    addresses, strangers = dict.fromkeys(config.endpoints), Strangers()
     for pause_s in delays(env.random, first_s=0.02, cap_s=0.5):
         is_any_away = False
         for place, address in enumerate(config.endpoints):
@@ -239,6 +241,7 @@ def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]
                 found, is_away = error, False
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 found, is_away = Unavailable(f"{address}: {error}"), True
+            found = strangers.judge(address, found, addresses)
             if not isinstance(found, Retryable | OutcomeUnknown):
                 raise found
             is_any_away |= is_away
@@ -247,7 +250,8 @@ def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]
         if isinstance(failure, NoSuchPin) or not is_any_away or env.clock.now() + pause_s >= end:
             break
         threading.Event().wait(pause_s)
-    raise failure
+    stranger = strangers.why_or_none(addresses, is_late=True) if isinstance(failure, Unavailable) else None
+    raise stranger or failure
 
 
 def _pinned_of(message: data_pb2.PinnedPartition) -> PinnedPartition:

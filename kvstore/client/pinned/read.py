@@ -11,7 +11,7 @@ import grpc
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.pinned.pins import Split
 from kvstore.env.library_env import library_env
-from kvstore.errors import ConfigError, NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.proto.pinned_page import Columns, Row
 from kvstore.rpc.channels import open_channel, paging
@@ -102,7 +102,7 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, 
             failure = Unavailable(f"{address}: {error}")
         now = clock.now()
         failing_since = now if failing_since is None else failing_since
-        if not isinstance(failure, Retryable | OutcomeUnknown):
+        if not isinstance(failure, Retryable | OutcomeUnknown | NotAuthenticated):
             raise failure
         is_round_over = attempts.failed(failure)
         if attempts.is_gone or now - failing_since > patience_s:
@@ -137,8 +137,8 @@ class _Attempts:
 
     @property
     def is_gone(self) -> bool:
-        """All replicas say that they do not keep the position."""
-        return all(isinstance(self._said.get(each), NoSuchPin) for each in self._addresses)
+        """All replicas say that they do not keep the position, or do not know who asks."""
+        return all(isinstance(self._said.get(each), NoSuchPin | NotAuthenticated) for each in self._addresses)
 
     def succeeded(self) -> None:
         self._said.clear()

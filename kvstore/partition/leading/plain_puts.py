@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.leading.new_requests import new_or_none
 from kvstore.partition.leading.reading import Reading
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.draft import Draft
-from kvstore.partition.state.operations import BATCH_OPS_MAX
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.rows import AGED, EXPIRES

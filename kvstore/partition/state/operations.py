@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
-from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Result
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import Row
@@ -25,7 +25,6 @@ _ANY_CONDITION = _IF_ABSENT | _IF_PRESENT | _IF_VERSION
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 INTEGER_DIGITS_MAX = 20
-BATCH_OPS_MAX = 10_000
 BATCH_EFFECT_BYTES_MAX = 5 << 19
 """What a batch may add to its entry, remembered results included; a bookie takes no entry of 5 MiB."""
 BATCH_RESULT_BYTES_MAX = 16 << 20

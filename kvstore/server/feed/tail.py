@@ -290,6 +290,8 @@ class Cursor:
             self._ahead.clear()
             self._has_jumped = True
             self.position, self.seq = position, max(self.seq, seq)
+        if self.position >= self._tail.end and not self._ahead:
+            self._touched = None  # also where a failure of the tail touched it: else nothing would touch it any more
 
     async def fetch(self) -> None:
         """Read the next entries from the log, if the window does not have them. Raises PositionTrimmed, Unavailable."""

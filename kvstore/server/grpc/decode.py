@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
-from kvstore.partition.state.operations import BATCH_OPS_MAX, size_of
+from kvstore.partition.state.operations import size_of
 from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS
 from kvstore.proto import brief, kv_pb2
 from kvstore.ring.hashing import TOKENS

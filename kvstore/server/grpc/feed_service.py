@@ -52,8 +52,8 @@ WORK_S = 1.0
 HOLD_MAX_MS = 7 * 24 * 3_600_000
 HOLDS_MAX = 256
 """Names of holds on one partition's log: each is a znode there."""
-HOLDS_AT_ONCE = 16
-"""Partitions in which one hold is moved at a time."""
+AT_ONCE = 16
+"""Partitions that one call asks, or in which it moves a hold, at a time."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -102,9 +102,12 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         here = [each for each in sorted(ring.partitions) if not ring.has_left(each)]
         response = feed_pb2.PositionsResponse(ring_version=ring.routed, cluster=await self._feeds.cluster())
         readable = {*ring.partitions, *await self._feeds.left(ring)}
-        for partition in sorted({*readable, *ring.retired}):
-            feed = response.partitions.add(partition=partition, ended=partition not in here)
-            if partition in here:
+        named = sorted({*readable, *ring.retired})
+        feeds = {each: response.partitions.add(partition=each, ended=each not in here) for each in named}
+
+        async def find(partition: PartitionId) -> None:
+            feed = feeds[partition]
+            if not feed.ended:
                 listed, _ = await self._lists.read(partition)
                 feed.latest = await self._feeds.latest(partition) if listed.ledgers else 0
                 feed.oldest = max(0, listed.trimmed_seq - 1)
@@ -113,6 +116,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 feed.oldest, feed.latest = ends or (0, 0)
                 feed.gone = ends is None
             feed.servers.extend(self._servers_of(partition))
+
+        await self._in_each(named, find)
         return response
 
     def _servers_of(self, partition: PartitionId) -> list[str]:
@@ -265,7 +270,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     ) -> None:
         """Do the work in all of them, in some at a time: each takes several round trips, and the caller waits for all.
         Raises the error of the first in which it failed."""
-        room = asyncio.Semaphore(HOLDS_AT_ONCE)
+        room = asyncio.Semaphore(AT_ONCE)
         failures: dict[PartitionId, StoreError] = {}
 
         async def one(partition: PartitionId) -> None:
@@ -276,7 +281,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 except StoreError as error:
                     failures[partition] = error
 
-        tasks = [self._env.nursery.spawn(one(each), name=f"hold {each}") for each in partitions]
+        tasks = [self._env.nursery.spawn(one(each), name=f"feed of {each}") for each in partitions]
         try:
             for task in tasks:
                 await task

@@ -12,9 +12,10 @@ import grpc
 
 from kvstore.env import Env
 from kvstore.env.histogram import Histogram
-from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError, Unavailable
+from kvstore.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from kvstore.partition.state.commands import Code, Flag, Op, Result
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.calls import check_cluster
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
@@ -57,7 +58,7 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         """Without `feeds` there is nothing to watch. `sessions` has streams of other doors too. `guarded` gives the
         backend as the caller of the present call may use it. By `cluster`, its id, clients know their cluster."""
-        self._guarded = guarded
+        self._guarded, self._cluster = guarded, cluster
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanSlots(env.clock.now)
         self._sessions = Sessions(backend, env.clock, env.slow) if sessions is None else sessions
@@ -134,6 +135,7 @@ class KV(kv_pb2_grpc.KVServicer):
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
         session = self._sessions.open("Execute", UNARY_BYTES_MAX, backend=self._guarded(self._backend))
         try:
+            self._check_cluster(request)
             session.accept(request)
             await session.wait_all_done()
             answers = kv_pb2.Answers()
@@ -151,12 +153,13 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         session = self._sessions.open("Session", UNSENT_BYTES_MAX, backend=self._guarded(self._backend))
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
-        wrong: InvalidRequest | None = None
+        wrong: Refused | None = None
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
                 try:
+                    self._check_cluster(frame)
                     session.accept(frame)
-                except InvalidRequest as error:
+                except Refused as error:
                     wrong = error
                     break
                 await session.wait_room()
@@ -212,6 +215,13 @@ class KV(kv_pb2_grpc.KVServicer):
 
     async def Topology(self, request: kv_pb2.TopologyRequest, context: Context) -> kv_pb2.TopologyResponse:
         return await self._topologies.wait(request.known, request.wait_ms)
+
+    # docs/protocol.md P12
+    def _check_cluster(self, frame: kv_pb2.Frame) -> None:
+        """Raises Unavailable for a frame that another cluster's server is meant to get, which has listened here: its
+        partitions have the same names. Who does not know its own cluster refuses nobody."""
+        if self._cluster:
+            check_cluster(frame.cluster, self._cluster)
 
     def _seal(self, key: bytes) -> dict[str, Any]:
         ring = self._backend.topology.ring

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from random import Random
 
+import grpc
 import pytest
 
-from kvstore.client import AsyncClient, Client
+from kvstore.client import AsyncClient, Client, Level
 from kvstore.errors import StoreError, Unavailable
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import open_channel
+from kvstore.rpc.status import from_rpc_error
 from kvstore.types import ServerId
 from tests.client.model import ModelCluster
 from tests.client.serving import PATIENT, Servers, serving, serving_in_a_thread
+from tests.waiting import PATIENCE_S
 
 KEY, OURS, THEIRS = b"k", "ours", "theirs"
 
@@ -93,6 +98,50 @@ def test_a_client_notices_that_another_cluster_listens_where_its_own_did() -> No
                 client.put(KEY, b"2", timeout_s=2.0)
             with Client(after.patient_url) as other:
                 assert other.get(KEY) is None
+
+
+# docs/protocol.md P12
+def test_a_client_uses_no_server_of_another_cluster_at_one_address_of_its_own() -> None:
+    """The others of its cluster are there, and they alone are asked for the topology."""
+    ours, theirs = ModelCluster(id=OURS), ModelCluster(servers=1, id=THEIRS)
+    with serving_in_a_thread(ours) as before, Client(before.patient_url) as client:
+        engine = client._engine
+        assert engine is not None
+        keys = [ours.key_of(partition) for partition in ours.partitions]
+        client.put_many(dict.fromkeys(keys, b"1"))
+        for favourite in range(3):  # connected to all
+            engine._favourite = favourite
+            client.get_many(keys, level=Level.STALE)
+        before.kill_from_outside(ours.ids[1])
+        for partition, leader in ours.leaders.items():
+            if leader == ours.ids[1]:
+                before.loop.call_soon_threadsafe(ours.lead, partition, ours.ids[0])
+        theirs.endpoints = {theirs.ids[0]: ours.endpoints[ours.ids[1]]}
+        with serving_in_a_thread(theirs) as after:
+            for favourite in range(3):
+                engine._favourite = favourite
+                for key in keys:
+                    found = client.get(key, level=Level.STALE)
+                    assert found is not None
+                    assert found.value == b"1"
+                    client.put(key, b"1")
+            before.kill_from_outside(ours.ids[0])
+            for favourite in range(3):  # whoever forwards to its successor
+                engine._favourite = favourite
+                client.put_many(dict.fromkeys(keys, b"2"))
+            assert not any(each.data for each in theirs.partitions.values())
+            with pytest.raises(Unavailable, match="of another cluster: want ours, got theirs"):
+                _sent_to(endpoint(after, "n1"), OURS)
+            _sent_to(endpoint(after, "n1"), "")
+
+
+def _sent_to(address: str, cluster: str) -> None:
+    """Open a stream with a frame without operations."""
+    with open_channel(address, None) as channel:
+        try:
+            list(kv_pb2_grpc.KVStub(channel).Session(iter([kv_pb2.Frame(cluster=cluster)]), timeout=PATIENCE_S))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
 
 @pytest.mark.parametrize("has_streams", [True, False], ids=["streams", "gRPC"])

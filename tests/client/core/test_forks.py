@@ -11,14 +11,21 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from kvstore.client import Client, FeedReader
 from kvstore.client.aio.engine import AsyncEngine
+from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.blocking.engine import BlockingEngine
+from kvstore.client.blocking.watch import Watch
 from kvstore.client.coordination import AsyncLock, AsyncSession, Lock, Session
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.forks import FORKED
+from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
+from kvstore.proto import kv_pb2
 from kvstore.server.grpc.topology import topology_message
 from tests.client.coordination import test_driving as driving
 from tests.client.model import ModelCluster
@@ -107,6 +114,65 @@ async def test_an_async_client_refuses_calls_in_a_child_and_sends_nothing_on_the
     assert engine.links.direct, "the parent goes on"
     engine.links._links.clear()
     await engine.close()
+
+
+def watch_of(kind: type[Any], **more: Any) -> Any:
+    """One that a server has told a change."""
+    reading = Reading(Watched(b"", b""), None, {})
+    reading.take(kv_pb2.WatchResponse(partition="p1", sequence=1, changes=[kv_pb2.Change(key=b"k", sequence=1)]))
+    watch = kind(library_env("test"), CONFIG, reading, lambda: ["127.0.0.1:1"], **more)
+    watch._channel, watch._call = Parents(), Parents()
+    return watch
+
+
+def test_a_watch_of_the_parents_is_refused_in_a_child_and_ends_there_without_its_channel() -> None:
+    watch = watch_of(Watch)
+
+    def tries() -> str:
+        said = {refusal_of(call) for call in (lambda: next(watch), watch.ready)}
+        watch.close()
+        return "; ".join({*said, refusal_of(lambda: next(watch))})
+
+    with watch._closing._cond:  # a thread of the parent's waits
+        assert in_a_child(tries) == FORKED
+    assert next(watch).key == b"k", "the parent goes on"
+
+
+async def test_so_is_one_on_asyncio() -> None:
+    watch = watch_of(AsyncWatch)
+
+    def tries() -> str:
+        async def try_all() -> str:
+            said = set()
+            for call in (watch.__anext__(), watch.ready()):
+                with pytest.raises(InvalidRequest) as refused:
+                    await call
+                said.add(str(refused.value))
+            await watch.close()
+            return "; ".join(said)
+
+        asyncio._set_running_loop(None)
+        return asyncio.new_event_loop().run_until_complete(asyncio.wait_for(try_all(), PATIENCE_S))
+
+    assert in_a_child(tries) == FORKED
+    assert (await anext(watch)).key == b"k"
+
+
+def test_a_client_of_the_parents_begins_no_watch_in_a_child_and_a_reader_of_the_feed_reads_nothing() -> None:
+    client = Client(CONFIG)
+    client._engine = BlockingEngine(library_env("test"), CONFIG)
+    feed = FeedReader(CONFIG)
+    parents = Parents(), Parents()
+    feed._open["127.0.0.1:1"] = parents  # type: ignore[assignment]
+
+    def tries() -> str:
+        said = {refusal_of(call) for call in (lambda: client.watch(b"k"), feed.positions)}
+        feed.close()
+        return "; ".join(said)
+
+    with feed._lock:
+        assert in_a_child(tries) == FORKED
+    assert list(feed._open.values()) == [parents]
 
 
 def test_no_lock_is_held_in_a_child_and_no_session_alive_whatever_locks_the_parent_holds() -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kvstore.client import FeedReader
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
+from kvstore.server.feed import end
+from kvstore.server.feed.end import latest_of
 from kvstore.server.grpc import feed_service
 from kvstore.server.grpc.feed_service import FeedService
+from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId
+from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from tests.server.feed.test_feed import P1, Reading, served
@@ -84,7 +88,7 @@ async def test_a_hold_of_many_partitions_is_moved_in_many_at_a_time_and_gets_tim
 
     async def move(self: FeedService, hold: str, partition: PartitionId, *_: Any) -> None:
         moving.append(partition)
-        if len(moving) == feed_service.HOLDS_AT_ONCE:
+        if len(moving) == feed_service.AT_ONCE:
             many.set()
         await many.wait()
 
@@ -99,3 +103,56 @@ async def test_a_hold_of_many_partitions_is_moved_in_many_at_a_time_and_gets_tim
             await Reading(world, feed).hold("h", dict.fromkeys(names, 0), 60.0)
     assert sorted(moving) == sorted(names)
     assert times_s[0] > PATIENCE_S / 4
+
+
+async def test_positions_of_many_partitions_are_asked_many_at_a_time_and_get_time_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of a partition that is idle is written to before its leader tells where it ends."""
+    names = [f"p{number}" for number in range(60)]
+    asked: list[str] = []
+    times_s: list[float] = []
+    many, positions = asyncio.Event(), FeedService.Positions
+
+    async def latest(partition: PartitionId) -> int:
+        asked.append(partition)
+        if len(asked) == feed_service.AT_ONCE:
+            many.set()
+        await many.wait()
+        return int(partition.removeprefix("p"))
+
+    async def timed(self: FeedService, request: feed_pb2.PositionsRequest, context: Any) -> feed_pb2.PositionsResponse:
+        times_s.append(context.time_remaining())
+        return await positions(self, request, context)
+
+    async def listed(_: LedgerLists, partition: PartitionId) -> tuple[LedgerList, int]:
+        return world.logs[partition].listed, 1
+
+    monkeypatch.setattr(FeedService, "Positions", timed)
+    monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
+    monkeypatch.setattr(LedgerLists, "read", listed)
+    async with World.open(tmp_path, *names) as world, served(world) as address:
+        monkeypatch.setattr(world.feeds, "latest", latest)
+        with FeedReader(f"kv://{address}?timeout={PATIENCE_S}s") as feed:
+            found = await Reading(world, feed).positions()
+    assert [(each.partition, each.latest) for each in found] == sorted((each, int(each[1:])) for each in names)
+    assert times_s[0] > PATIENCE_S / 4
+
+
+async def test_a_reader_is_told_which_partition_has_nobody_who_tells_its_end(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def latest(partition: PartitionId) -> int:
+        return await latest_of(reading.world.env.clock, cast(Backend, None), partition)
+
+    async def nobody(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def listed(_: LedgerLists, partition: PartitionId) -> tuple[LedgerList, int]:
+        return reading.world.logs[partition].listed, 1
+
+    monkeypatch.setattr(end, "ask", nobody)
+    monkeypatch.setattr(LedgerLists, "read", listed)
+    monkeypatch.setattr(reading.world.feeds, "latest", latest)
+    with pytest.raises(Unavailable, match="partition p1: its leader does not answer"):
+        await reading.positions()

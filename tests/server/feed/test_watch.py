@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.client import ClientConfig
-from kvstore.errors import InvalidRequest, Overloaded, PositionTrimmed, Unavailable
+from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, PositionTrimmed, Unavailable
 from kvstore.partition.state.changes import Interest
 from kvstore.partition.state.move_records import Own, Release
 from kvstore.partition.state.tokens import Span
@@ -309,6 +309,34 @@ async def test_a_log_that_cannot_be_read_sends_watchers_elsewhere(
     world.logs["p1"].failure = cannot_be_read()
     world.logs["p1"].tell()
     assert isinstance(await following.failure(), Unavailable)
+
+
+@pytest.mark.parametrize("failure", [cannot_be_read(), NoSuchLedger("trimmed")], ids=lambda each: type(each).__name__)
+async def test_a_watch_is_woken_by_what_comes_after_its_log_could_not_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(feed_tail, "RETRY_S", 0.01)
+    log, following = world.logs["p1"], await world.watch()
+    log.put((b"a", b"1"))
+    await following.take(1)
+    tail = world.feeds.known_tail(P1)
+    assert tail is not None
+
+    async def has_failed() -> bool:
+        return tail.failure is failure
+
+    async def is_read_again() -> bool:
+        return world.logs.readers > readers
+
+    log.failure = failure
+    log.tell()
+    await wait_until(has_failed, what="the tail has failed")
+    readers = world.logs.readers
+    log.failure = None
+    await wait_until(is_read_again, what="there is another reader")
+    await world.settle()
+    last = log.put((b"a", b"2"))
+    assert [change.version for change in await following.take(1)] == [last]
 
 
 # ── ranges that move ──────────────────────────────────────────────────────────────────────────────────────────────────
