@@ -237,10 +237,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "server_resp_output_bytes": ("server_resp_output_bytes", "Large or unread replies held in memory."),
     "server_resp_input_bytes": ("server_resp_input_bytes", "Commands held in memory that are incomplete or wait."),
-    "server_resp_commands_under_way": (
-        "server_resp_commands_under_way",
-        "Commands begun and not answered; those of several keys by their operations.",
-    ),
+    "server_resp_commands_under_way": ("server_resp_commands_under_way", "Operations begun and not answered."),
     "server_access_on": ("server_access_on", "1 where clients are asked who they are."),
     "server_access_unfounded": (
         "server_access_unfounded",

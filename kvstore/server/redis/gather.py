@@ -139,7 +139,7 @@ class Gather(Sink):
 
 
 def paid(rates: Rates | None) -> AbstractContextManager[None]:
-    """What is submitted within has been let pass before."""
+    """Have what is submitted within not counted: rates have let it pass before."""
     return nullcontext() if rates is None else rates.paid()
 
 
