@@ -26,6 +26,7 @@ from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.clock import Unjudged
+from kvstore.env.events import wait_within
 from kvstore.env.library_env import library_env
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.proto import kv_pb2, kv_pb2_grpc
@@ -76,7 +77,7 @@ class Server(kv_pb2_grpc.KVServicer):
         await self.may_watch.wait()
         if self.finds_its_place_s:
             await context.send_initial_metadata(())
-            await asyncio.sleep(self.finds_its_place_s)
+            await wait_within(asyncio.Event(), self.finds_its_place_s)
         shown, ended = request.after.get("p1", self._last), self._ended
         yield kv_pb2.WatchResponse(positions={"p1": shown})
         while True:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
 
-from kvstore.client.blocking.link import BlockingLink, Waiter
+from kvstore.client.blocking.link import BlockingLink
+from kvstore.client.blocking.room import Room
 from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import as_seconds, decode, names_its_partition
 from kvstore.client.core.retries import (
     Nobody,
@@ -26,6 +27,7 @@ from kvstore.client.core.retries import (
     pauses,
     too_late,
 )
+from kvstore.client.core.routing import Routing
 from kvstore.client.core.session import Seen
 from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.values import Level, Token
@@ -65,8 +67,7 @@ class BlockingEngine:
     def _make_locks(self) -> None:
         self._lock = threading.Lock()
         """Of everything here; never held while anything waits."""
-        self._room: dict[Numbering, OrderedDict[Waiter, Operation]] = {}
-        """Who waits for room, in the order of coming. Answered whether there is any, or the client was closed."""
+        self._room = Room(self._lock, self.env.clock)
         self._closing = threading.Event()
 
     @property
@@ -91,8 +92,7 @@ class BlockingEngine:
         with self._lock:
             self._closing.set()
             links, self._links = list(self._links.values()), {}
-            for waiter in [each for waiting in self._room.values() for each in waiting]:
-                waiter.set(False)
+            self._room.close()
         for link in links:
             link.close()
 
@@ -143,7 +143,7 @@ class BlockingEngine:
                 answer = self._insist(operation, answer, timeout_s)
             return decode(operation, answer)
         finally:
-            self._end([operation])
+            self._room.end([operation])
 
     def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
         """The results in order. The first error is raised after all have ended."""
@@ -160,7 +160,7 @@ class BlockingEngine:
                         begun.append(chunk.pop(0))
                     results.extend(self._run_begun(begun, timeout_s))
                 finally:
-                    self._end(begun)
+                    self._room.end(begun)
         for result in results:
             if isinstance(result, StoreError):
                 raise result
@@ -181,7 +181,10 @@ class BlockingEngine:
             refused = [each for each in wanted if isinstance(_answer(each), Overloaded)]
             if not 0 < len(refused) < len(wanted) or self.is_closed:
                 break
-            wanted = self._to_go_on(operations, timeout_s)
+            with self._lock:
+                wanted = _to_go_on(operations, self.env.clock.now() + timeout_s, self.routing)
+                self._counts["failed_Overloaded"] += len(wanted)
+                self._counts["retries"] += len(wanted)
             if not wanted:
                 break
         for operation in operations:
@@ -192,27 +195,6 @@ class BlockingEngine:
                 yield decode(operation, answer)
             except StoreError as error:
                 yield error
-
-    def _to_go_on(self, operations: Sequence[Operation], timeout_s: float) -> list[Operation]:
-        """Make those ready to be sent that a server refused because it had enough with the others: large values, of
-        which one message holds few. It has done something, so the time of those that it has not begins again."""
-        until = self.env.clock.now() + timeout_s
-        again = []
-        with self._lock:
-            for operation in operations:
-                error = _answer(operation)
-                if not isinstance(error, StoreError):
-                    continue
-                operation.deadline = until
-                if isinstance(error, Overloaded) and not names_its_partition(operation):
-                    self._counts["failed_Overloaded"] += 1
-                    self._counts["retries"] += 1
-                    final = failed_for_good(operation, error)
-                    assert final is None, "it is tried again"
-                    self.routing.redirect(operation)
-                    operation.waiter = None
-                    again.append(operation)
-        return again
 
     def _send_together(self, operations: Sequence[Operation]) -> None:
         """Send operations in as few frames as there are links for them, and wait for the answers."""
@@ -285,50 +267,13 @@ class BlockingEngine:
                 return True
             if not may_wait:
                 return False
-            waiter = Waiter()
-            self._room.setdefault(numbering, OrderedDict())[waiter] = operation
-        self._wait_room(numbering, waiter, operation, timeout_s)
-        return True
-
-    def _wait_room(self, numbering: Numbering, waiter: Waiter, operation: Operation, timeout_s: float) -> None:
-        """Return once the operation has begun, by the end of another. Raises Unavailable, InvalidRequest."""
-        is_interrupted = True  # KeyboardInterrupt, a timeout of gevent
-        try:
-            waiter.wait(operation.deadline - self.env.clock.now())
-            is_interrupted = False
-        finally:
-            with self._lock:
-                has_begun = waiter.answer is True
-                if not has_begun:
-                    self._room.get(numbering, OrderedDict()).pop(waiter, None)
-                elif is_interrupted:
-                    numbering.end(operation)
-                self._give_room(numbering)
+            waiter = self._room.stand_in_line(numbering, operation)
+        has_begun = self._room.wait(numbering, waiter, operation)
         if self.is_closed:
             raise InvalidRequest(self._why_closed)
         if not has_begun:
             raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s")
-
-    def _end(self, operations: Sequence[Operation]) -> None:
-        with self._lock:
-            for operation in operations:
-                operation.numbering.end(operation)
-            if self._room:
-                for numbering in dict.fromkeys(operation.numbering for operation in operations):
-                    self._give_room(numbering)
-
-    def _give_room(self, numbering: Numbering) -> None:
-        """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
-        would wake for nothing, each time. With the lock."""
-        waiting = self._room.get(numbering)
-        while waiting:
-            waiter, operation = next(iter(waiting.items()))
-            if not waiter.is_answered:  # else the client was closed
-                if not numbering.begin(operation):
-                    return
-                waiter.set(True)
-            del waiting[waiter]
-        self._room.pop(numbering, None)
+        return True
 
     # ── where to ──
 
@@ -437,5 +382,23 @@ class BlockingEngine:
 
 
 def _answer(operation: Operation) -> Any:
-    """What came of an operation that was sent together with others, or a StoreError."""
+    """Tell what came of an operation that was sent together with others, or a StoreError."""
     return operation.waiter.answer if operation.waiter else Nobody()
+
+
+def _to_go_on(operations: Sequence[Operation], until: float, routing: Routing) -> list[Operation]:
+    """Make those ready to be sent that a server refused because it had enough with the others: large values, of which
+    one message holds few. It has done something, so the time of those that it has not begins again: up to `until`."""
+    again = []
+    for operation in operations:
+        error = _answer(operation)
+        if not isinstance(error, StoreError):
+            continue
+        operation.deadline = until
+        if isinstance(error, Overloaded) and not names_its_partition(operation):
+            final = failed_for_good(operation, error)
+            assert final is None, "it is tried again"
+            routing.redirect(operation)
+            operation.waiter = None
+            again.append(operation)
+    return again

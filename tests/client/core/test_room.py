@@ -83,11 +83,11 @@ class Threads:
     def come(self, timeout_s: float = PATIENCE_S) -> Operation:
         operation = operations.get(b"k")
         operation.partition = "p1"
-        waiting = len(self.engine._room.get(self.numbering, ()))
+        waiting = len(self.engine._room.waiting.get(self.numbering, ()))
         self._threads.append(threading.Thread(target=self._begin, args=(operation, timeout_s), daemon=True))
         self._threads[-1].start()
         if timeout_s:
-            wait_until_blocking(lambda: len(self.engine._room[self.numbering]) > waiting)
+            wait_until_blocking(lambda: len(self.engine._room.waiting[self.numbering]) > waiting)
         return operation
 
     def _begin(self, operation: Operation, timeout_s: float) -> None:
@@ -99,7 +99,7 @@ class Threads:
             self.begun.append(operation)
 
     def end_one(self) -> None:
-        self.engine._end([self.under_way.pop()])
+        self.engine._room.end([self.under_way.pop()])
 
     def close(self) -> None:
         self.engine.close()
@@ -148,6 +148,6 @@ def test_a_thread_whose_time_is_over_keeps_no_room() -> None:
         callers.come(0.0)
         wait_until_blocking(lambda: callers.failures)
         assert isinstance(callers.failures[0], Unavailable)
-        callers.engine._end(callers.under_way)
+        callers.engine._room.end(callers.under_way)
         assert callers.numbering._count == 0
-        assert callers.engine._room == {}
+        assert callers.engine._room.waiting == {}
