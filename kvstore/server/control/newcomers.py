@@ -1,5 +1,5 @@
-"""Which newcomers get no further, and which servers are chosen last because one of theirs was given up. Decides only;
-the steward tells what they have published."""
+"""Newcomers that get no further, and servers that are chosen last because one of theirs was given up. Decides only; the
+steward tells what they have published."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING = Stand(-1)
 
 
 class Newcomers:
-    """What one process has seen of them, by its monotonic clock."""
+    """The newcomers of all partitions as one process has seen them, by its monotonic clock."""
 
     def __init__(self) -> None:
         self._furthest: dict[Pair, tuple[Stand, float]] = {}
