@@ -22,7 +22,7 @@ from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.state import State
-from kvstore.ring import Rings, codec
+from kvstore.ring import Ring, Rings, codec
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.types import PartitionId, ServerId
@@ -121,7 +121,7 @@ class Hosting:
         would stand for as long: it is taken back, once this has returned."""
         await self.stop()
         self._after_drain = self._env.nursery.child("after a drain")
-        self._after_drain.spawn(self._take_back_drained(), name="take back what is drained")
+        self._after_drain.spawn(_take_back_drained(self), name="take back what is drained")
 
     async def stop(self) -> None:
         """Hand over what is led here, and stop every replica; its state is synced. One that is called while another is
@@ -317,7 +317,7 @@ class Hosting:
             self._logs,
             self._peers,
             engine,
-            lambda: self._replicas_of(partition),
+            lambda: _replicas_of(self._membership.topology.ring, partition),
             self._membership.note_leader,
             self._turns,
             self._rings,
@@ -339,13 +339,6 @@ class Hosting:
         log.info("partition=%s has stopped here", partition)
         return is_done
 
-    async def _take_back_drained(self) -> None:
-        while self._drained:
-            for partition, replica in sorted(self._drained.items()):
-                if await self._is_taken_back(partition, replica, self._drained):
-                    del self._drained[partition]
-            await self._env.beat.rest(LEFT_S)
-
     # docs/protocol.md P23
     async def _is_taken_back(
         self, partition: PartitionId, replica: Partition, stopped: Mapping[PartitionId, Partition]
@@ -362,9 +355,19 @@ class Hosting:
                 return False
             return True
 
-    def _replicas_of(self, partition: PartitionId) -> tuple[ServerId, ...]:
-        member = self._membership.topology.ring.partitions.get(partition)
-        return member.replicas if member is not None else ()
+
+async def _take_back_drained(hosting: Hosting) -> None:
+    drained = hosting._drained
+    while drained:
+        for partition, replica in sorted(drained.items()):
+            if await hosting._is_taken_back(partition, replica, drained):
+                del drained[partition]
+        await hosting._env.beat.rest(LEFT_S)
+
+
+def _replicas_of(ring: Ring, partition: PartitionId) -> tuple[ServerId, ...]:
+    member = ring.partitions.get(partition)
+    return member.replicas if member is not None else ()
 
 
 def _standing(why: StoreError) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Supervisor:
         """Tell whether it could be said."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as door:
-                door.sendto(text.encode(), self._address)
+                door.sendto(text.encode(errors="replace"), self._address)  # a path may be no UTF-8
         except OSError as error:
             if not self._failed:
                 log.warning("the supervisor at %s cannot be told: %s", NOTIFY_SOCKET, error)

@@ -59,6 +59,13 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
     found.close()
 
 
+def test_a_reason_with_a_path_that_is_no_utf_8_is_said(ear: Ear) -> None:
+    """That of a certificate that has expired ended the node."""
+    supervisor = Supervisor(ear.address, None)
+    supervisor._say_standing(["the certificate in /etc/\udcff.pem has expired"])
+    assert ear.said == ["STATUS=the certificate in /etc/?.pem has expired"]
+
+
 @contextmanager
 def following(supervisor: Supervisor, not_ready: Callable[[], list[str]], stop: asyncio.Event) -> Iterator[None]:
     task = asyncio.get_running_loop().create_task(supervisor.follow(not_ready, stop))

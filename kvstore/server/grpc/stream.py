@@ -114,7 +114,7 @@ class SessionStream:
         """Frames that came while there was no room."""
         self._held = 0
         """What the owner counts of this one."""
-        self._is_taking = self._is_paused = self._may_write = self._is_welcome = False
+        self._is_taking = self._is_paused = self._may_write = self._is_welcome = self._is_closing = False
         self._identity: Identity | None = None
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
 
@@ -148,11 +148,22 @@ class SessionStream:
 
     # ── the stream ──
 
+    @property
+    def is_done(self) -> bool:
+        """Whether no answer is due."""
+        return self._session.closed or self._session.is_finished
+
+    def close_soon(self) -> None:
+        """Begin nothing more; close when what is under way is answered."""
+        self._is_closing = True
+        self._waiting.clear()
+        self._session.finish()
+
     def connection_made(self, transport: Stream) -> None:
         raise AssertionError("the connection was made before it was taken over")
 
     def data_received(self, data: bytes) -> None:
-        if self._session.closed:
+        if self._session.closed or self._is_closing:
             return
         if not self._is_welcome:
             return self._end("a message before the greeting was answered")
@@ -234,7 +245,10 @@ class SessionStream:
                 self._stream.write(message_of(answers))
             else:
                 self._stream.write(protobuf_message_of(answers))
-        if self._is_paused and self._may_write and session.has_room and not self._is_taking:
+        if self._is_closing:
+            if session.is_finished:
+                self._stream.close()
+        elif self._is_paused and self._may_write and session.has_room and not self._is_taking:
             self._is_paused = False
             self._stream.resume_reading()
             waiting, self._waiting = self._waiting, []

@@ -1,4 +1,4 @@
-"""What one link has told of the partitions' progress. Decides only.
+"""Chooses what one link tells of the partitions' progress. Decides only.
 
 An answer must not be heard before how far its partition is (docs/protocol.md P22): so each frame of answers says that
 of the partitions that are asked. Told once is known at the other end for as long as the link stands; a frame that said
@@ -24,7 +24,7 @@ class Told:
         self._asked[partition] = None
 
     def news(self, progress: Callable[[PartitionId], tuple[int, int]]) -> list[tuple[str, int, int]]:
-        """What the next frame has to tell: (partition, sequence, leader's time in ms)."""
+        """Return what the next frame has to tell: (partition, sequence, leader's time in ms)."""
         found = []
         for partition in self._asked:
             now = progress(partition)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvstore.env import Stream, StreamHandler
 from kvstore.server.access.certificates import common_names
@@ -47,6 +47,16 @@ class Server(pipeline.Server, Protocol):
         ...
 
 
+@runtime_checkable
+class ClosesSoon(Protocol):
+    """A next handler that is a client's still, and may have something under way as the door closes."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def close_soon(self) -> None: ...
+
+
 class RespConnection:
     """The StreamHandler of one client, with its session, its parser and the pipeline of its commands."""
 
@@ -59,6 +69,8 @@ class RespConnection:
         self._stream: Stream
         self._is_input_noted = False
         """The server counts bytes that this connection holds of commands which have not begun."""
+        self._client_stream: ClosesSoon | None = None
+        """What took the connection over for a client."""
         self._trial: Trial | None = None
         """There while the connection has to show that it is another server's."""
 
@@ -155,8 +167,17 @@ class RespConnection:
         self._server.note_input(self, 0)
         self.pipeline.end(text)
 
+    def close_soon(self) -> None:
+        """Begin nothing more; close when what is under way is answered."""
+        if self._client_stream is not None:
+            self._client_stream.close_soon()
+        else:
+            self.pipeline.close_soon()
+
     def is_done(self) -> bool:
         """Whether nothing is under way."""
+        if self._client_stream is not None:
+            return self._client_stream.is_done
         return self.replies.is_gone or not self.replies.in_flight()
 
     # ── who it is ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,6 +221,8 @@ class RespConnection:
         if self.replies.issued or pipeline.waiting or self._parser.kept:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         peer = self._server.accept_peer(words, self._stream, self._leave)
+        if isinstance(peer, ClosesSoon):
+            self._client_stream = peer
         pipeline.is_handed_over = True
         self._server.heard(self)  # its PeerDoor asks who it is, within a time of its own
         self._stream.set_protocol(peer)

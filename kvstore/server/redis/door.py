@@ -123,7 +123,7 @@ class RespServer:
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
-            connection.pipeline.close_soon()
+            connection.close_soon()
         for _ in range(CLOSE_LOOKS):
             if all(connection.is_done() for connection in self._connections):
                 break

@@ -27,6 +27,9 @@ QUIET_S = 2.0
 PATIENCE_S = 5.0
 """A client of whose reads none has been answered for so long, while more wait, gets an error for those that wait."""
 
+LEFT_S_MIN = 0.001
+"""Of the time of a read that waits for its turn: 0 is one that has not waited for anything yet."""
+
 
 class _Client:
     """One client's reads."""
@@ -75,8 +78,11 @@ class LargeReads:
         self._bytes += client.size
 
     def wait(self, partition: PartitionId, pending: Pending, now: float) -> None:
-        """Let a read wait for its client's turn, as long as others of it are answered."""
+        """Let a read wait for its client's turn, as long as others of it are answered. One that comes back again and
+        again keeps what is left of its time."""
         client = self._client(pending.sink.line)
+        if pending.deadline:
+            pending.left_s = max(pending.deadline - now, LEFT_S_MIN)
         pending.deadline = 0.0
         if not client.waiting:
             client.heard_at = now

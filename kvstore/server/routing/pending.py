@@ -32,6 +32,8 @@ class Pending(msgspec.Struct):
     """Its `written_bytes`, once a flight carries it."""
     deadline: float = 0.0
     """When it is refused, in seconds of the clock; 0 before it had to wait."""
+    left_s: float = 0.0
+    """What was left of its time when it began to wait for its client's turn, which does not count; 0: all of it."""
     is_of_peer: bool = False
     """Another server sent it: it is done here or refused, never sent on."""
 

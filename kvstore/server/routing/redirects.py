@@ -91,7 +91,7 @@ class Redirects:
     def add(self, pending: Pending, now: float) -> None:
         """Keep the operation for a while: until its deadline, if it has one."""
         if not isinstance(pending.sink, Redirected):
-            pending.sink = Redirected(pending.sink, pending.deadline or now + WAIT_S)
+            pending.sink = Redirected(pending.sink, pending.deadline or now + (pending.left_s or WAIT_S))
         pending.deadline = pending.sink.deadline
         size = written_bytes(pending.op)
         if pending.deadline <= now:

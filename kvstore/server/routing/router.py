@@ -378,7 +378,7 @@ class Router:
     # ── where something is kept, or how it ends ───────────────────────────────────────────────────────────────────────
 
     def _wait(self, partition: PartitionId, pending: Pending) -> None:
-        pending.deadline = pending.deadline or self._now + WAIT_S
+        pending.deadline = pending.deadline or self._now + (pending.left_s or WAIT_S)
         if self.waiting.add(partition, pending):
             self.waited += 1
             self.routes.end_direct(partition)

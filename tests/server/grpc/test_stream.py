@@ -20,6 +20,7 @@ from kvstore.server.grpc import session as sessions
 from kvstore.server.grpc import stream as streams
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStream, SessionStreams
+from kvstore.server.redis import door as door_module
 from kvstore.server.redis.door import RespServer
 from tests.client.serving import refuse_peers
 from tests.server.backends import OneServer, one_server
@@ -369,3 +370,33 @@ async def test_on_the_redis_port_a_stream_begins_with_its_command_and_counts_as_
         finally:
             wrong.close()
             await door.close()
+
+
+async def test_a_server_that_stops_answers_what_is_under_way_on_a_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for clients of Redis: each of those writes was of unknown outcome."""
+    monkeypatch.setattr(door_module, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(door_module, "CLOSE_LOOKS", int(100 * PATIENCE_S))
+    async with one_server(tmp_path, 1) as (env, backend):
+        owner = SessionStreams(Sessions(backend, env.clock), "n1")
+        door = RespServer(env, backend, Limits(), owner.accept, dict)
+        host, _, port = (await door.open("127.0.0.1:0")).rpartition(":")
+        client, idle = [Raw(*await asyncio.open_connection(host, int(port))) for _ in range(2)]
+        for each in (client, idle):
+            assert await each.ask(hello("n1"), WELCOME) == WELCOME
+        backend.hold()
+        lane = brief.Lane(backend.topology.ring.partition_of(b"k"), 1, [PUT], [b"k"], values=[b"v"])
+        client.writer.write(message_of(brief.Frame(backend.topology.ring.routed, 0, [lane])))
+
+        async def has_come() -> bool:
+            return not all(each._session._open == 0 for each in owner._open)
+
+        await wait_until(has_come, what="the write is under way")
+        closing = asyncio.create_task(door.close())
+        assert await idle.reader.read() == b""
+        backend.let_go()
+        size = int.from_bytes(await client.read(4), "big")
+        assert _answers_of((await client.read(size))[1:]).numbers == [1]
+        assert await client.reader.read() == b""
+        await closing

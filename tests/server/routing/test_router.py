@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
+from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.partition.state import commands
+from kvstore.ring.builder import new_ring
 from kvstore.server.peer.refusals import Refusals
-from kvstore.server.routing import redirects, waiting_lines
+from kvstore.server.routing import events, redirects, waiting_lines
+from kvstore.server.routing import router as module
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.large_reads import LargeReads
+from kvstore.server.routing.large_reads import BYTES_AT_ONCE, LargeReads
+from kvstore.server.routing.redirects import WAIT_S
 from kvstore.server.routing.router import Router
-from kvstore.server.routing.routes import Routes
-from tests.server.routing.world import World
+from kvstore.server.routing.routes import ASK_AGAIN_S, Routes
+from kvstore.server.routing.topology import ClusterTopology
+from kvstore.types import PartitionId, ServerId
+from tests.server.routing.world import Door, World
 
 SEEDS = range(150)
 
@@ -58,6 +65,33 @@ def test_reads_do_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(10):
         World(seed, reads=0.7, large=0.9).run(900)
     assert waited > 200
+
+
+def test_a_read_that_is_refused_again_and_again_is_given_up_in_time_whatever_is_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time that it had to wait for its client's turn its time began anew: of a client with a hundred reads the
+    last one was refused after minutes."""
+    monkeypatch.setattr(module, "WAIT_S", WAIT_S)
+    p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
+    ring = new_ring([p1], {n2: ""}, 1)
+    router = Router(n1, ClusterTopology(ring, {p1: (n2, 1)}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
+    flight, client, now = Flight(n2, 100), Door(), 0.0
+    router.handle(events.LinkOpened(flight), now)
+    flight.reads.note_large(client.line, BYTES_AT_ONCE, now)
+    for token in range(10):
+        router.handle(events.Submitted(commands.get(b"k"), client, token), now)
+    while len(client.told) < 10:
+        refused: list[tuple[int, NotLeader | Moved]] = [(number, NotLeader(p1)) for number in flight.pending]
+        for command in router.handle(events.Refused(flight, refused), now):
+            if isinstance(command, events.Fail):
+                client.complete(command.token, command.error)
+        now += ASK_AGAIN_S
+        for command in router.handle(events.Ticked(), now):
+            if isinstance(command, events.Fail):
+                client.complete(command.token, command.error)
+        assert now < 2 * WAIT_S
+    assert all(isinstance(each, StoreError) for each in client.told.values())
 
 
 def test_most_writes_are_done() -> None:
