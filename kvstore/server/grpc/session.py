@@ -31,6 +31,8 @@ from kvstore.types import PartitionId
 
 OPEN_MAX = 16_384
 """Operations of one stream that are under way or whose answers wait to be sent. Beyond this it is not read on."""
+LANES_MAX = 2_048
+"""Of one frame: each costs as much as some operations."""
 OPEN_BYTES_MAX = 16 << 20
 """The same for the bytes of their frames."""
 UNSENT_BYTES_MAX = 16 << 20
@@ -110,13 +112,19 @@ class Session:
 
     def accept(self, frame: kv_pb2.Frame | brief.Frame) -> None:
         """Hand a frame's operations over. What is malformed is answered so; the stream lives. Raises InvalidRequest
-        where its operations' numbers are too large for an answer; nothing of the frame is handed over then."""
+        where its operations' numbers are too large for an answer, or it has more than can be begun in one turn of the
+        loop; nothing of the frame is handed over then."""
         timeout = timeout_s(frame.timeout_ms)
         lanes = frame.lanes
+        if len(lanes) > LANES_MAX:
+            raise InvalidRequest(f"want at most {LANES_MAX} lanes in a frame, got {len(lanes)}")
+        together = sum(map(_count, lanes))
+        if together > OPEN_MAX:
+            raise InvalidRequest(f"want at most {OPEN_MAX} operations in a frame, got {together}")
         for lane in lanes:
             check_numbers(lane.first)
         for lane in lanes:
-            count = max(len(lane.keys), len(lane.codes))
+            count = _count(lane)
             try:
                 if count > OPERATIONS_MAX:
                     raise InvalidRequest(f"want at most {OPERATIONS_MAX} operations in a lane, got {count}")
@@ -435,6 +443,11 @@ class Sessions:
             tell=tell,
             slow=self._slow,
         )
+
+
+def _count(lane: Lane) -> int:
+    """How many operations a lane has; its columns may be of different lengths."""
+    return max(len(lane.keys), len(lane.codes))
 
 
 def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:

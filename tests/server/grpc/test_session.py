@@ -56,6 +56,21 @@ async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -
         assert unsent.bytes == 0
 
 
+@pytest.mark.parametrize("lanes", [[1] * 2_049, [8_192, 8_192, 1]], ids=["lanes", "operations"])
+async def test_a_frame_has_no_more_than_one_turn_of_the_loop_can_begin(tmp_path: Path, lanes: list[int]) -> None:
+    """One message of 4 MiB held a million: tens of seconds in which no lease was renewed."""
+    async with one_server(tmp_path, 1) as (env, backend):
+        session = Session(backend, env.clock)
+        deletes = [
+            kv_pb2.Lane(first=1 + number * 8_192, keys=[b"k"] * count, codes=[kv_pb2.DELETE] * count)
+            for number, count in enumerate(lanes)
+        ]
+        with pytest.raises(InvalidRequest, match=r"want at most (2048 lanes|16384 operations) in a frame"):
+            session.accept(kv_pb2.Frame(lanes=deletes))
+        assert session.has_room
+        assert backend.partitions[PartitionId("p1")].state.seq == 0
+
+
 def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:
     operations = [kv_pb2.Operation(code=kv_pb2.GET, key=key), kv_pb2.Operation(code=kv_pb2.PUT, key=b"{key}2")]
     options = [kv_pb2.Options(operations=operations)]
