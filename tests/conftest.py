@@ -1,12 +1,13 @@
 """What holds for every test: order, seeds and how loops may be used. Markers and warnings are set in pyproject.toml."""
 
 import gc
+import logging
 import os
 import resource
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,23 @@ def seed(request: pytest.FixtureRequest) -> int:
     """The one source of a test's randomness."""
     value: int = request.config.getoption("seed")
     return value
+
+
+@pytest.fixture
+def loggers() -> Iterator[None]:
+    """Leaves the loggers as they were: a log that is set up is the whole process's, and so all later tests'."""
+    before = {each: (each.handlers[:], each.level, each.propagate) for each in all_loggers()}
+    yield
+    logging.captureWarnings(False)
+    for logger in all_loggers():
+        handlers, level, propagate = before.get(logger, ([], logging.NOTSET, True))
+        for handler in logger.handlers:
+            if handler not in handlers:
+                handler.close()
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def all_loggers() -> list[logging.Logger]:
+    known = logging.root.manager.loggerDict.values()
+    return [logging.root, *(each for each in known if isinstance(each, logging.Logger))]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,19 +22,7 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
-    """The command sets up the log of its process, which is the tests' here."""
-    root, ours = logging.getLogger(), logging.getLogger("kvstore")
-    before = root.handlers[:], root.level, ours.level
-    yield
-    logging.captureWarnings(False)
-    root.handlers = before[0]
-    root.setLevel(before[1])
-    ours.setLevel(before[2])
-
-
-@pytest.fixture
-def left_over(restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def left_over(loggers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Votes that were there as the command's work had ended, while its session lived."""
     found: list[str] = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,7 @@ from kvstore.env.log_output import LOGGERS_SET_MAX, Output, formatter, open_log
 from tests.waiting import PATIENCE_S
 
 log = logging.getLogger("kvstore.tests.log_output")
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """What a process sets up is the whole process's: leave the loggers as they were."""
-    names = ("", "kvstore", "kvstore.audit", "kvstore.tests", "kvstore.tests.log_output", "kazoo")
-    loggers = [logging.getLogger(name) for name in names]
-    before = [(each.handlers[:], each.level, each.propagate) for each in loggers]
-    yield
-    for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        for handler in each.handlers:
-            if handler not in handlers:
-                handler.close()
-        each.handlers, each.propagate = handlers, propagate
-        each.setLevel(level)
-    logging.captureWarnings(False)
+pytestmark = pytest.mark.usefixtures("loggers")
 
 
 def lines_of(path: Path) -> list[str]:
