@@ -10,7 +10,8 @@ from kvstore.errors import NotAuthenticated, StoreError, Unavailable
 
 
 class Strangers:
-    """Addresses whose server did not know who asks when it was asked last."""
+    """Addresses whose server did not know who asks when it was asked last, and why it said so first: the one whose user
+    is removed while he is served says just that, and afterwards only that nobody has this name."""
 
     def __init__(self) -> None:
         self._said: dict[str, NotAuthenticated] = {}
@@ -18,13 +19,13 @@ class Strangers:
     def hear(self, address: str, error: StoreError | None) -> None:
         """Take in what came of asking an address; None: an answer."""
         if isinstance(error, NotAuthenticated):
-            self._said[address] = error
+            self._said.setdefault(address, error)
         else:
             self._said.pop(address, None)
 
     def why_or_none(self, addresses: Collection[str], *, is_late: bool) -> NotAuthenticated | None:
-        """The error of one of them, if all do not know who asks; once it is late, if one does not."""
-        said = [self._said[each] for each in addresses if each in self._said]
+        """The error of the first that said so, if all do not know who asks; once it is late, if one does not."""
+        said = [error for address, error in self._said.items() if address in addresses]
         if not said:
             return None
         return said[0] if is_late or len(said) == len(addresses) else None
