@@ -15,12 +15,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
 
-from kvstore.devcluster.store_process import StoreProcess, process_with_or_none, record_or_kill, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, found_or_none, process_with_or_none, record_or_kill
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError
 from kvstore.rpc.login import without_login
@@ -88,16 +87,8 @@ def restart(process: EtcdProcess) -> EtcdProcess:
 
 
 def find_running(directory: Path) -> EtcdProcess | None:
-    """The server that runs in `directory`, whoever started it: also one that its file does not tell of, or tells of an
-    earlier one."""
-    directory = directory.absolute()
-    for look in (partial(recorded_or_none, program=EtcdProcess.program), _unrecorded_or_none):
-        if (found := look(directory)) is not None:
-            pid, address = found
-            process = EtcdProcess(directory, address, pid)
-            if process.is_running():
-                return process
-    return None
+    """The server that runs in `directory`, whoever started it."""
+    return found_or_none(EtcdProcess, directory, _unrecorded_or_none)
 
 
 def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:

@@ -6,8 +6,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -144,3 +147,21 @@ def recorded_or_none(directory: Path, program: str) -> tuple[int, str] | None:
         return int(pid), address
     except (FileNotFoundError, ValueError):
         return None
+
+
+Server = TypeVar("Server", bound=StoreProcess)
+
+
+def found_or_none(
+    kind: type[Server], directory: Path, unrecorded_or_none: Callable[[Path], tuple[int, str] | None]
+) -> Server | None:
+    """The server that runs in `directory`, whoever started it: also one that its file does not tell of, or tells of an
+    earlier one, and that `unrecorded_or_none` finds by its pid and address."""
+    directory = directory.absolute()
+    for look in (partial(recorded_or_none, program=kind.program), unrecorded_or_none):
+        if (found := look(directory)) is not None:
+            pid, address = found
+            process = kind(directory, address, pid)
+            if process.is_running():
+                return process
+    return None

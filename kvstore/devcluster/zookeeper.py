@@ -18,11 +18,11 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from kvstore.devcluster.store_process import StoreProcess, process_with_or_none, record_or_kill, recorded_or_none
+from kvstore.devcluster.store_process import StoreProcess, found_or_none, process_with_or_none, record_or_kill
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.rpc.login import without_login
@@ -134,16 +134,8 @@ def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.enviro
 
 
 def find_running(directory: Path) -> ZooKeeperProcess | None:
-    """The server that runs in `directory`, whoever started it: also one that its file does not tell of, or tells of an
-    earlier one."""
-    directory = directory.absolute()
-    for look in (partial(recorded_or_none, program=ZooKeeperProcess.program), _unrecorded_or_none):
-        if (found := look(directory)) is not None:
-            pid, address = found
-            process = ZooKeeperProcess(directory, address, pid)
-            if process.is_running():
-                return process
-    return None
+    """The server that runs in `directory`, whoever started it."""
+    return found_or_none(ZooKeeperProcess, directory, _unrecorded_or_none)
 
 
 def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
