@@ -25,14 +25,6 @@ log = logging.getLogger(__name__)
 
 
 # docs/protocol.md H5
-async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
-    """Remove what one retired partition has left. Raises MetadataError."""
-    if not await set_apart(store, partition, now_ms=now_ms):
-        return False
-    made = await ledgers_made_for(store, {partition})
-    return await remove_rest(store, partition, made[partition], now_ms=now_ms)
-
-
 async def set_apart(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
     """Keep the log of a retired partition for readers, and end whoever leads it. False, and all stays as it is, while a
     replica is up or a pin holds its log, where the ring has forgotten it, or when somebody leads it or changes the

@@ -12,9 +12,10 @@ from kvstore.env.clock import Unjudged
 from kvstore.errors import NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.store import ensure_path
+from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.partition.election.ranking import Published
 from kvstore.ring import Ring, codec, new_ring
+from kvstore.server.control.retirement import ledgers_made_for, remove_rest, set_apart
 from kvstore.server.control.steward import Steward
 from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.server.routing.version_follower import VersionFollower
@@ -96,3 +97,11 @@ async def looks(steward: Steward) -> None:
         return count >= 2 and (steward._removal is None or steward._removal.done())
 
     await wait_until(twice, what="the steward looks")
+
+
+async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
+    """Remove what one retired partition has left, as the steward does of all."""
+    if not await set_apart(store, partition, now_ms=now_ms):
+        return False
+    made = await ledgers_made_for(store, {partition})
+    return await remove_rest(store, partition, made[partition], now_ms=now_ms)

@@ -13,11 +13,11 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.ring import new_ring
 from kvstore.ring.replicas import drain
 from kvstore.server.control import steward as module
-from kvstore.server.control.retirement import partitions_kept, remove_log
+from kvstore.server.control.retirement import partitions_kept
 from kvstore.types import LedgerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
-from tests.server.control.stewards import N1, N2, N3, N4, P1, P2, P3, World, looks
+from tests.server.control.stewards import N1, N2, N3, N4, P1, P2, P3, World, looks, remove_log
 from tests.server.control.test_steward import log_of, retire
 from tests.waiting import PATIENCE_S, wait_until
 

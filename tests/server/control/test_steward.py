@@ -14,7 +14,7 @@ from kvstore.ring import Pace, PartitionState, Ring, new_ring, plan, steps
 from kvstore.ring.replicas import begin_replacing, drain
 from kvstore.server.control import steward as module
 from kvstore.server.control.newcomers import STUCK_S
-from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
+from kvstore.server.control.retirement import drop_kept, partitions_kept
 from kvstore.server.control.steward import CLOSE_BEHIND, LOOK_AT_KEPT_S
 from kvstore.server.routing.topology import Member
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
@@ -22,7 +22,7 @@ from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import Pins
 from tests.ring.rings import advance
-from tests.server.control.stewards import N1, N2, N3, N4, N5, P1, P2, P3, World, looks
+from tests.server.control.stewards import N1, N2, N3, N4, N5, P1, P2, P3, World, looks, remove_log
 from tests.waiting import wait_until
 
 
