@@ -55,6 +55,8 @@ def test_what_is_founded_in_etcd_takes_writes_and_is_checked_by_commands_that_ar
     by_server = ("--server", cluster.file.node("n2").grpc)
     assert len(json.loads(said("bookie", "list", "--json", *by_server))) == 3
     said("fsck", "--metadata", address)
-    status = json.loads(said("status", "--json", "--data-dir", str(cluster.local.data_dir)))
+    answer = kvstore("status", "--json", "--data-dir", str(cluster.local.data_dir))
+    assert answer.returncode < 2, answer.stdout
+    status = json.loads(answer.stdout)
     pid = cluster.file.zookeeper_pid
     assert status["zookeeper"] == {"address": address, "own": True, "running": True, "pid": pid}

@@ -40,7 +40,7 @@ def unharmed(cluster: Cluster) -> Iterator[Cluster]:
     assert cluster.pid("n1") == pid
     assert cluster.redis("n1").set("alive", "yes") is True
     assert cluster.redis("n2").get("alive") == b"yes"
-    assert cluster.is_ready("n1")
+    cluster.wait_ready("n1")
     with grpc.insecure_channel("{}:{}".format(*cluster.address("n1", "grpc"))) as channel:
         grpc.channel_ready_future(channel).result(timeout=10)
     grown = psutil.Process(pid).memory_info().rss - before
