@@ -334,9 +334,11 @@ async def test_a_replica_without_a_state_publishes_how_much_of_anothers_it_has()
     beat, claims = SimpleNamespace(rest=rest), SimpleNamespace(publish=publish)
     with pytest.raises(asyncio.CancelledError):
         await Publishing(*cast(Any, (beat, claims, state, trials, ServerId("n1"), "x"))).run()
-    assert [each.installed_bytes for each in said] == [0, 5, 0]
+    assert [each.taken for each in said] == [(0, 0), (0, 5), state.position]
     assert [Published.decode(each.encode()) for each in said] == said
-    assert b"installed" not in said[0].encode(), "for servers of the first release"
+    assert Published.decode(b'{"seq": 0, "durable_seq": 0, "epoch": 0, "nonce": "x"}').taken is None, (
+        "the first release"
+    )
 
 
 async def test_a_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,14 +35,14 @@ class Publishing:
         self._is_stopped = is_stopped
         self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
         self._server, self._nonce = server, nonce
-        self._said: tuple[int, ...] = ()
+        self._said: tuple[object, ...] = ()
         """What was published last, by `run` and without a doubt; empty if it was anything else."""
 
     async def run(self) -> None:
         """Publish whatever has changed, now and then."""
         while True:
             state = self._state
-            present = state.seq, state.durable_seq, state.epoch, self._is_stopped(), self._installed()
+            present = state.seq, state.durable_seq, state.epoch, self._is_stopped(), self._taken()
             try:
                 if present != self._said or self._trials.trial.since:
                     await self._claims.publish(self._progress())
@@ -61,7 +61,8 @@ class Publishing:
         trial, state = self._trials.trial, self._state
         doubt = (trial.since, *list(state.checks.items())[-1]) if trial.is_barred and state.checks else None
         is_stopped = self._is_stopped()
-        return Published(state.seq, state.durable_seq, state.epoch, self._nonce, doubt, is_stopped, self._installed())
+        return Published(state.seq, state.durable_seq, state.epoch, self._nonce, doubt, is_stopped, self._taken())
 
-    def _installed(self) -> int:
-        return self._state.installed_bytes if self._state.position is None else 0
+    def _taken(self) -> tuple[int, int]:
+        position = self._state.position
+        return (0, self._state.installed_bytes) if position is None else (position.ledger, position.entry)

@@ -54,8 +54,9 @@ class Published:
     """That it is barred because replicas differ: since which sequence, and its checksum at its last check."""
     is_stopped: bool = False
     """It applies nothing any more: it counts as away, and for no newcomer that has caught up (docs/protocol.md V4)."""
-    installed_bytes: int = 0
-    """While it has no state: what has come to it of others' since its process began (docs/protocol.md H6)."""
+    taken: tuple[int, int] | None = None
+    """How far it is, by what it has applied: the position of its last entry; while it takes in another's state, 0 and
+    the bytes that have come of it. None: of a release that does not say (docs/protocol.md H6)."""
 
     def encode(self) -> bytes:
         said: dict[str, object] = {
@@ -68,8 +69,8 @@ class Published:
             said["doubt"] = self.doubt
         if self.is_stopped:
             said["stopped"] = True
-        if self.installed_bytes:
-            said["installed_bytes"] = self.installed_bytes
+        if self.taken is not None:
+            said["taken"] = self.taken
         return orjson.dumps(said)
 
     @staticmethod
@@ -77,7 +78,7 @@ class Published:
         """Raises UndecodableNode."""
         said = codec.decode_plain(_Said, data, what="replica znode")
         doubt = said.doubt if said.doubt is not None and said.doubt[0] else None
-        return Published(said.seq, said.durable_seq, said.epoch, said.nonce, doubt, said.stopped, said.installed_bytes)
+        return Published(said.seq, said.durable_seq, said.epoch, said.nonce, doubt, said.stopped, said.taken)
 
 
 class _Said(msgspec.Struct):
@@ -89,7 +90,7 @@ class _Said(msgspec.Struct):
     nonce: str
     doubt: tuple[Seq, Seq, int] | None = None
     stopped: bool = False
-    installed_bytes: int = 0
+    taken: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

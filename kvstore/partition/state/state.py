@@ -64,9 +64,9 @@ class State:
         self.seq = Seq(0)
         """The last mutation applied."""
         self.durable_seq = Seq(0)
-        self.installed_bytes = 0
-        """Chunks of other replicas' states that were taken in, since the process began."""
         """The last mutation that a crash cannot undo."""
+        self.installed_bytes = 0
+        """What has come of another replica's state, since that was begun last."""
         self.epoch = 0
         self.record_time_ms = 0
         self.key_count = 0

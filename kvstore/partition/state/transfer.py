@@ -151,6 +151,7 @@ class Import:
         version = dict(zip(message.keys, message.values, strict=True)).get(rows.VERSION_KEY)
         self._state.admit_version(rows.version_of(version))
         self._empty()
+        self._state.installed_bytes = 0
         self._is_begun = True
 
     def _empty(self) -> None:

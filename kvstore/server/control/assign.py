@@ -82,6 +82,7 @@ def decide(
     coming = Counter(newcomer for member in ring.partitions.values() for newcomer, _ in member.replacing)
     free = {each: zone for each, zone in alive.items() if each not in ring.draining}
     awake = {each: zone for each, zone in free.items() if each not in resting}
+    unwanted = gone | set(ring.draining)
     for partition in sorted(ring.partitions):
         member = ring.partitions[partition]
         if member.state is PartitionState.RETIRED:
@@ -91,11 +92,13 @@ def decide(
             if (partition, newcomer) in caught_up:
                 changes.append(Finish(partition, newcomer))
             elif is_of_no_use or (
-                (partition, newcomer) in stuck and _choose(awake, member, replaced, alive, held) is not None
+                (partition, newcomer) in stuck
+                and replaced in unwanted  # else nobody would begin anew what somebody has asked for
+                and _choose(awake, member, replaced, alive, held) is not None
             ):
                 changes.append(GiveUp(partition, newcomer))
         # One at a time: each of them may become the leader.
-        leaving = next(_leaving(member, gone | set(ring.draining)), None) if not member.replacing else None
+        leaving = next(_leaving(member, unwanted), None) if not member.replacing else None
         if leaving is None:
             continue
         newcomer_or_none = _choose(awake, member, leaving, alive, held) or _choose(free, member, leaving, alive, held)

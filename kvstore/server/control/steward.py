@@ -8,7 +8,7 @@ compare-and-set of the ring.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
 from kvstore import versions
 from kvstore.env import Env
@@ -17,6 +17,7 @@ from kvstore.errors import StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import Published
 from kvstore.ring import PartitionState, Ring, Rings, steps
 from kvstore.server.control.assign import Change, Finish, GiveUp, decide, replicas_held
 from kvstore.server.control.newcomers import NOTHING, STUCK_S, Newcomers, Pair, Stand
@@ -152,8 +153,8 @@ class Steward:
             case GiveUp(partition, newcomer) if (partition, newcomer) in stuck:
                 self._stands.given_up(newcomer, self._env.clock.now())
                 log.warning(
-                    "partition=%s server=%s its new replica got no further for %d s, another server makes one: look at "
-                    "its disk and its log",
+                    "partition=%s server=%s its new replica got no further for %d s, another server is to make one: "
+                    "look at its disk and its log",
                     partition,
                     newcomer,
                     STUCK_S,
@@ -235,13 +236,15 @@ class Steward:
         return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
 
     async def _note_newcomer(self, pair: Pair, caught_up: set[Pair], stands: dict[Pair, Stand]) -> None:
-        """Note whether it has caught up, and how far it is, if there are others that it could follow."""
+        """Note whether it has caught up, and how far it is, if that can be told and there are others that it could
+        follow."""
         partition, newcomer = pair
         published = await Claims(self._store, partition, self._server).published()
         said, others = published.pop(newcomer, None), list(published.values())
         if not others:
             return
-        stands[pair] = Stand(said.seq, said.installed_bytes) if said is not None else NOTHING
+        if (stand := _stand(said, others)) is not None:
+            stands[pair] = stand
         if (
             said is not None
             and not said.is_stopped
@@ -279,3 +282,13 @@ class Steward:
         if await remove_rest(self._store, partition, made, now_ms=self._env.clock.passed_ms()):
             await self._change(lambda ring: steps.forget(ring, partition))
             log.info("partition=%s has retired and is gone", partition)
+
+
+def _stand(said: Published | None, others: Sequence[Published]) -> Stand | None:
+    """How far a newcomer is that has `said` this, or nothing; None if its release does not say."""
+    if said is None:
+        return NOTHING
+    if said.taken is None:
+        return None
+    follows = said.taken[0] > 0 and not said.is_stopped
+    return Stand(said.taken, max(each.seq for each in others) if follows else None)

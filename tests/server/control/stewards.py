@@ -72,9 +72,11 @@ class World:
         made.start()
         return made
 
-    async def publish(self, partition: PartitionId, server: ServerId, seq: int, installed_bytes: int = 0) -> None:
+    async def publish(
+        self, partition: PartitionId, server: ServerId, seq: int, *, taken: tuple[int, int] | None = (0, 0)
+    ) -> None:
         await ensure_path(self.store, paths.partition_replicas(partition))
-        said = Published(Seq(seq), Seq(seq), int(seq > 0), "x", installed_bytes=installed_bytes).encode()
+        said = Published(Seq(seq), Seq(seq), int(seq > 0), "x", taken=taken).encode()
         path = paths.partition_replica(partition, server)
         with suppress(NoSuchNode):
             await self.store.delete(path, -1)

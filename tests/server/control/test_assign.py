@@ -103,6 +103,8 @@ def test_a_newcomer_that_gets_no_further_gives_way_if_another_server_can_take_it
     assert decide(ring, five, frozenset(), frozenset(), stuck=stuck, resting={N5}) == [], "nor one that does better"
     assert decide(ring, five, frozenset(), frozenset(), stuck=stuck) == [GiveUp(P1, N4)]
     assert decide(ring, five, frozenset(), frozenset({(P1, N4)}), stuck=stuck) == [Finish(P1, N4)]
+    asked_for = begin_replacing(ring_of(1), P1, N4, N1)
+    assert decide(asked_for, five, frozenset(), frozenset(), stuck=stuck) == [], "nobody would make another one"
 
 
 def test_a_server_that_rests_gets_replicas_only_where_no_other_can() -> None:

@@ -119,7 +119,7 @@ async def test_a_newcomer_that_takes_nothing_gives_way_to_one_on_another_server(
     steward = world.steward()
     await looks(steward)
     world.clock.at += STUCK_S - 1
-    await world.publish(P1, N4, 0, installed_bytes=1)
+    await world.publish(P1, N4, 0, taken=(0, 1))
     await looks(steward)
     world.clock.at += STUCK_S - 1
     await looks(steward)
@@ -127,6 +127,30 @@ async def test_a_newcomer_that_takes_nothing_gives_way_to_one_on_another_server(
     world.clock.at += 2
     await looks(steward)
     assert world.ring.partitions[P1].replacing == ((N5, N1),)
+
+
+async def test_a_newcomer_of_a_release_that_does_not_say_how_far_it_is_is_not_stuck(world: World) -> None:
+    world.up[N5] = Member(id=N5, resp=f"{N5}:1")
+    world.ring = begin_replacing(drain(world.ring, N1), P1, N4, N1)
+    await world.publish(P1, N2, 10_000)
+    await world.publish(P1, N4, 0, taken=None)
+    steward = world.steward()
+    await looks(steward)
+    world.clock.at += 2 * STUCK_S
+    await looks(steward)
+    assert world.ring.partitions[P1].replacing == ((N4, N1),)
+
+
+async def test_a_newcomer_that_follows_a_log_that_nobody_reads_is_not_stuck(world: World) -> None:
+    world.up[N5] = Member(id=N5, resp=f"{N5}:1")
+    world.ring = begin_replacing(drain(world.ring, N1), P1, N4, N1)
+    await world.publish(P1, N2, 10_000, taken=(4, 700))
+    await world.publish(P1, N4, 5_000, taken=(4, 300))
+    steward = world.steward()
+    for _ in range(4):
+        await looks(steward)
+        world.clock.at += STUCK_S / 2
+    assert world.ring.partitions[P1].replacing == ((N4, N1),)
 
 
 async def test_a_newcomer_whose_server_is_down_or_that_nobody_could_feed_is_not_stuck(world: World) -> None:
