@@ -34,7 +34,7 @@ NO_GOOD_COPY = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
 """Answers of a bookie that has a damaged copy, or has lost what it had. Any other refusal may be over in a moment."""
 HOLE_MAX = 8
 """So many entries that nobody has, one after the other, end a ledger that was not closed."""
-LOOK_AGAIN = "nothing is given up; start every bookie that can be started, and call it again"
+LOOK_AGAIN = "it goes no further; start every bookie that can be started, and call it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _refuse_more(found: Loss, agreed: Loss) -> None:
     if agreed.state is not LedgerState.CLOSED:
         _refuse_earlier_end(found.last, agreed)
     if more := set(found.lost).difference(agreed.lost):
-        said = f"nobody can read {text_of(runs_of(more))} of ledger {found.ledger} now, and it could be read before"
+        said = f"nobody can read {text_of(runs_of(more))} of ledger {found.ledger} now, which was not said before"
         raise Unavailable(f"{said}: {LOOK_AGAIN}")
 
 

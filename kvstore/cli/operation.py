@@ -22,11 +22,14 @@ ID_BYTES = 8
 
 
 @contextmanager
-def asked_once(request: admin_pb2.ChangeRingRequest | admin_pb2.ChangeReplicasRequest) -> Iterator[None]:
+def asked_once(
+    request: admin_pb2.ChangeRingRequest | admin_pb2.ChangeReplicasRequest, *, has_option: bool = True
+) -> Iterator[None]:
     """Give the request an id unless it has one. If its outcome stays unknown, also because somebody interrupts it, say
-    how to ask again."""
+    how to ask again. `has_option`: whether the command has `--operation`; others may be repeated as they are."""
     request.operation = request.operation or os.urandom(ID_BYTES).hex()
-    again = f"repeat the command with --operation {request.operation}: what was asked is done once"
+    with_id = f" with --operation {request.operation}" if has_option else ""
+    again = f"repeat the command{with_id}: what was asked is done once"
     try:
         yield
     except (OutcomeUnknown, MetadataUnknown) as error:

@@ -52,7 +52,9 @@ def move_replica(
         with said_if_interrupted("interrupted; the replica goes on moving: `kvstore ring status` shows how far it is"):
             answer, holders = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
         if target not in holders:
-            raise Unavailable(f"{target} went away before it had caught up; {source} keeps its replica of {partition}")
+            raise Unavailable(
+                f"{target} was given up before it had caught up; {source} keeps its replica of {partition}"
+            )
     print(as_json(status_document(answer)) if json else status_text(answer))
 
 
@@ -60,7 +62,7 @@ def change_replicas(
     request: admin_pb2.ChangeReplicasRequest, data_dir: Path, zookeeper: str | None, server: str | None
 ) -> admin_pb2.RingStatusResponse:
     """Done once, however often it has to be asked for. Raises StoreError."""
-    with asked_once(request):
+    with asked_once(request, has_option=bool(request.newcomer)):
         answer: admin_pb2.RingStatusResponse = ask_admin(
             data_dir,
             zookeeper,

@@ -105,9 +105,6 @@ class Hosting:
         if self._is_stopped:
             self._is_stopped = False
             self._nursery = self._env.nursery.child("hosting")
-            async with self._taking_back:
-                self._drained.clear()  # what stands there from now on is of those that begin
-            await self._after_drain.close()
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
@@ -184,7 +181,8 @@ class Hosting:
         self._standing = {each: why for each, why in self._standing.items() if each in assigned}
         for partition in assigned:
             if partition not in self._hosted and partition not in self._standing:
-                async with self._taking_back:
+                async with self._taking_back:  # what stands there from now on is of the one that begins
+                    self._drained.pop(partition, None)
                     if partition in self._leaving:
                         self._leaving.pop(partition).let_go()
                 await self._begin_if_there_is_room(partition)

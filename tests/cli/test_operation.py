@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstore.cli import admin, ring_changes
+from kvstore.cli import admin, replicas, ring_changes
 from kvstore.errors import OutcomeUnknown, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.rpc import channels
@@ -153,6 +153,10 @@ def test_whoever_interrupts_a_change_is_told_how_to_ask_for_it_again(
     with pytest.raises(KeyboardInterrupt):
         change("a1")
     assert "it may be done; repeat the command with --operation a1" in capsys.readouterr().err
+    monkeypatch.setattr(replicas, "ask_admin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replicas.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"), Path("data"), None, None)
+    assert "repeat the command: what" in capsys.readouterr().err, "`node drain` has no such option"
 
 
 def test_a_change_by_a_folder_is_not_made_in_another_cluster_at_its_ports(serve: Callable[..., Servers]) -> None:

@@ -75,6 +75,41 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
     assert not engines[P1]._open, "its files are let go"
 
 
+# docs/protocol.md P23
+async def test_what_drained_replicas_have_published_is_taken_back_after_an_undrain_but_for_those_that_begin_again() -> (
+    None
+):
+    """One that had moved elsewhere kept its znode, and its partition was never removed."""
+    hosting: Any = object.__new__(Hosting)
+    taken_back: list[PartitionId] = []
+
+    def drained(partition: PartitionId) -> Any:
+        async def take_back() -> None:
+            taken_back.append(partition)
+
+        return SimpleNamespace(take_back=take_back)
+
+    async def begin(partition: PartitionId) -> None:
+        hosting._hosted[partition] = SimpleNamespace(serving=False)
+
+    async def nothing(*_: Any) -> None:
+        """Nothing is to be done."""
+
+    nursery = SimpleNamespace(spawn=lambda work, name: work.close())
+    hosting._env = SimpleNamespace(nursery=SimpleNamespace(child=lambda _: nursery), beat=SimpleNamespace(rest=nothing))
+    hosting._membership, hosting._changed = SimpleNamespace(on_topology=lambda _: None), asyncio.Event()
+    hosting._after_drain = SimpleNamespace(close=nothing)
+    hosting._server, hosting._standing, hosting._taking_back = N1, {}, asyncio.Lock()
+    hosting._hosted, hosting._leaving, hosting._drained = {}, {}, {each: drained(each) for each in (P1, P2)}
+    hosting._set_spoilt_aside = hosting._retire_left = nothing
+    hosting._begin_if_there_is_room = begin
+    hosting._rings = SimpleNamespace(ring=new_ring([P1], {N1: ""}, 1))
+    hosting._is_stopped = True
+    await hosting.start()
+    await module._take_back_drained(hosting)
+    assert (list(hosting._hosted), taken_back) == ([P1], [P2])
+
+
 # docs/protocol.md H10
 async def test_a_state_is_not_set_aside_by_what_a_metadata_server_says_that_lags() -> None:
     """The partition has come back here since."""
