@@ -53,7 +53,8 @@ async def settled(cluster: Cluster) -> None:
 
 
 def lagging(cluster: Cluster, partition: PartitionId) -> list[str]:
-    """The replicas that are not where the others are, and why."""
+    """The replicas that are not at the log's end, and why. One that just opens the log may be about to read an entry
+    that was confirmed, and that nobody has read."""
     found: list[str] = []
     positions = []
     for node in cluster.nodes:
@@ -67,8 +68,9 @@ def lagging(cluster: Cluster, partition: PartitionId) -> list[str]:
                 f"P5 {node.name} {partition}: {replica._replica.following.failure}"
             )
             positions.append((replica.state.position, node.name))
-    if len({position for position, _ in positions}) > 1:
-        found.append(f"{partition} stands at {positions}")
+    end = max(cluster.logbook.entries.get(partition, {}), default=None)
+    if any(position != end for position, _ in positions):
+        found.append(f"{partition} stands at {positions}, and its log ends at {end}")
     return found
 
 
