@@ -146,7 +146,7 @@ class RespServer:
             "resp_replies_refused_total": self.reply_memory.refused,
             "resp_output_bytes": self.reply_memory.held(),
             "resp_input_bytes": self._input_bytes,
-            "resp_commands_under_way": self.inflight_limit.commands,
+            "resp_commands_under_way": self.inflight_limit.commands + self.inflight_limit.more,
         }
 
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:

@@ -322,7 +322,7 @@ class Pipeline:
                 number = self.replies.next_number()
                 self._backend.submit(op, self.replies, number << FORMAT_BITS | format_)
             case Several(ops, _, is_atomic):
-                if self._is_crowded() or self._key_hazards.block(ops, self.replies.answered):
+                if self._is_crowded(len(ops)) or self._key_hazards.block(ops, self.replies.answered):
                     return False
                 if is_atomic:
                     if not self.replies.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX)):
@@ -337,22 +337,23 @@ class Pipeline:
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 gathered = Gather(self.replies, self.replies.next_number(), found)
                 self._more_operations += gathered.at_once - 1  # counted now: the next command looks whether it is full
-                self._inflight_limit.begin(gathered.at_once - 1, 0)
+                self._inflight_limit.begin(0, 0, gathered.at_once - 1)
                 gathered.submit()
             case Special(name, words):
-                if name == "EXEC" and self._inflight_limit.is_full:
+                if name == "EXEC" and self._is_crowded():
                     return False  # what it does would find no room
                 if self.replies.in_flight() or not self.replies.reserve(specials.reply_bytes(self, name, words)):
                     return False
                 specials.do(self, name, words)
         return True
 
-    def _is_crowded(self) -> bool:
+    def _is_crowded(self, operations: int = 1) -> bool:
+        """Whether a command of so many operations has to wait."""
         replies = self.replies
         in_flight = replies.issued - replies.answered
         return (
             replies.is_full
-            or (self._inflight_limit.is_full and (in_flight > 0 or not self._inflight_limit.has_spare))
+            or (self._inflight_limit.is_full and (in_flight > 0 or not self._inflight_limit.has_spare(operations)))
             or in_flight >= replies.in_flight_max
             or replies.answered < replies.rereads.below
         )
@@ -381,7 +382,7 @@ class Pipeline:
             or self.replies.in_flight() >= self._resume_below
         ):
             return
-        if self._inflight_limit.is_full and (self.replies.in_flight() or not self._inflight_limit.has_spare):
+        if self._inflight_limit.is_full and (self.replies.in_flight() or not self._inflight_limit.has_spare()):
             return self._inflight_limit.wait(self)
         if self.replies.answered < self.replies.rereads.below:
             return
@@ -426,7 +427,7 @@ class Pipeline:
         if newly < 0:  # a read that was put off is under way again
             self._inflight_limit.begin(-newly, 0)
         elif newly or size or more:
-            self._inflight_limit.end(newly + more, size)
+            self._inflight_limit.end(newly, size, more)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

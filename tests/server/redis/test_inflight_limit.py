@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.server.redis.inflight_limit import InflightLimit
+from kvstore.server.redis.inflight_limit import FEW, InflightLimit
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
@@ -128,12 +128,46 @@ async def test_who_has_nothing_under_way_does_not_wait_for_those_who_have_much(d
 def test_what_has_nothing_under_way_is_bounded_too() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(10, 0)
-    assert limit.has_spare
+    assert limit.has_spare()
     limit.begin(0, 100)
-    assert not limit.has_spare, "values take memory"
+    assert not limit.has_spare(), "values take memory"
     limit.end(0, 100)
     limit.begin(10, 0)
-    assert not limit.has_spare
+    assert not limit.has_spare()
+    limit.end(20, 0)
+    assert (limit.is_full, limit.commands) == (False, 0)
+
+
+def test_operations_of_large_commands_are_in_the_way_of_large_commands_alone() -> None:
+    limit = InflightLimit(commands_max=10, bytes_max=100)
+    limit.begin(1, 0, 20)
+    assert limit.is_full
+    assert limit.has_spare()
+    assert limit.has_spare(FEW)
+    assert not limit.has_spare(FEW + 1)
+    limit.end(0, 0, 20)
+    assert not limit.is_full
+
+
+async def test_one_command_that_waits_for_a_partition_without_a_leader_stops_nobody_else(door: Door) -> None:
+    keys = [b"%d" % number for number in range(200)]
+    door.backend.held_reads = []
+    async with door.raw() as large, door.raw() as other:
+        large.writer.write(packed(b"EXISTS", *keys))
+        await wait_until(lambda: is_full(door), what="the limit is reached")
+        for _ in range(3):
+            assert await other.ask(packed(b"SET", b"{k}", b"v"), b"+OK\r\n") == b"+OK\r\n"
+            few = [word for key in (b"{k}a", b"{k}b") for word in (key, b"v")]
+            assert await other.ask(packed(b"MSET", *few), b"+OK\r\n") == b"+OK\r\n"
+            transaction = packed(b"MULTI") + packed(b"SET", b"{k}", b"w") + packed(b"EXEC")
+            answer = b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n"
+            assert await other.ask(transaction, answer) == answer
+        assert door.server.inflight_limit.is_full
+        other.writer.write(packed(b"DEL", *keys) + packed(b"PING"))
+        door.backend.do_held_reads()
+        assert await large.read(4) == b":0\r\n"
+        assert await other.read(11) == b":0\r\n+PONG\r\n"
+    await wait_until(lambda: is_empty(door), what="nothing is counted any more")
 
 
 async def test_nothing_stays_counted_whatever_ends_a_connection(door: Door) -> None:
@@ -163,4 +197,5 @@ async def under_way(door: Door) -> bool:
 
 
 async def is_empty(door: Door) -> bool:
-    return (door.server.inflight_limit.commands, door.server.inflight_limit.bytes) == (0, 0)
+    limit = door.server.inflight_limit
+    return (limit.commands, limit.more, limit.bytes) == (0, 0, 0)
