@@ -226,7 +226,8 @@ class RespServer:
         else:
             del self._input[connection]
         while self._input_bytes > INPUT_BYTES_MAX:
-            largest = max(self._input, key=self._input.__getitem__)  # of equal ones the one that has held it longest
+            # Strangers before users; of equal ones the one that has held it longest.
+            largest = max(self._input, key=lambda each: (each.is_unknown(), self._input[each]))
             largest.give_up("ERR too many large commands at once")
 
     def wait_for_room(self, connection: Holder, size: int) -> None:

@@ -14,6 +14,8 @@ from tests.server.access.tables import table
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_access import OFF, line_of
 from tests.server.redis.test_parser import packed
+from tests.server.redis.test_together import is_true, unread
+from tests.waiting import wait_until
 
 
 async def known(stack: AsyncExitStack, door: Door) -> Raw:
@@ -83,6 +85,25 @@ async def test_a_large_command_that_comes_with_a_login_waits_for_it(tmp_path: Pa
         stranger.writer.write(packed(b"AUTH", b"tenant", b"wrong") + large[:-10])
         assert (await stranger.read_line()).startswith(b"-WRONGPASS ")
         assert (await stranger.read_to_end()).startswith(b"-NOAUTH Authentication required")
+
+
+async def test_strangers_whose_logins_are_being_checked_give_way_to_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 1_000_000)
+    large = packed(b"SET", b"t/a", b"v" * 600_000)
+    async with redis_door(tmp_path, access=Access(table())) as door:
+        user, _ = unread(door)
+        user.data_received(packed(b"AUTH", b"tenant", b"secret"))
+        await wait_until(lambda: is_true(not user.is_unknown()), what="the user has logged in")
+        strangers = [unread(door)[0] for _ in range(4)]
+        for each in strangers:
+            each.data_received(packed(b"AUTH", b"tenant", b"wrong") + large[:240_000])
+        user.data_received(large[:-10])
+        assert not user.pipeline.is_closing
+        assert [each.pipeline.is_closing for each in strangers] == [True, True, True, False]
+        user.data_received(large[-10:])
+        await wait_until(lambda: is_true(user.replies.answered == 2), what="the value is written")
 
 
 async def test_who_was_there_when_access_control_was_switched_on_is_a_stranger_until_he_logs_in(tmp_path: Path) -> None:
