@@ -179,12 +179,12 @@ class ReplyQueue:
         data = self.due[0] if len(self.due) == 1 else b"".join(self.due)
         self.due.clear()
         self.stream.write(data)
-        if self.is_full:
-            self._server.reply_memory.add(self, len(data))
         if self.rereads.reads:
             self.rereads.answered(self.issued, self.answered)
         if reserved and self._server.reply_memory.give_back(self, reserved - self.held_bytes):
             asyncio.get_running_loop().call_soon(self._server.reply_memory.serve)
+        if self.is_full:  # last: it may count anew, then without what was reserved
+            self._server.reply_memory.add(self, len(data))
         return True
 
     # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from kvstore.server.redis.connection import REPORT_EVERY, RespConnection
 from kvstore.server.redis.inflight_limit import COMMANDS_MAX
 from kvstore.server.redis.latency import EVERY
 from kvstore.server.redis.replies import Fmt
+from kvstore.server.redis.reply_memory import ReplyMemory
 from kvstore.server.redis.reply_queue import FORMAT_BITS
 from tests.server.backends import Collector
 from tests.server.redis.door import Door, redis_door
@@ -190,6 +191,17 @@ async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> N
         await asyncio.sleep(0)
     door.server.reply_memory.look()
     assert door.server.reply_memory.bytes >= len(stream.written) > stream.high
+
+
+async def test_room_that_was_reserved_is_counted_out_once(door: Door) -> None:
+    memory = door.server.reply_memory = ReplyMemory(lambda: 0.0, 100)
+    connection, other = unread(door)[0].replies, unread(door)[0].replies
+    assert connection.reserve(50)
+    assert memory.take(other, 40), "which is gone at the next look"
+    connection.hold_back(0.0)
+    connection.reply(b"x" * 20)
+    connection.write()
+    assert memory.bytes >= connection.held_bytes == 20
 
 
 async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -> None:
