@@ -175,10 +175,12 @@ class RespConnection:
             self.pipeline.close_soon()
 
     def is_done(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether nothing is under way, and the socket has taken what was answered."""
         if self._client_stream is not None:
-            return self._client_stream.is_done
-        return self.replies.is_gone or not self.replies.in_flight()
+            is_answered = self._client_stream.is_done
+        else:
+            is_answered = self.replies.is_gone or not self.replies.in_flight()
+        return is_answered and not self._stream.get_write_buffer_size()
 
     # ── who it is ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 INPUT_BYTES_MAX = 256 << 20
 """Commands that are incomplete or wait, of all connections together."""
 CLOSE_S = 1.0
-"""How long a stop waits for what is under way; what is not done then is answered to nobody."""
+"""How long a stop waits for what is under way, and for clients to read what is answered; what is not done then is
+answered to nobody."""
 CLOSE_LOOKS = 50
 SILENT_S = 10.0
 """When there are as many connections as there may be and one more comes, one is closed that has sent no command for so

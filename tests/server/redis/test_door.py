@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from redis.exceptions import ExecAbortError, ResponseError
 
 from kvstore.limits import VALUE_BYTES_MAX
 from tests.server.redis.door import Door, redis_door
+from tests.server.redis.test_parser import packed
+from tests.server.redis.test_reply_memory import go_on_reading, stop_reading
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -291,3 +295,24 @@ async def test_a_command_of_which_a_part_was_refused_does_not_say_that_nothing_w
         await client.execute_command(*(word.format(key=keys[0], other=other) for word in command))
     with pytest.raises(ResponseError, match="is led by"):
         await client.execute_command("SET", other, "v")
+
+
+async def test_a_stop_waits_a_moment_for_a_client_to_read_what_is_answered(door: Door) -> None:
+    """Else writes that were done, behind one large reply, are of unknown outcome to it."""
+    keys = [b"{k}%d" % number for number in range(16)]
+    async with door.raw() as raw:
+        for key in keys:
+            await raw.ask(packed(b"SET", key, b"v" * 1_000_000), b"+OK\r\n")
+        stop_reading(raw)
+        raw.writer.write(packed(b"MGET", *keys) + packed(b"SET", b"k", b"v"))
+
+        async def is_answered() -> bool:
+            return all(each.replies.answered == len(keys) + 2 for each in door.server._connections)
+
+        await wait_until(is_answered, what="all is answered")
+        stop = asyncio.create_task(door.server.close())
+        await asyncio.sleep(0)
+        go_on_reading(raw)
+        found = await raw.read_to_end()
+        assert (found.count(b"v"), found[-5:]) == (16_000_000, b"+OK\r\n")
+        await stop

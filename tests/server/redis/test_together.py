@@ -147,6 +147,7 @@ class Unread:
         self.written = bytearray()
         self.protocol: RespConnection
         self.high = 0
+        self.is_closed = False
 
     def set_write_buffer_limits(self, high: int) -> None:
         self.high = high
@@ -158,7 +159,7 @@ class Unread:
             self.protocol.pause_writing()
 
     def get_write_buffer_size(self) -> int:
-        return len(self.written)
+        return 0 if self.is_closed else len(self.written)
 
     def get_extra_info(self, name: str) -> None:
         return None
@@ -170,7 +171,7 @@ class Unread:
         """The same."""
 
     def close(self) -> None:
-        """It stays."""
+        self.is_closed = True
 
     abort = close
 
