@@ -440,6 +440,38 @@ def test_a_device_that_hangs_holds_up_no_other_ones_syncs(monkeypatch: pytest.Mo
         os.close(fd)
 
 
+@pytest.mark.parametrize("startable", [0, 1])
+def test_where_no_thread_can_be_started_a_sync_is_refused_and_later_ones_are_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, startable: int
+) -> None:
+    """As in a container that has as many as it may. One is enough."""
+    start, left = threading.Thread.start, [None] * startable
+
+    def bounded(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    async def work() -> None:
+        threads, over = ThreadSyncs(), asyncio.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", bounded)
+            if not startable:
+                with pytest.raises(OSError, match="can't start new thread"):
+                    threads.submit(fd, lambda _: over.set())
+            else:
+                threads.submit(fd, lambda _: None)
+        threads.submit(fd, lambda _: over.set())
+        async with asyncio.timeout(PATIENCE_S):
+            await over.wait()
+        threads.close()
+
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    asyncio.run(work())
+    os.close(fd)
+
+
 def test_other_directories_are_reached_by_their_own_paths_and_nothing_else_is(tmp_path: Path) -> None:
     other = tmp_path / "fast"
     disk = DirectoryDisk(tmp_path / "data", others=[other])
