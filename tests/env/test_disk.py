@@ -382,9 +382,8 @@ def test_a_directory_is_locked_though_its_disk_has_no_room_for_the_number_of_its
 
     monkeypatch.setattr(os, "pwrite", full)
     lock = lock_dir(tmp_path)
-    assert (tmp_path / LOCK_NAME).read_text() == "4711\n", "its block is not given back: others would take it"
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match="in use by another process"):
+    with pytest.raises(ConfigError, match="in use by another process .pid unknown."):
         lock_dir(tmp_path)
     lock.close()
     lock_dir(tmp_path).close()
