@@ -56,8 +56,6 @@ class BlockingEngine:
         self.routing = self.seen.routing
         self._make_locks()
         self._links: dict[str, BlockingLink] = {}
-        self._links_of_parent: dict[str, BlockingLink] = {}
-        """After a fork. Kept, because to end a channel would end what the parent has of it."""
         self._rests, self._strangers = AddressBackoff(), Strangers()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
@@ -101,7 +99,8 @@ class BlockingEngine:
     def leave_to_parent(self) -> None:
         """See kvstore.client.core.forks."""
         self._make_locks()  # a thread that is not here may hold them
-        self._links_of_parent, self._links = self._links, {}
+        forks.keep(*self._links.values())
+        self._links = {}
         self._why_closed, self.is_forked = forks.FORKED, True
         self._closing.set()
 
