@@ -117,10 +117,8 @@ def test_what_a_server_refuses_that_has_too_much_to_do_keeps_its_time(
         monkeypatch.setattr(engine, "_send_together", slowly)
         cluster.servers[0].intercept = one
         began = engine.env.clock.now()
+        arguments = [dict.fromkeys(KEYS, b"v")] if call == "put_many" else []
         with pytest.raises(Overloaded):
-            if call == "put_many":
-                client.put_many(dict.fromkeys(KEYS, b"v"), timeout_s=2.0)
-            else:
-                client.count(timeout_s=2.0)
+            getattr(client, call)(*arguments, timeout_s=2.0)
         assert goes == 1
         assert engine.env.clock.now() - began < 3.0 + 2.0, "its time was over behind the first answers"
