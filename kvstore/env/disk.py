@@ -195,6 +195,9 @@ def lock_dir(directory: Path) -> DirectoryLock:
     except OSError as error:
         os.close(fd)
         raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(path)) from error
-    with suppress(OSError):  # for people alone: no process stays down since the disk is full, or fails
+    try:
         os.pwrite(fd, f"{os.getpid():<{_HOLDER_BYTES - 1}}\n".encode(), 0)  # in place: a block given back may be gone
+    except OSError:  # for people alone: no process stays down since the disk is full, or fails
+        with suppress(OSError):
+            os.ftruncate(fd, 0)  # they are not to take the one before for this one
     return DirectoryLock(fd)

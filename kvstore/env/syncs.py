@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -17,7 +18,8 @@ class Syncs(Protocol):
     """Carries out fdatasync beside the event loop."""
 
     def submit(self, fd: int, done: Done) -> None:
-        """Sync `fd`, then call `done` on the running loop. In no order; `fd` stays open until then."""
+        """Sync `fd`, then call `done` on the running loop. In no order; `fd` stays open until then. Raises OSError if
+        it cannot be begun: `done` is not called."""
         ...
 
     def report(self) -> None:
@@ -36,7 +38,7 @@ class ThreadSyncs:
     `sys.setswitchinterval` bounds that in part."""
 
     THREADS = 4
-    """As many files of a device can sync at once; started at its first sync."""
+    """As many files of a device can sync at once; started at its first sync, fewer where no more may be."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Jobs] = {}
@@ -46,9 +48,7 @@ class ThreadSyncs:
         device = device_of(fd)
         jobs = self._jobs.get(device)
         if jobs is None:
-            jobs = self._jobs[device] = SimpleQueue()
-            for number in range(self.THREADS):
-                Thread(target=_work, args=(jobs,), name=f"sync-{len(self._jobs)}-{number}", daemon=True).start()
+            jobs = self._jobs[device] = self._begin()
         jobs.put((fd, asyncio.get_running_loop(), done))
 
     def report(self) -> None:
@@ -58,6 +58,19 @@ class ThreadSyncs:
         for jobs in self._jobs.values():
             for _ in range(self.THREADS):
                 jobs.put(None)
+
+    def _begin(self) -> Jobs:
+        """Start the threads of a device. Raises OSError."""
+        jobs: Jobs = SimpleQueue()
+        for number in range(self.THREADS):
+            thread = Thread(target=_work, args=(jobs,), name=f"sync-{len(self._jobs) + 1}-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not number:
+                    raise OSError(errno.EAGAIN, f"a thread that syncs: {error}") from error
+                break
+        return jobs
 
 
 def device_of(fd: int) -> int:

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from kvstore.client.aio.watch import AsyncWatch
+from kvstore.client.blocking import watch as watch_module
 from kvstore.client.blocking.watch import Watch, end_in
 from kvstore.client.core import first_state
 from kvstore.client.core.config import ClientConfig
@@ -308,8 +309,22 @@ async def test_a_server_that_has_taken_a_watch_has_time_to_find_its_place() -> N
                 assert (await anext(watch)).version == 1
 
 
-async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_nothing() -> None:
+async def test_a_server_has_the_same_time_for_a_blocking_watch_however_short_the_heartbeat() -> None:
+    async with serving() as server:
+        server.finds_its_place_s = 1.0
+        config = ClientConfig(endpoints=(server.address,), timeout_s=0.4)
+        reading = Reading(EVERYTHING._replace(heartbeat_s=0.01), None, {})
+        watch = Watch(library_env("watch"), config, reading, lambda: [server.address])
+        await asyncio.to_thread(watch.ready)
+        watch.close()
+        assert server.watches == 1
+
+
+async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A thread cannot stop waiting for a message: it waits until the stream's time is over."""
+    monkeypatch.setattr(watch_module, "STREAM_S_MIN", 0.6)
     async with serving() as silent, serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         addresses = [silent.address, *[server.address] * 9]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from kvstore.client.aio.link import Link, State
 from kvstore.client.aio.wires import AnyAnswers
+from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import Operation
@@ -39,7 +40,6 @@ class Links:
         self._changed, self._heard, self._tokens = changed, heard, tokens
         self._transport, self._doors = transport, StreamDoors(routing)
         self._links: dict[str, Link] = {}
-        self._links_of_parent: dict[str, Link] = {}
         self._rests = AddressBackoff()
         self._strangers = Strangers()
         self.direct: dict[str, Link] = {}
@@ -124,7 +124,8 @@ class Links:
     def leave_to_parent(self) -> None:
         """In the child of a fork: no link is used or ended here. They are kept: to end one would end the parent's."""
         self._closed = True
-        self._links_of_parent, self._links = self._links, {}
+        forks.keep(*self._links.values())
+        self._links = {}
         self.direct.clear()
 
     def _candidates(self, operation: Operation) -> Iterator[str]:

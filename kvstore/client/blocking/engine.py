@@ -42,6 +42,8 @@ TOPOLOGY_S_MIN = 0.25
 """A server is given so long at least to tell it."""
 CHUNK = 500
 """Operations of one caller in one go."""
+AGAIN_S = 0.02
+"""A server that had no room for all reads of one go is left alone for half of this, on average, before the next."""
 
 
 class BlockingEngine:
@@ -54,8 +56,6 @@ class BlockingEngine:
         self.routing = self.seen.routing
         self._make_locks()
         self._links: dict[str, BlockingLink] = {}
-        self._links_of_parent: dict[str, BlockingLink] = {}
-        """After a fork. Kept, because to end a channel would end what the parent has of it."""
         self._rests, self._strangers = AddressBackoff(), Strangers()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
@@ -99,7 +99,8 @@ class BlockingEngine:
     def leave_to_parent(self) -> None:
         """See kvstore.client.core.forks."""
         self._make_locks()  # a thread that is not here may hold them
-        self._links_of_parent, self._links = self._links, {}
+        forks.keep(*self._links.values())
+        self._links = {}
         self._why_closed, self.is_forked = forks.FORKED, True
         self._closing.set()
 
@@ -178,15 +179,15 @@ class BlockingEngine:
         while True:
             since = self.env.clock.now()
             self._send_together(wanted)
-            refused = [each for each in wanted if isinstance(_answer(each), Overloaded)]
+            refused = [each for each in wanted if _has_no_room(each)]
             if not 0 < len(refused) < len(wanted) or self.is_closed:
                 break
+            self._pause(self.env.random.uniform(0, AGAIN_S))
             with self._lock:
-                wanted = _to_go_on(operations, self.env.clock.now() + timeout_s, self.routing)
-                self._counts["failed_Overloaded"] += len(wanted)
-                self._counts["retries"] += len(wanted)
-            if not wanted:
-                break
+                _to_go_on(operations, refused, self.env.clock.now() + timeout_s, self.routing)
+                self._counts["failed_Overloaded"] += len(refused)
+                self._counts["retries"] += len(refused)
+            wanted = refused
         for operation in operations:
             answer = _answer(operation)
             try:
@@ -386,19 +387,20 @@ def _answer(operation: Operation) -> Any:
     return operation.waiter.answer if operation.waiter else Nobody()
 
 
-def _to_go_on(operations: Sequence[Operation], until: float, routing: Routing) -> list[Operation]:
-    """Make those ready to be sent that a server refused because it had enough with the others: large values, of which
-    one message holds few. It has done something, so the time of those that it has not begins again: up to `until`."""
-    again = []
+def _has_no_room(operation: Operation) -> bool:
+    """Whether it is a read of a key that a server refused because it had enough with the others: large values, of which
+    one message holds few. Whoever refuses writes has too much to do, and is given its time."""
+    return operation.is_read and not names_its_partition(operation) and isinstance(_answer(operation), Overloaded)
+
+
+def _to_go_on(operations: Sequence[Operation], refused: Sequence[Operation], until: float, routing: Routing) -> None:
+    """Make `refused` ready to be sent again. The server has done something, so the time of those that it has not begins
+    again: up to `until`."""
     for operation in operations:
-        error = _answer(operation)
-        if not isinstance(error, StoreError):
-            continue
-        operation.deadline = until
-        if isinstance(error, Overloaded) and not names_its_partition(operation):
-            final = failed_for_good(operation, error)
-            assert final is None, "it is tried again"
-            routing.redirect(operation)
-            operation.waiter = None
-            again.append(operation)
-    return again
+        if isinstance(_answer(operation), StoreError):
+            operation.deadline = until
+    for operation in refused:
+        final = failed_for_good(operation, _answer(operation))
+        assert final is None, "it is tried again"
+        routing.redirect(operation)
+        operation.waiter = None

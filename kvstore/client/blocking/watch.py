@@ -24,9 +24,10 @@ from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
-STREAM_HEARTBEATS = 60
+STREAM_HEARTBEATS, STREAM_S_MIN = 60, 60.0
 """How long one stream lasts. A thread cannot stop waiting for a message, so a server that has fallen silent is left at
-the end of the stream: five minutes by default."""
+the end of the stream: five minutes by default. However short the heartbeat, a server first finds its place in the logs
+of all partitions in that time."""
 
 
 class Watch(ClosedAtExit):
@@ -166,7 +167,7 @@ class Watch(ClosedAtExit):
             stub = kv_pb2_grpc.KVStub(channel)
             if self._check is not None:
                 self._check(stub.Topology(kv_pb2.TopologyRequest(), timeout=self._connect_s()), address)
-            stream_s = STREAM_HEARTBEATS * self._reading.watched.heartbeat_s
+            stream_s = max(STREAM_S_MIN, STREAM_HEARTBEATS * self._reading.watched.heartbeat_s)
             # Watches that began together, after a restart, do not all begin again together.
             stream_s *= self._env.random.uniform(0.75, 1.0)
             call = stub.Watch(self._reading.request(), timeout=min(stream_s, self._left_s()))

@@ -96,10 +96,12 @@ class Freed:
         is_gone = change.item is None
         if is_gone and change.key.startswith(self._item):
             self._done = change.key.removeprefix(self._item)
+        elif change.key == self._item + self._done:
+            self._done = b""  # tickets begin again where a queue was emptied
         if len(found) >= find.limit:  # there may be items behind what was seen
             return is_news(find, found, change)
         if change.key.startswith(self._item):
-            return change.key not in found and is_news(find, found, change)
+            return not is_gone and is_news(find, found, change)
         return is_gone and change.key.startswith(self._claim) and change.key.removeprefix(self._claim) != self._done
 
 

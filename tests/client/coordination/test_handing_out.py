@@ -175,6 +175,21 @@ def test_who_waits_is_woken_when_an_item_is_given_back_that_was_taken_after_the_
     assert woken(b"claim-01", 18), "of another one that is done no more is said"
 
 
+# docs/protocol.md Q6
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_who_waits_is_woken_for_an_item_of_a_ticket_that_another_one_had(*, is_taken_over: bool) -> None:
+    """Tickets begin again where an operator has emptied the queue. Who has seen that would sleep for ever."""
+    woken = waiting(b"claim-01", b"item-01", b"tickets")
+    assert not woken(b"item-01", 10)
+    assert not woken(b"claim-01", 11), "of one that is done"
+    if is_taken_over:
+        woken = waiting(b"tickets")
+        woken(b"item-01", 12)
+    assert woken(b"item-01", 13, 13)
+    assert not woken(b"claim-01", 14, 14)
+    assert woken(b"claim-01", 15), "its session has ended, and the item is there"
+
+
 def test_who_has_seen_claims_alone_is_woken_by_each_that_goes() -> None:
     """Behind them there may be items that nobody has."""
     woken = waiting(*(b"claim-%04d" % number for number in range(LOOKED_AT)))

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.blocking.link import BlockingLink
-from kvstore.errors import NotLeader
+from kvstore.errors import NotLeader, Overloaded
 from kvstore.partition.state.commands import Op
 from kvstore.proto import kv_pb2
 from kvstore.types import PartitionId
@@ -86,3 +86,39 @@ def test_what_has_failed_together_asks_for_one_topology(asked: list[str]) -> Non
         client.put_many(dict.fromkeys(KEYS, b"v"))
         assert len(refused) == COUNT
         assert len(asked) == 1
+
+
+@pytest.mark.parametrize("call", ["put_many", "count"])
+def test_what_a_server_refuses_that_has_too_much_to_do_keeps_its_time(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It would be sent again and again without a pause, by all its clients, as long as one is done each time."""
+    cluster = ModelCluster(1, 3)
+    with serving_in_a_thread(cluster) as servers, Client(servers.patient_url) as client:
+        engine = client._engine
+        assert engine is not None
+        send, at, room, goes = engine._send_together, 0.0, list[int](), 0
+        now = engine.env.clock.now
+        monkeypatch.setattr(engine.env.clock, "now", lambda: now() + at)
+
+        def one(op: Op, answer: Callable[[Any], None]) -> bool:
+            if room:
+                room.pop()
+                return False
+            answer(Overloaded("too much to do"))
+            return True
+
+        def slowly(operations: Any) -> None:
+            nonlocal at, goes
+            room.append(1)
+            send(operations)
+            goes, at = goes + 1, at + 3.0
+
+        monkeypatch.setattr(engine, "_send_together", slowly)
+        cluster.servers[0].intercept = one
+        began = engine.env.clock.now()
+        arguments = [dict.fromkeys(KEYS, b"v")] if call == "put_many" else []
+        with pytest.raises(Overloaded):
+            getattr(client, call)(*arguments, timeout_s=2.0)
+        assert goes == 1
+        assert engine.env.clock.now() - began < 3.0 + 2.0, "its time was over behind the first answers"

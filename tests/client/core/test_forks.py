@@ -5,9 +5,11 @@ Nothing here calls gRPC: with servers in this process it ends some children by i
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +116,27 @@ async def test_an_async_client_refuses_calls_in_a_child_and_sends_nothing_on_the
     assert engine.links.direct, "the parent goes on"
     engine.links._links.clear()
     await engine.close()
+
+
+@pytest.mark.parametrize("kind", [BlockingEngine, AsyncEngine])
+async def test_connections_of_the_parents_are_held_in_a_child_of_a_child_and_by_who_has_no_client_any_more(
+    kind: type[Any],
+) -> None:
+    """gRPC ends those that nobody holds, or waits for threads that are not here."""
+    engine = kind(library_env("test"), CONFIG)
+    links = engine if kind is BlockingEngine else engine.links
+    links._links = {"127.0.0.1:1": Parents()}
+    held = weakref.ref(links._links["127.0.0.1:1"])
+
+    def tries() -> str:
+        nonlocal engine, links
+        engine = links = None
+        gc.collect()
+        return "held" if held() else "let go"
+
+    assert in_a_child(tries) == "held"
+    assert in_a_child(lambda: in_a_child(tries)) == "held"
+    links._links.clear()
 
 
 def watch_of(kind: type[Any], **more: Any) -> Any:
