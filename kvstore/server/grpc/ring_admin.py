@@ -188,19 +188,15 @@ class RingAdmin:
         return answer
 
     async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
-        published: dict[ServerId, Published] = {}
+        published: dict[ServerId, Published] | None = None
         with suppress(StoreError):  # how far they are is not known; what was asked before this is done all the same
             published = await Claims(self._source.store, member.id, self._source.id).published()
-        furthest = max((said.seq for said in published.values()), default=0)
         for newcomer, leaving in member.replacing:
-            said = published.get(newcomer)
-            answer.replacing.add(
-                partition=member.id,
-                newcomer=newcomer,
-                leaving=leaving,
-                newcomer_sequence=said.seq if said else 0,
-                leader_sequence=furthest,
-            )
+            row = answer.replacing.add(partition=member.id, newcomer=newcomer, leaving=leaving)
+            if published is not None:
+                said = published.get(newcomer)
+                row.newcomer_sequence = said.seq if said else 0
+                row.leader_sequence = max((each.seq for each in published.values()), default=0)
 
     def _servers(self) -> dict[ServerId, str]:
         """Those that may hold replicas, and the zone of each."""
