@@ -101,8 +101,8 @@ def status_document(answer: admin_pb2.RingStatusResponse) -> dict[str, Any]:
                 "partition": each.partition,
                 "newcomer": each.newcomer,
                 "leaving": each.leaving,
-                "sequence": each.newcomer_sequence,
-                "leader_sequence": each.leader_sequence,
+                "sequence": each.newcomer_sequence if each.HasField("newcomer_sequence") else None,
+                "leader_sequence": each.leader_sequence if each.HasField("leader_sequence") else None,
             }
             for each in answer.replacing
         ],

@@ -1340,7 +1340,7 @@ class ReplicaMove(_message.Message):
     newcomer: _builtins.str
     leaving: _builtins.str
     newcomer_sequence: _builtins.int
-    """0 for both: the metadata store does not tell."""
+    """Absent while the metadata store does not tell, and where a server of before 0.2.0 means 0."""
     leader_sequence: _builtins.int
     def __init__(
         self,
@@ -1348,14 +1348,21 @@ class ReplicaMove(_message.Message):
         partition: _builtins.str = ...,
         newcomer: _builtins.str = ...,
         leaving: _builtins.str = ...,
-        newcomer_sequence: _builtins.int = ...,
-        leader_sequence: _builtins.int = ...,
+        newcomer_sequence: _builtins.int | None = ...,
+        leader_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_sequence", b"_leader_sequence", "_newcomer_sequence", b"_newcomer_sequence", "leader_sequence", b"leader_sequence", "newcomer_sequence", b"newcomer_sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_sequence", b"leader_sequence", "leaving", b"leaving", "newcomer", b"newcomer", "newcomer_sequence", b"newcomer_sequence", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_sequence", b"_leader_sequence", "_newcomer_sequence", b"_newcomer_sequence", "leader_sequence", b"leader_sequence", "leaving", b"leaving", "newcomer", b"newcomer", "newcomer_sequence", b"newcomer_sequence", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__leader_sequence: _TypeAlias = _typing.Literal["leader_sequence"]  # noqa: Y015
+    _WhichOneofArgType__leader_sequence: _TypeAlias = _typing.Literal["_leader_sequence", b"_leader_sequence"]  # noqa: Y015
+    _WhichOneofReturnType__newcomer_sequence: _TypeAlias = _typing.Literal["newcomer_sequence"]  # noqa: Y015
+    _WhichOneofArgType__newcomer_sequence: _TypeAlias = _typing.Literal["_newcomer_sequence", b"_newcomer_sequence"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_sequence) -> _WhichOneofReturnType__leader_sequence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__newcomer_sequence) -> _WhichOneofReturnType__newcomer_sequence | None: ...
 
 Global___ReplicaMove: _TypeAlias = ReplicaMove  # noqa: Y015
 

@@ -125,6 +125,14 @@ def test_a_change_that_is_done_is_not_told_as_failed_because_the_moves_cannot_be
     assert "it is done, as ring version 7" in shown.err
 
 
+def test_how_far_a_replica_is_may_not_be_known() -> None:
+    """The metadata store does not answer: it is not as if all had been lost."""
+    level = admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1", newcomer_sequence=0, leader_sequence=0)
+    unknown = admin_pb2.ReplicaMove(partition="p2", newcomer="n4", leaving="n1")
+    shown = status_text(RingStatus(replacing=[level, unknown])).splitlines()
+    assert [line.split()[3:] for line in shown[-2:]] == [["0", "0"], ["-", "-"]]
+
+
 def test_a_replica_that_has_moved_is_told_so_though_servers_were_away(monkeypatch: pytest.MonkeyPatch) -> None:
     away = Unavailable("connection refused")
     moving = RingStatus(replacing=[admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1")])

@@ -272,6 +272,14 @@ async def test_an_idle_server_is_asked_now_and_then(link: Link) -> None:
     assert wire.probes == 1
 
 
+async def test_a_frame_over_grpc_names_its_cluster(link: Link) -> None:
+    """The channel connects again by itself: another cluster's server may be there by then."""
+    wire = cast("Wire", link._wire)
+    wire.is_brief, link._routing.cluster = False, "ours"
+    put_under_way(link)
+    assert [frame.cluster for frame in cast("list[kv_pb2.Frame]", wire.sent)] == ["ours"]
+
+
 async def test_operations_of_one_turn_share_a_frame_and_wait_while_the_wire_is_full(link: Link) -> None:
     wire = cast("Wire", link._wire)
     wire.is_ready = False

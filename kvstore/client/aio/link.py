@@ -349,12 +349,14 @@ class Link:
     def _frame(self, operations: list[Operation], make: _MakeFrame) -> AnyFrame:
         now = self._now()
         longest = max(map(_deadline_of, operations)) - now
+        cluster = {"cluster": self._routing.cluster} if make is frame_of else {}  # a stream has named it as it began
         frame, numbered = make(
             operations,
             self._next,
             ring_version=self._routing.ring_version,
             timeout_ms=min(max(1, int(longest * 1000)), TIMEOUT_MAX_MS),
             tokens=self._tokens,
+            **cluster,
         )
         if not self._open:
             self._heard_at = now

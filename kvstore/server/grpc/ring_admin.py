@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from kvstore.env import Env
 from kvstore.env.events import wait_within
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.errors import InvalidRequest, NotLeader, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import Published
@@ -188,19 +188,15 @@ class RingAdmin:
         return answer
 
     async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
-        published: dict[ServerId, Published] = {}
+        published: dict[ServerId, Published] | None = None
         with suppress(StoreError):  # how far they are is not known; what was asked before this is done all the same
             published = await Claims(self._source.store, member.id, self._source.id).published()
-        furthest = max((said.seq for said in published.values()), default=0)
         for newcomer, leaving in member.replacing:
-            said = published.get(newcomer)
-            answer.replacing.add(
-                partition=member.id,
-                newcomer=newcomer,
-                leaving=leaving,
-                newcomer_sequence=said.seq if said else 0,
-                leader_sequence=furthest,
-            )
+            row = answer.replacing.add(partition=member.id, newcomer=newcomer, leaving=leaving)
+            if published is not None:
+                said = published.get(newcomer)
+                row.newcomer_sequence = said.seq if said else 0
+                row.leader_sequence = max((each.seq for each in published.values()), default=0)
 
     def _servers(self) -> dict[ServerId, str]:
         """Those that may hold replicas, and the zone of each."""
@@ -231,25 +227,32 @@ class RingAdmin:
         for partition in owning:
             asked.append((partition, (Code.COUNT, b"", int(Level.STALE))))
             if sample:
-                some = (Code.SCAN_TOKENS, starts[partition], SAMPLE_KEYS, int(Level.STALE), 0)
-                asked.append((partition, some))
+                asked.append((partition, _sample(starts[partition], Level.STALE)))
+        answers = await self._ask_all(asked, within_s)
+        long = [  # left to the leader (docs/protocol.md P37)
+            (partition, _sample(op[1], Level.LINEARIZABLE))
+            for partition, op, result in answers
+            if op[0] == Code.SCAN_TOKENS and isinstance(result, NotLeader)
+        ]
+        answers += await self._ask_all(long, within_s)
+        told = [each for each in answers if not isinstance(each[2], StoreError)]
+        keys = {partition: result for partition, op, result in told if op[0] == Code.COUNT}
+        sizes = {partition: _record_bytes(result[0]) for partition, op, result in told if op[0] == Code.SCAN_TOKENS}
+        return keys, sizes
+
+    async def _ask_all(
+        self, asked: Sequence[tuple[PartitionId, Op]], within_s: float
+    ) -> list[tuple[PartitionId, Op, Any]]:
+        """Ask for all at once. Returns those that are answered in time, with the result or error of each."""
         answers = _Answers(len(asked))
         for number, (partition, op) in enumerate(asked):
             self._backend.submit(op, answers, number, 0, partition)
         await wait_within(answers.all_done, within_s)
-        keys: dict[PartitionId, int] = {}
-        sizes: dict[PartitionId, float] = {}
-        for number, found in answers.found.items():
-            partition, op = asked[number]
-            if op[0] == Code.COUNT:
-                keys[partition] = found
-            else:
-                sizes[partition] = _record_bytes(found[0])
-        return keys, sizes
+        return [(*asked[number], result) for number, result in answers.found.items()]
 
 
 class _Answers(Sink):
-    """The sink of several operations; keeps what is no error."""
+    """The sink of several operations."""
 
     def __init__(self, count: int) -> None:
         self.found: dict[int, Any] = {}
@@ -259,14 +262,17 @@ class _Answers(Sink):
             self.all_done.set()
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        if not isinstance(result, StoreError):
-            self.found[token] = result
+        self.found[token] = result
         self._missing -= 1
         if not self._missing:
             self.all_done.set()
 
     def flush(self) -> None:
         """The caller is woken by itself."""
+
+
+def _sample(token: int, level: Level) -> Op:
+    return (Code.SCAN_TOKENS, token, SAMPLE_KEYS, int(level), 0)
 
 
 def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:

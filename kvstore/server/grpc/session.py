@@ -16,7 +16,7 @@ from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import BATCH_OPS_MAX, KEY_BYTES_MAX
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Record, Result, Sink
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.traits import KEYLESS, READS
@@ -33,6 +33,9 @@ OPEN_MAX = 16_384
 """Operations of one stream that are under way or whose answers wait to be sent. Beyond this it is not read on."""
 LANES_MAX = 2_048
 """Of one frame: each costs as much as some operations."""
+IN_BATCHES_MAX = (512 << 10) // 32 + BATCH_OPS_MAX
+"""Operations within the batches of one frame, counted apart: as many as Python clients send. They close a frame at 512
+KiB, of which each operation takes 32 bytes and more; the last one may be a whole batch (client/core/batching.py)."""
 OPEN_BYTES_MAX = 16 << 20
 """The same for the bytes of their frames."""
 UNSENT_BYTES_MAX = 16 << 20
@@ -121,6 +124,9 @@ class Session:
         together = sum(map(_count, lanes))
         if together > OPEN_MAX:
             raise InvalidRequest(f"want at most {OPEN_MAX} operations in a frame, got {together}")
+        within = sum([_in_batches(lane) for lane in lanes if lane.options])
+        if within > IN_BATCHES_MAX:
+            raise InvalidRequest(f"want at most {IN_BATCHES_MAX} operations in the batches of a frame, got {within}")
         for lane in lanes:
             check_numbers(lane.first)
         for lane in lanes:
@@ -448,6 +454,12 @@ class Sessions:
 def _count(lane: Lane) -> int:
     """How many operations a lane has; its columns may be of different lengths."""
     return max(len(lane.keys), len(lane.codes))
+
+
+def _in_batches(lane: Lane) -> int:
+    """How many operations stand in a lane's batches. One that has too many is refused before they are looked at."""
+    counts = (len(each.operations) for each in lane.options)
+    return sum(count for count in counts if count <= BATCH_OPS_MAX)
 
 
 def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:

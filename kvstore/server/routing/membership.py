@@ -271,13 +271,14 @@ class Membership:
 
 async def _read_leaders(membership: Membership, ring: Ring, servers: dict[ServerId, Member]) -> None:
     """Take what was read, and read who leads. With many partitions, or a slow metadata store, that takes seconds: what
-    is known to have changed meanwhile is read first, since operations wait for it."""
+    is known to have changed meanwhile is read first, and then the partitions without a known leader, as those that are
+    new: operations wait for them."""
     known = membership.topology
     gone = set(known.ring.partitions) - set(ring.partitions)
     leaders = {each: leader for each, leader in known.leaders.items() if each not in gone}
     membership._replace(ClusterTopology(ring, leaders, servers))
     membership._unwatch(gone)
-    for partition in sorted(ring.partitions):
+    for partition in sorted(ring.partitions, key=lambda each: (each in leaders, each)):
         if membership._wanted:
             wanted, membership._wanted = membership._wanted, set()
             membership._hint.clear()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
 
+from kvstore.client.core import operations
+from kvstore.client.core.batching import cut, frame_of
+from kvstore.client.core.operation import Operation
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest
 from kvstore.limits import CLIENT_BYTES, VALUE_BYTES_MAX
 from kvstore.proto import brief, kv_pb2
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.grpc.session import Session, Unsent
 from kvstore.types import PartitionId
@@ -69,6 +74,50 @@ async def test_a_frame_has_no_more_than_one_turn_of_the_loop_can_begin(tmp_path:
             session.accept(kv_pb2.Frame(lanes=deletes))
         assert session.has_room
         assert backend.partitions[PartitionId("p1")].state.seq == 0
+
+
+def batch_of(count: int) -> Operation:
+    """A batch of the smallest operations; of more than clients would send, too."""
+    batch = operations.batch([operations.delete(b"k")])
+    batch.options = kv_pb2.Options(operations=[kv_pb2.Operation(code=kv_pb2.DELETE, key=b"k")] * count)
+    batch.size *= count
+    return batch
+
+
+def cut_frame(*batches: Operation) -> kv_pb2.Frame:
+    """What clients send of these batches together."""
+    cut_off = cut(deque(batches))
+    assert len(cut_off) == len(batches)
+    frame, _ = frame_of(cut_off, 1, ring_version=0, timeout_ms=60_000, tokens={})
+    assert frame.ByteSize() < MESSAGE_BYTES_MAX
+    return frame
+
+
+async def test_a_frame_has_no_more_in_batches_than_one_turn_of_the_loop_can_begin(tmp_path: Path) -> None:
+    """59 batches in one message of 4 MiB held 590,000: nearly a second in which no lease was renewed."""
+    async with one_server(tmp_path, 1) as (env, backend):
+        session = Session(backend, env.clock)
+        frame = cut_frame(batch_of(10_000), batch_of(5_000), batch_of(10_000))
+        frame.lanes[0].options[1].operations.extend(frame.lanes[0].options[0].operations[:1_385])
+        with pytest.raises(InvalidRequest, match="want at most 26384 operations in the batches of a frame, got 26385"):
+            session.accept(frame)
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        assert list(session.take()) == []
+
+
+@pytest.mark.parametrize("last", [10_000, 50_000], ids=["largest", "too large"])
+async def test_a_frame_has_as_much_in_batches_as_clients_of_the_former_release_send(tmp_path: Path, last: int) -> None:
+    """They close it at 512 KiB, and its last batch may go beyond: by more than a batch may have, which they allowed."""
+    frame = cut_frame(*[batch_of(10)] * 1_588, batch_of(last))
+    async with one_server(tmp_path, 1) as (env, backend):
+        session = Session(backend, env.clock)
+        session.accept(frame)
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        answers = list(session.take())
+        done = {each.number for part in answers for each in part.results}
+        refused = {number for part in answers for each in part.failures for number in each.numbers}
+        assert done == set(range(1, 1_589 + (last == 10_000)))
+        assert refused == (set() if last == 10_000 else {1_589})
 
 
 def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:

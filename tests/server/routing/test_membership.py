@@ -181,6 +181,31 @@ async def test_a_node_that_cannot_be_decoded_is_told_once(world: World, caplog: 
 
 
 # docs/protocol.md H7
+async def test_a_whole_read_asks_first_who_leads_where_nobody_is_known_to(world: World) -> None:
+    """Operations wait for those: of a thousand partitions one that had just joined stood for seconds in the line."""
+    asked: list[str] = []
+
+    class Noting(MemoryStore):
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            asked.append(path)
+            return await super().get(path)
+
+    p3 = PartitionId("p3")
+    ring = with_partitions(RING, [RingMember(P2, (N2,))])
+    await world.other.create(paths.RING, codec.encode(ring))
+    for each in (P1, P2):
+        await ensure_path(world.other, paths.partition(each))
+        await world.other.create(paths.partition_leader(each), LeaderRecord(N1, 1, "n").encode())
+    membership = world.membership(Noting(world.tree))
+    await membership.wait_ring()
+    membership._watches[paths.RING].close()
+    await world.other.set(paths.RING, codec.encode(with_partitions(ring, [RingMember(p3, (N2,))])), 0)
+    asked.clear()
+    await membership._read_all()
+    leaders = [paths.partition_leader(each) for each in (p3, P1, P2)]
+    assert [path for path in asked if path in leaders] == leaders
+
+
 async def test_partitions_that_have_left_by_a_whole_read_are_not_watched(world: World) -> None:
     await world.other.create(paths.RING, codec.encode(with_partitions(RING, [RingMember(P2, (N2,))])))
     membership = world.membership(MemoryStore(world.tree))

@@ -1,0 +1,31 @@
+"""How large the partitions are of which a plan is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.errors import NotLeader
+from kvstore.partition.state.commands import Code, Level
+from kvstore.server.grpc.ring_admin import RingAdmin
+from tests.server.grpc.test_ring_admin import Action, Node, admin, node
+
+__all__ = ["admin", "node"]
+
+
+async def test_the_size_of_records_is_asked_of_the_leader_where_a_replica_leaves_it_to_that_one(
+    admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the first range begins with a tag of many keys; it was told as 0 MiB."""
+
+    def submitted(op: Any, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+        if op[0] == Code.SCAN_TOKENS and op[3] != Level.LINEARIZABLE:
+            asyncio.get_running_loop().call_soon(sink.complete, token, NotLeader(partition))
+        else:
+            Node.submit(node, op, sink, token, ring_version, partition)
+
+    monkeypatch.setattr(node, "submit", submitted)
+    answer = await admin.change(Action(action=Action.ADD, partitions=["p4"], dry_run=True))
+    assert answer.bytes == pytest.approx(750 * 68, rel=0.06)
