@@ -146,6 +146,7 @@ class _Sent(msgspec.Struct):
     targets: int
     sent_at: float
     acks: int = 0
+    """Who has it; of a confirmed entry also who was away then, and is back: it is not owed to them."""
 
 
 class LedgerWriter:
@@ -340,6 +341,10 @@ class LedgerWriter:
         if not bit or self.state is State.CHANGING:
             return []
         self._failed &= ~bit
+        for entry, sent in self._sent.items():
+            if entry > self.last_confirmed:
+                break
+            sent.acks |= bit & sent.targets  # not owed: nobody sends it, repair copies it
         return self._send_again(bit)
 
     def _resume(self, metadata: LedgerMetadata, replaced: Iterable[BookieId]) -> list[Command]:
