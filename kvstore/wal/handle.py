@@ -299,7 +299,10 @@ class LedgerHandle:
 
     # docs/protocol.md W2
     def give_up_on(self, bookie: BookieId, reason: str) -> None:
-        """Take a bookie for failed that answers no adds."""
+        """Take a bookie for failed that answers no adds. Not while the ledger is being closed: another ensemble would
+        race with the end that is recorded."""
+        if self._is_closing:
+            return
         self._unheard.add(bookie)
         self._bookie_failed(bookie, BookieError(f"{bookie}: {reason}"))
 

@@ -422,6 +422,29 @@ def test_a_writer_cannot_close_a_ledger_that_is_in_recovery() -> None:
     run(case)
 
 
+# docs/protocol.md W9
+def test_a_bookie_that_is_silent_while_its_ledger_is_closed_is_replaced_no_more() -> None:
+    """The change raced with the end that was being recorded, and the loser took the winner for another writer."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.bookies.at[B3].holds_adds = True
+        await appended(bench, handle, 3)
+        bench.store.freeze()
+        end = bench.env.nursery.spawn(handle.close(), name="close")
+        await bench.pass_time(0.01)
+        handle.give_up_on(B3, "no add of the ledger was answered")
+        await bench.pass_time(0.01)
+        bench.store.thaw()
+        await end
+        await bench.pass_time()
+        recorded = await bench.recorded()
+        assert (recorded.state, recorded.last_entry, len(recorded.fragments)) == (LedgerState.CLOSED, 2, 1)
+        assert bench.halted == []
+
+    run(case, bookies=4)
+
+
 def test_a_bookie_that_answers_before_its_call_returns_changes_no_order() -> None:
     """As the node's own does. What its answers call for comes after what is being done."""
 
