@@ -15,7 +15,7 @@ from kvstore.bookie.admission import Authority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.index.entry_index import OFFSET_MASK
-from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import lac_of
@@ -189,8 +189,8 @@ class Reclaimer:
         self._stuck.pop(segment.file, None)
         for ledger in sorted(segment.touched):
             self._repeat_facts(segment, ledger)
-        if self._inventory.is_limbo:
-            self._fact(Kind.LIMBO, 0, -1, b"")
+        # Also that there is no doubt, or none any more: an older segment may say that it has begun.
+        self._fact(Kind.LIMBO, 0 if self._inventory.is_limbo else CLEARED, -1, b"")
         await self._storage.synced()
         freed = segment.capacity
         self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)

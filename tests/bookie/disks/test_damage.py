@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.bookie.replay import replay
 from kvstore.bookie.upkeep.limbo import survey
+from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.support import OTHERS, Metadata, Shelf, crash, metadata, run, segments, tiny
@@ -202,6 +203,44 @@ def test_the_doubt_outlives_a_crash_before_the_survey(world: SimWorld) -> None:
     for power in (True, False, True):
         run(world, look())
         crash(world, power=power)
+
+
+# docs/protocol.md B10
+def test_that_the_doubt_is_over_outlives_the_only_segment_that_says_it(world: SimWorld) -> None:
+    """An older one, of a start that ended before the survey, says that it has begun, and stays for what it holds."""
+    hide_a_record(world)
+    meta = Metadata()
+    meta.known = {L: metadata(L), 8: metadata(8), 50: metadata(50), 60: metadata(60, *OTHERS), NEW: metadata(NEW)}
+
+    async def begin() -> None:
+        assert await (await opened(world, meta)).add(50, 0) is Status.OK
+        await pause(1)
+
+    async def look() -> None:
+        shelf = await opened(world, meta)
+        assert shelf.storage.inventory.is_limbo
+        await survey(shelf.storage, meta)
+        surveyed, entry = shelf.storage.journal.synced_file, 0
+        while shelf.storage.journal.synced_file == surveyed:
+            assert await shelf.add(NEW, entry, b"x" * 300) is Status.OK
+            entry += 1
+        meta.known[NEW] = None
+        reclaimer = Reclaimer(shelf.env, tiny(sparse_share=0.0), shelf.storage, meta)
+        assert await reclaimer.drop_deleted() == [NEW]
+        assert surveyed in await reclaimer.free_segments()
+
+    async def again() -> None:
+        shelf = await opened(world, meta)
+        assert not shelf.storage.inventory.is_limbo
+        assert await shelf.status(50, 0) is Status.OK
+        assert await shelf.status(60, 0) is Status.NO_LEDGER, "it names others"
+
+    run(world, begin())
+    crash(world)
+    run(world, look())
+    for power in (True, False):
+        crash(world, power=power)
+        run(world, again())
 
 
 def test_a_writer_of_a_doubted_ledger_goes_on_only_if_it_is_still_open(world: SimWorld) -> None:
