@@ -108,7 +108,7 @@ class _Replay:
         self._present.update(present)
         files = {file: self._look(file) for file in sorted({*present, *indexed(self._disk, self._index_dir)})}
         self._result.next_file = max(files, default=0) + 1
-        anchor = max((file for file, found in files.items() if self._is_certified(found)), default=0)
+        anchor = max((file for file, found in files.items() if self._is_certified(found, files)), default=0)
         expected = self._expected(files, anchor)
         for file in sorted(expected):
             if file <= anchor:
@@ -185,11 +185,20 @@ class _Replay:
         finally:
             segment.release()
 
-    def _is_certified(self, found: _File) -> bool:
+    def _is_certified(self, found: _File, files: dict[int, _File]) -> bool:
         if found.checkpoint is not None or not found.has_header:
             return found.checkpoint is not None
+        if self._said_synced(found.segment.file, files) > FILE_HEADER_SIZE:
+            return True
         headers = group_headers(self._bytes(found)[0], found.segment.salt)
         return certified(headers, found.segment.file) > FILE_HEADER_SIZE
+
+    @staticmethod
+    def _said_synced(file: int, files: dict[int, _File]) -> int:
+        """Up to where a segment was synced, as the first groups of others say; of one with a single group no other
+        says it."""
+        firsts = (other.first for other in files.values() if other.first is not None)
+        return max((first.synced_to for first in firsts if first.synced_file == file), default=0)
 
     def _expected(self, files: dict[int, _File], anchor: int) -> set[int]:
         """The segments up to the anchor that the anchor says there are."""
@@ -216,8 +225,7 @@ class _Replay:
 
     def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> Scan:
         file = found.segment.file
-        firsts = (other.first for other in files.values() if other.first is not None)
-        said = max((first.synced_to for first in firsts if first.synced_file == file), default=0)
+        said = self._said_synced(file, files)
         data, missing = self._bytes(found)
         return scan(data, file, found.segment.salt, known_end=known_end, synced_to=said, missing=missing)
 

@@ -10,7 +10,7 @@ from kvstore.bookie import storage
 from kvstore.bookie.upkeep.limbo import survey
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
-from tests.bookie.disks.test_damage import L, idle, opened, without_checkpoints, written
+from tests.bookie.disks.test_damage import L, idle, offset_of, opened, without_checkpoints, written
 from tests.bookie.support import Metadata, Shelf, crash, metadata, run, segments, tiny
 from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import SimWorld
@@ -135,6 +135,34 @@ def test_a_bad_sector_at_the_end_of_the_journal_is_no_torn_tail(world: SimWorld,
     disk = world.node("b1").disk
     disk.fail_reads(segments(disk, config)[0], range(4096, 8192))
     for _ in range(3):
+        run(world, read())
+        crash(world)
+
+
+# docs/protocol.md B6
+def test_damage_in_a_segment_of_one_group_is_no_torn_tail_where_the_next_one_says_that_it_was_synced(
+    world: SimWorld,
+) -> None:
+    """A burst filled it while one sync was under way, and the crash came before its index file was on the disk."""
+    disk = world.node("b1").disk
+
+    async def write() -> None:
+        shelf = await opened(world)
+        answers = [shelf.submit(L, entry, bytes([entry]) * 300) for entry in range(30)]
+        assert {await answer for answer in answers} == {Status.OK}
+
+    async def read() -> None:
+        shelf = await opened(world)
+        there = [await shelf.status(L, entry) for entry in range(31)]
+        assert set(there) == {Status.OK, Status.UNKNOWN_LEDGER_STATE}, "all of them were acknowledged"
+
+    run(world, write())
+    crash(world, power=False)
+    without_checkpoints(disk)
+    burst = segments(disk)[1]
+    lost = next(each for each in range(5, 30) if bytes([each]) * 300 in disk.names.now.files[burst].cache.data)
+    disk.flip_bit(burst, 8 * (offset_of(disk, burst, bytes([lost]) * 300) - 36 - 20))
+    for _ in range(2):
         run(world, read())
         crash(world)
 
