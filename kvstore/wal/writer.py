@@ -340,6 +340,10 @@ class LedgerWriter:
         if not bit or self.state is State.CHANGING:
             return []
         self._failed &= ~bit
+        for entry, sent in self._sent.items():
+            if entry > self.last_confirmed:
+                break
+            sent.acks |= bit & sent.targets  # it owes nothing that was confirmed without it: repair copies that
         return self._send_again(bit)
 
     def _resume(self, metadata: LedgerMetadata, replaced: Iterable[BookieId]) -> list[Command]:
