@@ -200,6 +200,7 @@ class FeedReader:
             left_s = deadline - self._env.clock.now()
             if left_s <= 0:
                 break
+            has_served = address in self._open
             try:
                 return call(self._stub(address), min(left_s, attempt_s))
             except grpc.RpcError as error:
@@ -214,7 +215,7 @@ class FeedReader:
                 failure = Unavailable(f"{address}: {error}")
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 failure = Unavailable(f"{address}: {error}")
-            failure = strangers.judge(address, failure, addresses)
+            failure = strangers.judge(address, failure, addresses, has_served=has_served)
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
         if (stranger := strangers.why_or_none(addresses, is_late=True)) is not None:

@@ -95,6 +95,8 @@ class Replica(data_pb2_grpc.DataServicer, feed_pb2_grpc.FeedServicer):
 
     def Positions(self, request: feed_pb2.PositionsRequest, context: Any) -> feed_pb2.PositionsResponse:
         if self.good == 0:
+            if self.heal:
+                self.good = 1_000
             _abort(context, self.failure)
         return feed_pb2.PositionsResponse()
 
@@ -305,6 +307,16 @@ def test_a_server_that_is_just_starting_is_waited_for() -> None:
     finally:
         timer.join()
         late[0].close()
+
+
+def test_a_feed_reader_goes_on_with_the_login_that_there_is_now(replicas: list[Replica]) -> None:
+    with FeedReader(f"kv://{replicas[0].address}") as feed:
+        feed.positions()
+        replicas[0].fail_after(0, NotAuthenticated("the token has expired"), heal=True)
+        feed.positions()
+        replicas[0].fail_after(0, NotAuthenticated("the user is removed"))
+        with pytest.raises(NotAuthenticated):
+            feed.positions()
 
 
 def test_a_pin_is_asked_for_in_the_cluster_that_is_meant(replicas: list[Replica]) -> None:

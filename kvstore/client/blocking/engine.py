@@ -327,7 +327,7 @@ class BlockingEngine:
             if received and link.stranger is None:
                 self._rests.held(link.address)
             if received or link.stranger is not None:
-                self._strangers.hear(link.address, link.stranger)
+                self._strangers.hear(link.address, link.stranger, has_served=link.has_served)
             if not link.is_broken or self._links.get(link.address) is not link:
                 return
             del self._links[link.address]
@@ -360,6 +360,8 @@ class BlockingEngine:
                     self.check(message, address)
                 except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
                     failure = error
+                    link.refuse(error)
+                    self._hear(link, ())
                     continue
                 except Unavailable as error:
                     failure = failure if isinstance(failure, NotAuthenticated) else error
