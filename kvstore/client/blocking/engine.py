@@ -372,10 +372,21 @@ class BlockingEngine:
                     self.seen.learn(message)
                     link.is_ours = True
                     self._read_at = self.env.clock.now()
+                self._let_go()
                 return None
             return failure
         finally:
             self._is_reading = False
+
+    def _let_go(self) -> None:
+        """End links to servers that the cluster has no more. Nobody asks them, so nobody would find them broken."""
+        with self._lock:
+            gone = [link for address, link in self._links.items() if not self.routing.is_ours(address)]
+            for link in gone:
+                link.is_broken = True
+                del self._links[link.address]
+        for link in gone:
+            link.close_when_idle()
 
     def _pause(self, seconds: float) -> None:
         """Sleep, but not beyond a close."""
