@@ -115,7 +115,7 @@ class _Replay:
                 self._load(files, sorted(expected), file, is_anchor=file == anchor)
         for file in present:
             if file > anchor:
-                self._continue(files[file], files)
+                self._continue(files[file])
         self._find_missing(files, present, anchor)
         for file in sorted(files.keys() - self._inventory.segments.keys()):
             self._result.leftovers.append(files[file].segment)
@@ -293,11 +293,12 @@ class _Replay:
         elif record.head.kind != Kind.FILES:
             self._result.again.append(record)
 
-    def _continue(self, found: _File, files: dict[int, _File]) -> None:
-        """A segment after the anchor: nothing in it is known to be synced but what the one after it says."""
+    def _continue(self, found: _File) -> None:
+        """A segment after the anchor: nothing in it is known to be synced."""
         if not found.has_header:
             return
-        result = self._scan(found, None, files)
+        data, missing = self._bytes(found)
+        result = scan(data, found.segment.file, found.segment.salt, missing=missing)
         self._result.ends[found.segment] = result.end
         self._note(found.segment, result)
         for record in result.records:
