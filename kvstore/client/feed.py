@@ -20,7 +20,15 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.library_env import library_env
-from kvstore.errors import ConfigError, InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import (
+    ConfigError,
+    InvalidRequest,
+    NotAuthenticated,
+    OutcomeUnknown,
+    Retryable,
+    StoreError,
+    Unavailable,
+)
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error, is_answered
@@ -154,7 +162,7 @@ class FeedReader:
     def hold(self, name: str, positions: Mapping[str, int], ttl_s: float, *, timeout_s: float | None = None) -> int:
         """Keep what stands behind `positions` for `ttl_s`, however old it gets; again under the same name moves both.
         0 seconds: give it back. Returns the deadline, in milliseconds since 1970. Raises PositionTrimmed,
-        InvalidRequest."""
+        InvalidRequest, OutcomeUnknown."""
         if not 0 <= ttl_s * 1000 <= UINT64_MAX:  # also if it is no number
             raise InvalidRequest(f"want `ttl_s` from 0 on, got {ttl_s!r}")
         request = feed_pb2.HoldRequest(
@@ -164,7 +172,7 @@ class FeedReader:
             cluster=self._identity,
         )
         response: feed_pb2.HoldResponse = self._ask(
-            lambda stub, left_s: stub.Hold(request, timeout=left_s), (), timeout_s, is_long=True
+            lambda stub, left_s: stub.Hold(request, timeout=left_s), (), timeout_s, is_long=True, is_read=False
         )
         return response.deadline_ms
 
@@ -185,9 +193,10 @@ class FeedReader:
         wait_s: float = 0.0,
         *,
         is_long: bool = False,
+        is_read: bool = True,
     ) -> Any:
         """The first answer of a server. All of these calls may be repeated. `is_long`: one takes longer, the more
-        partitions there are, and begins from the front when it is repeated."""
+        partitions there are, and begins from the front when it is repeated. `is_read`: one leaves nothing unknown."""
         patience_s = wait_s + (self._config.timeout_s if timeout_s is None else timeout_s)
         attempt_s = wait_s + 2 * self._config.silence_s
         if is_long:
@@ -196,15 +205,21 @@ class FeedReader:
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
         addresses, strangers = list(dict.fromkeys((*servers, *self._config.endpoints))), Strangers()
         said: StoreError | None = None
+        """What a server that knows who asks has answered."""
+        unknown: OutcomeUnknown | None = None
         for address in self._turns(addresses):
             left_s = deadline - self._env.clock.now()
             if left_s <= 0:
                 break
+            has_served = address in self._open
             try:
                 return call(self._stub(address), min(left_s, attempt_s))
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
-                said = failure if is_answered(error) else said
+                if is_answered(error) and not isinstance(failure, NotAuthenticated):
+                    said = failure
+                if isinstance(failure, OutcomeUnknown) and not is_read:
+                    unknown = failure
                 self._forget(address, error)
             except ValueError:  # gRPC's word for a channel that was closed meanwhile
                 raise Unavailable(CLOSED) from None
@@ -214,13 +229,12 @@ class FeedReader:
                 failure = Unavailable(f"{address}: {error}")
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 failure = Unavailable(f"{address}: {error}")
-            failure = strangers.judge(address, failure, addresses)
+            failure = strangers.judge(address, failure, addresses, has_served=has_served)
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
-        if (stranger := strangers.why_or_none(addresses, is_late=True)) is not None:
-            raise stranger
-        failure = said or failure  # the last call's time may have ended with the caller's
-        raise failure if isinstance(failure, Retryable) else Unavailable(str(failure))  # a read leaves nothing unknown
+        # The last call's time may have ended with the caller's: what it says counts least.
+        failure = unknown or said or strangers.why_or_none(addresses, is_late=True) or failure
+        raise Unavailable(str(failure)) if isinstance(failure, OutcomeUnknown) and is_read else failure
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:
         """All addresses, again and again, with pauses between the rounds."""

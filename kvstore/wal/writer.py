@@ -146,7 +146,6 @@ class _Sent(msgspec.Struct):
     targets: int
     sent_at: float
     acks: int = 0
-    """Who has it; of a confirmed entry also who was away then, and is back: it is not owed to them."""
 
 
 class LedgerWriter:
@@ -344,7 +343,7 @@ class LedgerWriter:
         for entry, sent in self._sent.items():
             if entry > self.last_confirmed:
                 break
-            sent.acks |= bit & sent.targets  # not owed: nobody sends it, repair copies it
+            sent.acks |= bit & sent.targets  # it owes nothing that was confirmed without it: repair copies that
         return self._send_again(bit)
 
     def _resume(self, metadata: LedgerMetadata, replaced: Iterable[BookieId]) -> list[Command]:

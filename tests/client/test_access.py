@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -195,3 +196,48 @@ async def test_the_same_on_asyncio(servers: Servers) -> None:
     servers.access[servers.cluster.ids[0]].take(table(RemoveUser("tenant")))
     async with AsyncClient(url_of(servers, "tenant")) as client:
         await client.put(key_led_by(servers, "n2"), b"1")
+
+
+@pytest.fixture
+def password_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of the tenant, as clients without a login of their own have it."""
+    file = tmp_path / "password"
+    file.write_text("secret")
+    monkeypatch.setenv("KVSTORE_USER", "tenant")
+    monkeypatch.setenv("KVSTORE_PASSWORD_FILE", str(file))
+    return file
+
+
+def replace_login(servers: Servers, file: Path) -> None:
+    """At all servers at once, and in time in the file: as a token's that expires."""
+    file.write_text("another")
+    for each in servers.access.values():
+        servers.loop.call_soon_threadsafe(each.take, table(SetPassword("tenant", OTHER_HASH)))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_calls_go_on_with_the_login_that_there_is_now(password_file: Path, count: int) -> None:
+    with serving_in_a_thread(ModelCluster(count, count), access) as servers, Client(servers.patient_url) as client:
+        keys = [key_led_by(servers, each) for each in servers.cluster.ids]
+        client.put_many(dict.fromkeys(keys, b"1"))
+        engine = client._engine
+        assert engine is not None
+        assert len(engine._links) == count
+        replace_login(servers, password_file)
+        for key in keys:
+            client.put(key, b"2")
+        for each in servers.access.values():
+            servers.loop.call_soon_threadsafe(each.take, table(RemoveUser("tenant")))
+        with pytest.raises(NotAuthenticated):
+            client.put(keys[0], b"3")
+
+
+def test_a_topology_that_is_refused_ends_the_connection_of_an_old_login(threaded: Servers, password_file: Path) -> None:
+    with Client(threaded.patient_url) as client:
+        engine = client._engine
+        assert engine is not None
+        before = dict(engine._links)
+        replace_login(threaded, password_file)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), threaded.loop).result()
+        engine._read_topology()
+        assert not any(engine._links.get(address) is link for address, link in before.items())

@@ -95,8 +95,14 @@ class Replica(data_pb2_grpc.DataServicer, feed_pb2_grpc.FeedServicer):
 
     def Positions(self, request: feed_pb2.PositionsRequest, context: Any) -> feed_pb2.PositionsResponse:
         if self.good == 0:
+            if self.heal:
+                self.good = 1_000
             _abort(context, self.failure)
         return feed_pb2.PositionsResponse()
+
+    def Hold(self, request: feed_pb2.HoldRequest, context: Any) -> feed_pb2.HoldResponse:
+        _abort(context, self.failure)
+        return feed_pb2.HoldResponse()
 
     def close(self) -> None:
         self._server.stop(0).wait()
@@ -305,6 +311,43 @@ def test_a_server_that_is_just_starting_is_waited_for() -> None:
     finally:
         timer.join()
         late[0].close()
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_an_unknown_outcome_is_told_as_such_though_another_server_does_not_know_the_user(
+    replicas: list[Replica], turn: int
+) -> None:
+    """That one is told as if nothing had been done, and the pin may hold the log."""
+    replicas[0].fail_after(0, OutcomeUnknown("p1 did not answer"))
+    replicas[1].fail_after(0, NotAuthenticated("its table is old"))
+    config = ClientConfig(endpoints=tuple(each.address for each in replicas[:2])[::turn])
+    with pytest.raises(OutcomeUnknown, match="p1 did not answer"):
+        pin_store(config, ttl_s=1)
+    with FeedReader(config) as feed, pytest.raises(OutcomeUnknown, match="p1 did not answer"):
+        feed.hold("h", {"p1": 0}, 1.0, timeout_s=0.5)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_what_a_server_says_that_knows_the_user_counts_for_more(replicas: list[Replica], turn: int) -> None:
+    replicas[0].fail_after(0, Unavailable("p2 is not led"))
+    replicas[1].fail_after(0, NotAuthenticated("its table is old"))
+    config = ClientConfig(endpoints=(*(each.address for each in replicas[:2]), NOBODY)[::turn])
+    with pytest.raises(Unavailable, match="p2 is not led"):
+        renew_pin(config, "pin", ttl_s=1, timeout_s=0.5)
+    with FeedReader(config) as feed, pytest.raises(Unavailable, match="p2 is not led"):
+        feed.positions(timeout_s=0.5)
+    with pytest.raises(NotAuthenticated):
+        renew_pin(replace(config, endpoints=(replicas[1].address, NOBODY)), "pin", ttl_s=1, timeout_s=0.5)
+
+
+def test_a_feed_reader_goes_on_with_the_login_that_there_is_now(replicas: list[Replica]) -> None:
+    with FeedReader(f"kv://{replicas[0].address}") as feed:
+        feed.positions()
+        replicas[0].fail_after(0, NotAuthenticated("the token has expired"), heal=True)
+        feed.positions()
+        replicas[0].fail_after(0, NotAuthenticated("the user is removed"))
+        with pytest.raises(NotAuthenticated):
+            feed.positions()
 
 
 def test_a_pin_is_asked_for_in_the_cluster_that_is_meant(replicas: list[Replica]) -> None:

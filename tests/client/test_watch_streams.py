@@ -45,7 +45,7 @@ class Server(kv_pb2_grpc.KVServicer):
         self.address, self.cluster = "", cluster
         self.watches, self.stream_s = 0, 0.0
         self.finds_its_place_s = 0.0
-        self.knows_users = True
+        self.knows_users, self.ends_as_strangers = True, False
         self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         """Who it is."""
         self.may_watch = asyncio.Event()
@@ -86,6 +86,8 @@ class Server(kv_pb2_grpc.KVServicer):
                 while self._last == shown and self._ended == ended:
                     await self._news.wait()
             if self._ended != ended:
+                if self.ends_as_strangers:
+                    await abort(context, NotAuthenticated("the token has expired"))
                 return
             shown += 1
             change = kv_pb2.Change(key=b"k", sequence=shown)
@@ -410,6 +412,33 @@ async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say
         closing = watch.close()
         if closing is not None:
             await closing
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_a_watch_whose_login_has_ended_goes_on_with_the_one_that_there_is_now(*, is_blocking: bool) -> None:
+    """The only server ends it, and takes the next one."""
+    async with serving() as server:
+        server.ends_as_strangers = True
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        if is_blocking:
+            with await asyncio.to_thread(Watch(*given).ready) as watch:
+                await server.end_all()
+                await server.put()
+                assert (await asyncio.to_thread(next, watch)).version == 1
+                server.knows_users = False
+                await server.end_all()
+                with pytest.raises(NotAuthenticated, match="the token has expired"):
+                    await asyncio.to_thread(next, watch)
+            return
+        async with AsyncWatch(*given) as watch:
+            await server.end_all()
+            await server.put()
+            assert (await anext(watch)).version == 1
+            server.knows_users = False
+            await server.end_all()
+            with pytest.raises(NotAuthenticated, match="the token has expired"):
+                await anext(watch)
 
 
 async def test_a_watch_that_is_closed_while_its_server_says_who_it_is_ends() -> None:

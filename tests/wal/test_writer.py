@@ -243,14 +243,15 @@ def test_a_bookie_that_is_back_gets_what_is_unconfirmed_and_what_comes() -> None
 
 # docs/protocol.md W8
 def test_a_bookie_that_is_back_owes_nothing_that_was_confirmed_while_it_was_away() -> None:
-    """It was taken for silent for good: nobody sends that to it. Two can lack it where Qw is Qa + 2."""
-    writer = writer_with(b"a", metadata=ledger(B1, B2, B3, B4, B5, ack=3))
-    assert confirmed(stored(writer, 0, B1, B2, B3)) == [0]
-    writer.handle(Failed(B4))
-    assert writer.handle(Returned(B4)) == []
-    assert writer.owed_longest() == {B5: e(0)}
-    stored(writer, 0, B5)
-    assert (writer.owed_longest(), writer.held_bytes) == ({}, 0)
+    """It was taken for silent, for what nobody had sent to it. Two can lack what is confirmed if Qw is Qa + 2."""
+    writer = writer_with(b"a", metadata=ledger(ack=1))
+    writer.handle(Failed(B3))
+    assert confirmed(stored(writer, 0, B1)) == [0]
+    assert sent(writer.handle(Returned(B3))) == []
+    assert writer.owed_longest() == {B2: e(0)}
+    stored(writer, 0, B2)
+    assert (writer.owed_longest(), writer.unconfirmed) == ({}, 0)
+    assert not writer._sent, "nor is it kept for it"
 
 
 def test_a_bookie_that_never_failed_does_not_return() -> None:

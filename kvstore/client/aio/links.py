@@ -102,7 +102,9 @@ class Links:
         does not."""
         if any(link.state is State.UP for link in self._links.values()):
             return None
-        return self._strangers.why_or_none(self.addresses(), is_late=is_late)
+        why = self._strangers.why_or_none(self.addresses(), is_late=is_late)
+        # Another object for each caller: one that is raised again and again keeps the frames of all who caught it.
+        return None if why is None else type(why)(*why.args)
 
     def all(self) -> list[Link]:
         return [link for _, link in sorted(self._links.items())]
@@ -148,5 +150,6 @@ class Links:
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)
+        self._strangers.hear(link.address, None)  # what it said last counts, since this may go on for days
         self._strangers.hear(link.address, link.stranger)
         self._changed()

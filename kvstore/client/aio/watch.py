@@ -132,7 +132,7 @@ class AsyncWatch(ClosedAtExit):
                 await self._hang_up()
             else:
                 return self._reading.take(message)
-            failure = strangers.judge(self._address, failure, self._addresses())
+            failure = strangers.judge(self._address, failure, self._addresses(), has_served=deadline is None)
             if is_final(failure):
                 raise failure
             now = self._env.clock.now()

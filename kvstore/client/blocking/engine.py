@@ -328,7 +328,7 @@ class BlockingEngine:
             if received and link.stranger is None:
                 self._rests.held(link.address)
             if received or link.stranger is not None:
-                self._strangers.hear(link.address, link.stranger)
+                self._strangers.hear(link.address, link.stranger, has_served=link.has_served)
             if not link.is_broken or self._links.get(link.address) is not link:
                 return
             del self._links[link.address]
@@ -361,6 +361,8 @@ class BlockingEngine:
                     self.check(message, address)
                 except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
                     failure = error
+                    link.refuse(error)
+                    self._hear(link, ())
                     continue
                 except Unavailable as error:
                     failure = failure if isinstance(failure, NotAuthenticated) else error
@@ -371,10 +373,21 @@ class BlockingEngine:
                     self.seen.learn(message)
                     link.is_ours = True
                     self._read_at = self.env.clock.now()
+                self._let_go()
                 return None
             return failure
         finally:
             self._is_reading = False
+
+    def _let_go(self) -> None:
+        """End links to servers that the cluster has no more. Nobody asks them, so nobody would find them broken."""
+        with self._lock:
+            gone = [link for address, link in self._links.items() if not self.routing.is_ours(address)]
+            for link in gone:
+                link.is_broken = True
+                del self._links[link.address]
+        for link in gone:
+            link.close_when_idle()
 
     def _pause(self, seconds: float) -> None:
         """Sleep, but not beyond a close."""

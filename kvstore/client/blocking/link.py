@@ -88,6 +88,8 @@ class BlockingLink:
         self.stranger: NotAuthenticated | None = None
         """Why its server does nothing for this client: it does not know the user. Use another link: a newer one may
         have another login, too."""
+        self.has_served = False
+        """It has had answers, so its login was good once."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
         self._cluster = cluster
@@ -100,7 +102,7 @@ class BlockingLink:
     def topology(self, timeout_s: float) -> kv_pb2.TopologyResponse:
         """Raises Unavailable, and NotAuthenticated if the server does not know who asks."""
         try:
-            return self._stub.Topology(kv_pb2.TopologyRequest(), timeout=timeout_s)
+            message: kv_pb2.TopologyResponse = self._stub.Topology(kv_pb2.TopologyRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             found = from_rpc_error(error)
             if isinstance(found, NotAuthenticated):
@@ -108,6 +110,8 @@ class BlockingLink:
             raise Unavailable(f"{self.address} gives no topology: {found}") from None
         except ValueError:  # gRPC's word for a channel that was closed: another caller saw that the link is broken
             raise Unavailable(f"the connection to {self.address} is closed") from None
+        self.has_served = True
+        return message
 
     def run(self, operation: Operation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
         """The answer to the operation or a StoreError; and the messages that this caller received for all."""
@@ -215,6 +219,7 @@ class BlockingLink:
         except grpc.FutureCancelledError:
             self._fail(numbered, OutcomeUnknown("the connection was closed"))
             return []
+        self.has_served = True
         try:
             for number, answer in answered(answers):
                 operation = numbered.pop(number, None)

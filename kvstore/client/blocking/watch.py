@@ -147,7 +147,7 @@ class Watch(ClosedAtExit):
                 self._closing.set()
             if self._closing.is_set():
                 return
-            failure = strangers.judge(self._address, failure, self._addresses())
+            failure = strangers.judge(self._address, failure, self._addresses(), has_served=deadline is None)
             if is_final(failure):
                 raise failure
             deadline = now + self._config.timeout_s if deadline is None else deadline

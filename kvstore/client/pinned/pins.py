@@ -25,7 +25,7 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.strangers import Strangers
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
-from kvstore.errors import ConfigError, NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.cover import flaw
 from kvstore.rpc.channels import open_channel
@@ -223,6 +223,7 @@ def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]
     env = library_env("kvstore pinned")
     end = env.clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")
+    weight = 0
     addresses, strangers = dict.fromkeys(config.endpoints), Strangers()
     for pause_s in delays(env.random, first_s=0.02, cap_s=0.5):
         is_any_away = False
@@ -241,17 +242,26 @@ def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]
                 found, is_away = error, False
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 found, is_away = Unavailable(f"{address}: {error}"), True
+            found_weight = _weight(found, is_away=is_away)
             found = strangers.judge(address, found, addresses)
             if not isinstance(found, Retryable | OutcomeUnknown):
                 raise found
             is_any_away |= is_away
-            if not isinstance(failure, NoSuchPin):  # what the cluster says counts for more than that a server is down
-                failure = found
+            if found_weight >= weight:
+                failure, weight = found, found_weight
         if isinstance(failure, NoSuchPin) or not is_any_away or env.clock.now() + pause_s >= end:
             break
         threading.Event().wait(pause_s)
-    stranger = strangers.why_or_none(addresses, is_late=True) if isinstance(failure, Unavailable) else None
+    stranger = strangers.why_or_none(addresses, is_late=True) if weight == 0 else None
     raise stranger or failure
+
+
+def _weight(found: StoreError, *, is_away: bool) -> int:
+    """How much counts what came of asking a server, beside what came of asking others: that a pin has ended; that it
+    may be there; what the cluster says; that one server is down, or does not know who asks."""
+    if isinstance(found, NoSuchPin | OutcomeUnknown):
+        return 3 if isinstance(found, NoSuchPin) else 2
+    return 0 if is_away or isinstance(found, NotAuthenticated) else 1
 
 
 def _pinned_of(message: data_pb2.PinnedPartition) -> PinnedPartition:

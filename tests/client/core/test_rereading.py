@@ -11,7 +11,7 @@ from kvstore.client.blocking.link import BlockingLink
 from kvstore.errors import Unavailable
 from kvstore.proto import kv_pb2
 from tests.client.model import ModelCluster
-from tests.client.serving import serving_in_a_thread
+from tests.client.serving import PATIENT, serving_in_a_thread
 
 
 def test_it_asks_servers_that_are_connected_before_one_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +51,25 @@ def test_it_leaves_half_of_the_time_to_the_call(monkeypatch: pytest.MonkeyPatch)
         client.put(b"k", b"2", timeout_s=20.0)
         assert len(given) == 3
         assert max(given) <= 10.0
+
+
+def test_links_to_servers_that_are_no_more_are_let_go() -> None:
+    """Nobody asks these, so nobody would find them broken. One was among the client's endpoints."""
+    endpoint, named = "127.0.0.1:9", "127.0.0.1:19"
+    with serving_in_a_thread(ModelCluster()) as servers, Client(f"{servers.url},{endpoint}{PATIENT}") as client:
+        engine = client._engine
+        assert engine is not None
+        engine.routing.addresses |= {"n8": endpoint, "n9": named}
+        engine.routing.answered.add(endpoint)
+        gone = [engine._open(each) for each in (endpoint, named)]
+        assert all(link is not None and link.is_ours for link in gone)
+        client.put(b"k", b"1")
+        assert {endpoint, named} <= engine._links.keys()
+        engine._read_at = -1e9  # ten seconds later
+        client.put(b"k", b"2")
+        assert not {endpoint, named} & engine._links.keys()
+        assert engine._links
+        for link in gone:
+            assert link is not None
+            with pytest.raises(Unavailable, match="is closed"):
+                link.topology(1.0)
