@@ -170,7 +170,7 @@ def test_a_load_that_is_interrupted_prints_its_figures_and_says_so() -> None:
         arguments = ["--seconds", "60", "--warmup", "0", "--in-flight", "2", "--json"]
         command = [sys.executable, "-m", "kvstore", "bench", "run", "--server", servers.url.removeprefix("kv://")]
         with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            wait_until_blocking(lambda: any(each.applied for each in cluster.partitions.values()), what="a write")
+            wait_until_blocking(lambda: sum(len(each.applied) for each in cluster.partitions.values()) > 9, what="puts")
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -18,7 +18,7 @@ from kvstore.errors import ClusterTooNew, Corrupted, StoreError, WrittenByNewer
 from kvstore.partition import versioning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.following import Following
-from kvstore.partition.election.publishing import Publishing
+from kvstore.partition.election.publishing import TAKEN_S, Publishing
 from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.role_machine import Role
 from kvstore.partition.election.tail import Tail
@@ -339,6 +339,30 @@ async def test_a_replica_without_a_state_publishes_how_much_of_anothers_it_has()
     assert Published.decode(b'{"seq": 0, "durable_seq": 0, "epoch": 0, "nonce": "x"}').taken is None, (
         "the first release"
     )
+
+
+# docs/protocol.md H6
+async def test_that_entries_without_a_sequence_were_applied_is_published_now_and_then() -> None:
+    said: list[Published] = []
+    rests = 0
+
+    async def publish(mine: Published) -> None:
+        said.append(mine)
+
+    async def rest(_: float) -> None:
+        nonlocal rests
+        rests += 1
+        state.position = Position(LedgerId(7), EntryId(rests))
+        if rests > 2 * TAKEN_S:
+            raise asyncio.CancelledError
+
+    state = state_over(MemoryEngine())
+    applied(raised(2), state)
+    trials = SimpleNamespace(trial=SimpleNamespace(since=0, is_barred=False))
+    beat, claims = SimpleNamespace(rest=rest), SimpleNamespace(publish=publish)
+    with pytest.raises(asyncio.CancelledError):
+        await Publishing(*cast(Any, (beat, claims, state, trials, ServerId("n1"), "x"))).run()
+    assert [each.taken for each in said[1:]] == [(7, TAKEN_S), (7, 2 * TAKEN_S)]
 
 
 async def test_a_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,9 @@ from kvstore.types import ServerId
 log = logging.getLogger(__name__)
 
 PUBLISH_S = 1.0
+TAKEN_S = 60.0
+"""How often it is published that entries were applied of which no sequence tells, as of rows that move here: for who
+waits for a newcomer to get further (docs/protocol.md H6)."""
 
 
 class Publishing:
@@ -40,11 +43,16 @@ class Publishing:
 
     async def run(self) -> None:
         """Publish whatever has changed, now and then."""
+        taken, silent_s = self._taken(), 0.0
         while True:
             state = self._state
-            present = state.seq, state.durable_seq, state.epoch, self._is_stopped(), self._taken()
+            installed = state.installed_bytes if state.position is None else 0
+            present = state.seq, state.durable_seq, state.epoch, self._is_stopped(), installed
+            silent_s += PUBLISH_S
+            is_further = silent_s >= TAKEN_S and self._taken() != taken
             try:
-                if present != self._said or self._trials.trial.since:
+                if present != self._said or self._trials.trial.since or is_further:
+                    taken, silent_s = self._taken(), 0.0
                     await self._claims.publish(self._progress())
                     self._said = () if self._trials.trial.since else present
             except MetadataError as error:
