@@ -16,7 +16,7 @@ def test_a_few_times_say_nothing() -> None:
 
 
 def test_it_is_over_after_its_seconds_and_leaves_nothing(tmp_path: Path) -> None:
-    found = measure(tmp_path, 0.8)
+    found = measure(tmp_path, 3.0)  # ten syncs are enough: others may want the disk meanwhile
     assert 0 < found["pulse_p50_ms"] <= found["pulse_p95_ms"]
     assert list(tmp_path.iterdir()) == []
 
