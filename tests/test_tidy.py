@@ -206,7 +206,7 @@ def test_tests_do_not_sleep(file: Source) -> None:
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
 
 
-PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "broken", "own")}
+PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "broken", "own", "patient")}
 """Run as processes of their own."""
 
 
