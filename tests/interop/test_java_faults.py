@@ -60,7 +60,7 @@ async def test_javas_writer_goes_on_when_bookies_are_killed_stopped_and_come_bac
         async def is_replaced() -> bool:
             return stopped.id not in (await cluster.metadata(writer.ledger)).fragments[-1].ensemble
 
-        await wait_until(is_replaced, timeout_s=20, what="Java replaces a bookie that stands still")
+        await wait_until(is_replaced, what="Java replaces a bookie that stands still")
         await cluster.are_registered(*(each.id for each in cluster.bookies if each is not stopped))
     finally:
         stopped.resume()

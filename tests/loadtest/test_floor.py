@@ -25,7 +25,7 @@ from loadtest import floor_member
 from loadtest.bench import peers
 from loadtest.floor_member import Link, Member
 from tests.conftest import ROOT
-from tests.waiting import wait_until, wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until, wait_until_blocking
 
 SILENCE_S = 0.5
 """A SET that two have acknowledged has long been answered."""
@@ -38,14 +38,14 @@ class Client:
 
     def __init__(self, door: str) -> None:
         host, _, port = door.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), 10)
+        self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
         self._reader = hiredis.Reader()
 
-    def ask(self, *words: bytes, timeout_s: float = 10) -> object:
+    def ask(self, *words: bytes, timeout_s: float = PATIENCE_S) -> object:
         """The reply, an error too. Raises TimeoutError."""
         return self.ask_all([words], timeout_s=timeout_s)[0]
 
-    def ask_all(self, commands: list[tuple[bytes, ...]], *, timeout_s: float = 10) -> list[object]:
+    def ask_all(self, commands: list[tuple[bytes, ...]], *, timeout_s: float = PATIENCE_S) -> list[object]:
         self._socket.settimeout(timeout_s)
         pack: Any = hiredis.pack_command
         self._socket.sendall(b"".join(map(pack, commands)))
