@@ -11,6 +11,7 @@ from kvstore.errors import NoSuchPin, Unavailable
 from kvstore.spark import pins
 from kvstore.spark.options import read_options
 from kvstore.spark.pins import kept_alive
+from tests.waiting import PATIENCE_S
 
 CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
 TTL_S = 0.2
@@ -43,13 +44,13 @@ def renewals(monkeypatch: pytest.MonkeyPatch) -> Renewals:
 def test_a_pin_is_renewed_while_it_is_used(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "a", TTL_S, pinned_at=time.time()):
         for _ in range(3):
-            assert renewals.happened.acquire(timeout=10)
+            assert renewals.happened.acquire(timeout=PATIENCE_S)
     assert set(renewals.ids) == {"a"}
 
 
 def test_a_short_task_renews_a_pin_that_is_due_and_no_other(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "old", 600, pinned_at=time.time() - 200):
-        assert renewals.happened.acquire(timeout=10)
+        assert renewals.happened.acquire(timeout=PATIENCE_S)
     for _ in range(3):
         with kept_alive(CONFIG, "old", 600, pinned_at=time.time() - 200):
             pass
@@ -64,13 +65,13 @@ def test_a_pin_that_cannot_be_renewed_is_tried_again(monkeypatch: pytest.MonkeyP
     found = Renewals(error)
     monkeypatch.setattr(pins, "renew_pin", found)
     with kept_alive(CONFIG, "b", TTL_S, pinned_at=time.time()):
-        assert found.happened.acquire(timeout=10)
-        assert found.happened.acquire(timeout=10)
+        assert found.happened.acquire(timeout=PATIENCE_S)
+        assert found.happened.acquire(timeout=PATIENCE_S)
 
 
 def test_a_clock_that_is_set_back_delays_no_renewal(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "c", TTL_S, pinned_at=time.time() + 3600):
-        assert renewals.happened.acquire(timeout=10)
+        assert renewals.happened.acquire(timeout=PATIENCE_S)
 
 
 def test_a_pin_that_some_servers_may_have_taken_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
