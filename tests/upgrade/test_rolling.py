@@ -8,7 +8,7 @@ import compileall
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from loadtest.drills.stage import Report
 from tests.cluster.harness import Cluster
 from tests.spark.snapshots.taken import rows_of
 from tests.upgrade import base
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_blocking
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.spark]
 
@@ -62,11 +62,23 @@ class Releases:
         await asyncio.to_thread(cluster.terminate, node)
         await asyncio.to_thread(cluster.start_node, node)
         await asyncio.to_thread(cluster.wait_ready, node)
-        assert cluster.status(node)["version"] == (base.RELEASE if old else VERSION)
+        assert (await asyncio.to_thread(self.status, node))["version"] == (base.RELEASE if old else VERSION)
+
+    def status(self, node: str) -> dict[str, Any]:
+        """Asked for again where it does not come in time."""
+        found: dict[str, Any] = {}
+
+        def has_come() -> bool:
+            with suppress(OSError):
+                found.update(self.cluster.status(node))
+            return bool(found)
+
+        wait_until_blocking(has_come, what=f"the status of {node}")
+        return found
 
     def log_versions(self) -> set[int | None]:
         """By which cluster version the replicas on all nodes find their logs written; None: a node does not know."""
-        tables = [self.cluster.status(node)["partitions"] for node in self.cluster.ids]
+        tables = [self.status(node)["partitions"] for node in self.cluster.ids]
         return {replica.get("log_version") for table in tables for replica in table.values()}
 
 
@@ -75,6 +87,23 @@ async def version(stage: RingStage, *words: str) -> Any:
     code, document = await stage.command("cluster", "version", *words)
     assert code == 0
     return document
+
+
+async def waits_for(stage: RingStage, why: str) -> Any:
+    """What is said of the version, once it waits for this first: a node may be heard of late, or be gone for a
+    moment."""
+    said: Any = None
+
+    async def is_said() -> bool:
+        nonlocal said
+        said = await version(stage)
+        return str(said["waits_for"]).startswith(why)
+
+    try:
+        await wait_until(is_said, what=f"that it waits for: {why}")
+    except TimeoutError as error:
+        raise AssertionError(f"{error}; it says {said}") from None
+    return said
 
 
 @asynccontextmanager
@@ -118,7 +147,7 @@ async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp
     cluster = releases.cluster
     try:
         await asyncio.to_thread(cluster.start)
-        assert {cluster.status(node)["version"] for node in cluster.ids} == {base.RELEASE}
+        assert {releases.status(node)["version"] for node in cluster.ids} == {base.RELEASE}
         stage = RingStage(cluster, Report(), keys=KEYS, value_bytes=VALUE_BYTES, seed=1)
         await stage.fill()
         planned = await stage.plan("add", "--count", "1")
@@ -133,11 +162,11 @@ async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp
                 await releases.restart("n2")
             assert taken.result() == stage.statics
             assert releases.log_versions() == {None, versions.FIRST}, "n3 could not read what a later version writes"
-            assert (await version(stage, "--hold"))["waits_for"].startswith("n3 cannot do it yet")
+            await version(stage, "--hold")
+            await waits_for(stage, "n3 cannot do it yet")
             await releases.restart("n3")
-            held = await version(stage)
-            assert (held["version"], held["held"]) == (versions.FIRST, True)
-            assert held["waits_for"].startswith("it is held"), "so long any node can go back"
+            held = await waits_for(stage, "it is held")
+            assert (held["version"], held["held"]) == (versions.FIRST, True), "so long any node can go back"
             await version(stage, "--rise")
 
             async def risen() -> bool:
