@@ -23,7 +23,7 @@ def run_locust(folder: Path, *words: str, file: Path = LOCUSTFILE) -> tuple[int,
     """Exit code, document, page, and what was said."""
     report = folder / "report.html"
     command = [*COMMAND, "-f", str(file), "--report", str(report), *words]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     said = f"{answer.stdout}\n{answer.stderr}"
     assert report.exists(), said
     return answer.returncode, json.loads(report.with_suffix(".json").read_text()), report.read_text(), said
