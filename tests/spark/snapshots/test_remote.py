@@ -5,6 +5,7 @@ that goes while it gets a child. On S3 over HTTP, on fsspec's memory, and on a f
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -188,9 +189,16 @@ def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore, monke
 
 
 @pytest.mark.parametrize("root", ["s3", "memory"], indirect=True)
-def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore) -> None:
+def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(Work.begin(store, PLAN))
     (folder,) = store.remains()
+    create, all_found = RemotePath.create, threading.Barrier(4)
+
+    def create_together(place: RemotePath, data: bytes) -> bool:
+        all_found.wait(PATIENCE_S)
+        return create(place, data)
+
+    monkeypatch.setattr(RemotePath, "create", create_together)
     with ThreadPoolExecutor(4) as threads:
         found = [each for each in threads.map(lambda _: Work.of_the_dead_or_none(store, folder), range(4)) if each]
     assert len(found) == 1

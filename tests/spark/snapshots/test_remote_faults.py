@@ -29,6 +29,7 @@ from kvstore.spark.snapshots.work import Work
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.test_remote import attempt, killed, published
 from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +234,10 @@ def _moved(file: MemoryFile, later: bool, seconds: float) -> Any:
     return file.modified + timedelta(seconds=seconds * later)
 
 
-def test_prune_with_a_wrong_clock_takes_nothing_from_a_driver_that_lives(store: RemoteStore) -> None:
+def test_prune_with_a_wrong_clock_takes_nothing_from_a_driver_that_lives(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     stale = store.stale_remains(time.time() + 2 * RESUMABLE_S)
