@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DUMP_S = 20.0
+DUMP_S = 60.0
 SAID_MAX = 60_000
 """Characters."""
 

@@ -47,7 +47,7 @@ def test_a_call_that_is_not_answered_keeps_the_next_file_from_nothing(tmp_path: 
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "100", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=4 * PATIENCE_S,
+        timeout=5 * PATIENCE_S,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         check=False,
