@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from kvstore.client.pinned.pins import list_pins, unpin
+from tests.waiting import wait_until_blocking
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kvstore.client import Client
+    from kvstore.client.core.config import ClientConfig
     from tests.cluster.harness import Cluster
 
 LINGER_S = 200
@@ -84,4 +88,26 @@ def killer(pid: int) -> Happening:
 def command(cluster: Cluster, *words: str) -> Happening:
     """A `kvstore` command on the cluster, awaited."""
     line = [sys.executable, "-m", "kvstore", *words, "--data-dir", str(cluster.local.data_dir)]
-    return lambda: subprocess.run(line, check=True, capture_output=True, timeout=90)
+    return lambda: subprocess.run(line, check=True, capture_output=True, timeout=240)
+
+
+def give_up(cluster: str | ClientConfig, pin: str) -> None:
+    """Give a pin back; returns when nobody keeps it: replicas that follow do until its record reaches them."""
+
+    def is_gone() -> bool:
+        unpin(cluster, pin)
+        return pin not in {each.id for each in list_pins(cluster)}
+
+    wait_until_blocking(is_gone, what=f"nobody keeps the pin {pin}")
+
+
+def leader_of(cluster: Cluster, partition: str) -> str:
+    """The node that leads it, once one says so in time."""
+    found: dict[str, str] = {}
+
+    def is_led() -> bool:
+        found.update(cluster.leaders())
+        return partition in found
+
+    cluster.wait_until(is_led, f"a leader of {partition}")
+    return found[partition]

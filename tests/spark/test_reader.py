@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.pinned.pins import list_pins, unpin
+from kvstore.client.pinned.pins import list_pins
 from kvstore.spark.pins import hold
 from tests.cluster.harness import Cluster
-from tests.spark.jobs import command, die, fill, interrupted, killer, pairs, read
+from tests.spark.jobs import command, die, fill, give_up, interrupted, killer, leader_of, pairs, read
 from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
@@ -152,9 +152,9 @@ def test_a_moment_that_is_not_kept_any_more_is_an_error(
 ) -> None:
     """Before a job and in the middle of one: never other rows, never fewer."""
     with hold({"dataDir": str(cluster.local.data_dir)}, split_bytes=64 << 10) as pin:
-        frame = spark.read.format("kvstore").options(**pin.options, prefix="s-", pageBytes="4096", timeout="3s").load()
+        frame = spark.read.format("kvstore").options(**pin.options, prefix="s-", pageBytes="4096").load()
         url, id = cluster.url, pin.store.id
-        for job in (interrupted(frame, tmp_path / "lost", lambda: unpin(url, id)), frame):
+        for job in (interrupted(frame, tmp_path / "lost", lambda: give_up(url, id)), frame):
             with pytest.raises(Exception, match=r"NoSuchPin: .* call load\(\) again, with a new pin"):
                 job.count()
 
@@ -182,7 +182,7 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_a_partition_may_join_during_a_job(
     spark: SparkSession, cluster: Cluster, client: Client, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
-    frame = read(spark, cluster, prefix="s-", **SMALL)
+    frame = read(spark, cluster, prefix="s-", pinTtl="10m", **SMALL)  # no task may run meanwhile, to renew it
     joins = command(cluster, "ring", "add", "p9", "--wait")
     assert pairs(interrupted(frame, tmp_path / "joined", joins)) == sorted(stored.items())
     assert "p9" in {row.partition for row in read(spark, cluster, prefix="s-").select("partition").distinct().collect()}
@@ -193,7 +193,7 @@ def test_a_job_outlives_a_node_that_leads(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     frame = read(spark, cluster, prefix="s-", **SMALL)
-    victim = cluster.leaders()["p1"]
+    victim = leader_of(cluster, "p1")
     kills = killer(cluster.pid(victim))
     try:
         assert pairs(interrupted(frame, tmp_path / "killed", kills)) == sorted(stored.items())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import psutil
 import pyarrow as pa
@@ -30,8 +31,9 @@ from kvstore.spark.snapshots.planning import Wanted
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
+from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
-from tests.waiting import wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +42,19 @@ ROWS = 4000
 SPLIT_BYTES = 32 << 10
 """Small, so that a job has many tasks and can be met in its middle."""
 BIG = b"\x07" * (1 << 20)
+ONE_FILE = """
+import threading
+from kvstore.spark.snapshots import runners
+
+write, taken = runners.write_piece, threading.Lock()
+
+def write_one(*given):
+    taken.acquire()  # by one, for ever: there is time to kill this process
+    return write(*given)
+
+runners.write_piece = write_one
+"""
+"""What a driver without Spark runs first, to finish one file and no more."""
 
 
 def fill(client: Client) -> None:
@@ -160,8 +175,14 @@ def writing(cluster: Cluster) -> Iterator[list[int]]:
 
 @contextmanager
 def meanwhile(store: DirectoryStore, what: Callable[[], object]) -> Iterator[None]:
-    """Does something once the first file of a snapshot is finished. What it raises fails the test."""
+    """Does something once the first file of a snapshot is finished, and before it is published. What it raises fails
+    the test."""
     failed: list[BaseException] = []
+    publish = Work.publish
+
+    def publish_then(work: Work, *given: Any) -> Manifest:
+        actor.join()  # this process may have stood still for as long as the other files took
+        return publish(work, *given)
 
     def act() -> None:
         try:
@@ -173,7 +194,8 @@ def meanwhile(store: DirectoryStore, what: Callable[[], object]) -> Iterator[Non
     actor = threading.Thread(target=act)
     actor.start()
     try:
-        yield
+        with patch.object(Work, "publish", publish_then):
+            yield
     finally:
         actor.join()
     assert failed == []
@@ -184,10 +206,13 @@ def notes(store: DirectoryStore) -> list[Path]:
 
 
 @contextmanager
-def running(cluster: Cluster, log: Path, *words: str, master: str = "local[1]") -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    cluster: Cluster, log: Path, *words: str, master: str = "local[1]", first: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
     """A `kvstore snapshot` command on the cluster, with a Spark of its own unless `master` is `none`; killed at the
-    end."""
-    line = [sys.executable, "-m", "kvstore", "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
+    end. `first`: what its process runs before."""
+    start = ("-c", f"{first}\nfrom kvstore.__main__ import main\nmain()") if first else ("-m", "kvstore")
+    line = [sys.executable, *start, "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
     with log.open("wb") as output:
         driver = subprocess.Popen(
             [*line, "--master", master, "--nice", "0"], stdout=output, stderr=output, start_new_session=True
@@ -204,7 +229,7 @@ def kill(driver: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) 
         return
     family = psutil.Process(driver.pid).children(recursive=True)
     driver.send_signal(how)
-    driver.wait(20)
+    driver.wait(PATIENCE_S)
     wait_until_blocking(lambda: not any(map(_runs, family)), timeout_s=60, what="end of what it had started")
 
 

@@ -36,9 +36,11 @@ from kvstore.spark.snapshots.runners import ThreadRunner
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
+from tests.spark.jobs import give_up, leader_of
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.taken import (
     BIG,
+    ONE_FILE,
     ROWS,
     SPLIT_BYTES,
     assert_right,
@@ -190,8 +192,8 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
     cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     store.root.mkdir()
-    words = ("create", "--to", str(store.root), "--split-mib", "0.03", "--rate", "0.05")
-    with running(cluster, store.root.parent / "log", *words, master="none") as driver:
+    words = ("create", "--to", str(store.root), "--split-mib", "0.03")
+    with running(cluster, store.root.parent / "log", *words, master="none", first=ONE_FILE) as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver)
         assert store.ids() == []
@@ -280,7 +282,7 @@ def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
     run = ThreadRunner.run
 
     def unpinned(runner: ThreadRunner, job: tasks.Job, *rest: Any) -> Any:
-        unpin(job.cluster, job.pin)
+        give_up(job.cluster, job.pin)
         return run(runner, job, *rest)
 
     monkeypatch.setattr(ThreadRunner, "run", unpinned)
@@ -292,7 +294,7 @@ def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
 def test_work_whose_pin_has_ended_is_begun_anew(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
     plan = plan_snapshot(wanted(cluster), 1_700_000_000_000)
     Work.begin(store, plan).release()
-    unpin(config(cluster), plan.pin)
+    give_up(config(cluster), plan.pin)
     manifest = take(None, cluster, store)
     assert manifest.id != plan.id
     assert_right(cluster, store, manifest)
@@ -304,7 +306,7 @@ def test_work_whose_pin_has_ended_is_begun_anew(cluster: Cluster, client: Client
 def test_a_leader_that_is_killed_during_the_job(
     spark: SparkSession, cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
-    victim = cluster.wait_led()["p1"]
+    victim = leader_of(cluster, "p1")
     manifest = None
     try:
         with meanwhile(store, lambda: cluster.kill(victim)):

@@ -17,7 +17,9 @@ from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.runners import ThreadRunner
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
+from tests.spark.jobs import leader_of
 from tests.spark.snapshots.taken import (
+    ONE_FILE,
     ROWS,
     assert_right,
     fill,
@@ -31,7 +33,7 @@ from tests.spark.snapshots.taken import (
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
-SLOW_MIB = 0.2
+SLOW_MIB = 0.1
 """A second: what has changed, 100 KiB in each partition, takes some."""
 Base = tuple[DirectoryStore, Manifest]
 
@@ -49,15 +51,20 @@ def base(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Di
     return store, full
 
 
-def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, base: Base, tmp_path: Path) -> None:
     """While its JVM starts, which would wait for a driver that is gone."""
-    with running(cluster, tmp_path / "log", "create", "--to", str(tmp_path / "snapshots")) as driver:
-        process = psutil.Process(driver.pid)
-        wait_until_blocking(
-            lambda: any(each.name() == "java" for each in process.children()), timeout_s=60, what="Java"
-        )
+    words = ("create", "--to", str(tmp_path / "snapshots"), "--rate", str(SLOW_MIB))
+    with running(cluster, tmp_path / "log", *words) as driver:
+        wait_until_blocking(lambda: has_java(driver.pid), timeout_s=200, what="Java")
         kill(driver, signal.SIGINT)
         assert driver.returncode == 130
+
+
+def has_java(pid: int) -> bool:
+    try:
+        return any(each.name() == "java" for each in psutil.Process(pid).children())
+    except psutil.NoSuchProcess:  # a child that has just ended
+        return False
 
 
 def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with(
@@ -77,8 +84,8 @@ def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with
 
 def test_an_incremental_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, base: Base) -> None:
     store, full = base
-    words = ("create", "--to", str(store.root), "--incremental", "--parent", full.id, "--rate", str(SLOW_MIB))
-    with running(cluster, store.root.parent / "log", *words, master="none") as driver:
+    words = ("create", "--to", str(store.root), "--incremental", "--parent", full.id)
+    with running(cluster, store.root.parent / "log", *words, master="none", first=ONE_FILE) as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver)
     assert store.ids() == [full.id]
@@ -95,7 +102,7 @@ def test_an_incremental_whose_driver_is_killed_is_gone_on_with(cluster: Cluster,
 
 def test_an_incremental_outlives_a_leader_or_is_not_there(cluster: Cluster, base: Base) -> None:
     store, full = base
-    before, victim, manifest = store.ids(), cluster.wait_led()["p1"], None
+    before, victim, manifest = store.ids(), leader_of(cluster, "p1"), None
     try:
         with meanwhile(store, lambda: cluster.kill(victim)):
             try:

@@ -23,6 +23,7 @@ from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import Restored, _write, restore
 from kvstore.spark.snapshots.tables import Tables
 from tests.cluster.harness import Cluster, running_cluster
+from tests.spark.jobs import leader_of
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental
 from tests.spark.snapshots.taken import kill, running, tables_of
 from tests.waiting import wait_until_blocking
@@ -34,6 +35,24 @@ BEFORE_MS = NOW_MS - 3_600_000
 BIG = b"\x05" * (1 << 20)
 BEFORE = [Change(b"key%04d" % n, b"value %d" % n, n + 1, BEFORE_MS + n) for n in range(2000)]
 RESTORED = 100_000
+HALF = f"""
+import asyncio
+from itertools import islice
+from kvstore.client.bulk import Loader
+
+add, left = Loader.add, {RESTORED // 2}
+
+async def add_half(loader, rows):
+    global left
+    some = list(islice(rows, left))
+    left -= len(some)
+    await add(loader, some)
+    if not left:
+        await asyncio.Event().wait()  # for ever: there is time to kill this process
+
+Loader.add = add_half
+"""
+"""What a driver runs first, to write half of that and no more."""
 MIDDLE_MS = BEFORE_MS + 100_000
 LATER = [
     Change(b"key0001", b"changed", 3001, MIDDLE_MS),
@@ -172,7 +191,7 @@ def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConf
 
 @pytest.mark.slow
 def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_leader(
-    cluster: Cluster, config: ClientConfig, tmp_path: Path
+    cluster: Cluster, config: ClientConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DirectoryStore(tmp_path / "snapshots")
     log = [Change(b"key-%d" % number, b"v" * 50, number + 1, EPOCH_MS) for number in range(RESTORED)]
@@ -180,13 +199,13 @@ def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_le
     chain = chains.chain_of(store.load_all(), whole.id)
     with Client(config) as client:
         emptied(client)
-        with running(cluster, tmp_path / "log", "restore", str(store.root), master="none") as driver:
+        with running(cluster, tmp_path / "log", "restore", str(store.root), master="none", first=HALF) as driver:
             wait_until_blocking(client.count, timeout_s=200, what="a first key")
             kill(driver)
         assert 0 < client.count() < RESTORED, "what was on its way may still come"
         with pytest.raises(InvalidRequest, match=r"the cluster holds \d+ keys: .*--merge"):
             restored(HereTables(), store, chain, Cut(), config, filled=False)
-        victim = cluster.wait_led()["p1"]
+        victim = leader_of(cluster, "p1")
         killed: list[str] = []
 
         def kill_once(what: str, done: int, total: int | None) -> None:
@@ -194,6 +213,7 @@ def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_le
                 killed.append(victim)
                 cluster.kill(victim)
 
+        monkeypatch.setattr("kvstore.spark.snapshots.restore.LOOK_S", 0.01)  # it takes a second or two
         done = restore(HereTables(), store, chain, Cut(), config, into_filled=True, progress=kill_once)
         assert (killed, done.written) == ([victim], RESTORED)
         assert client.count() == RESTORED
