@@ -16,7 +16,7 @@ from kvstore.client.pinned.pins import list_pins, unpin
 from kvstore.config import Setting
 from kvstore.devcluster.settings import with_settings
 from tests.cluster.harness import Cluster
-from tests.spark.jobs import command, fill
+from tests.spark.jobs import command, fill, leader_of
 from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_changes_come_once_while_a_partition_joins_and_a_leader_dies(
     command(cluster, "ring", "add", "p9", "--wait")()
     fill(client, "q-", 300, b"after")
     changes = query.run()
-    victim = cluster.leaders()["p1"]
+    victim = leader_of(cluster, "p1")
     cluster.kill(victim)
     fill(client, "q-", 300, b"led")
     changes += query.run()
@@ -140,6 +140,7 @@ def test_changes_come_once_while_a_partition_joins_and_a_leader_dies(
         b"led17",
     ]
     assert "p9" in query.end
+    cluster.wait_ready(victim)
 
 
 def test_a_stream_may_begin_at_now_or_at_an_offset(

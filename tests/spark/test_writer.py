@@ -10,7 +10,8 @@ import pytest
 
 from kvstore.client import Client
 from tests.cluster.harness import Cluster
-from tests.spark.jobs import die, interrupted, killer
+from tests.spark.jobs import die, interrupted, killer, leader_of
+from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,11 +138,11 @@ def test_a_row_that_the_store_would_not_take_is_named(spark: SparkSession, clust
 
 def test_a_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path) -> None:
     """Killed when the load is under way: the partition's new leader takes the rest."""
-    victim = cluster.leaders()["p1"]
+    victim = leader_of(cluster, "p1")
     frame = numbered(spark, "led-", 8000).coalesce(1)
     try:
         write(interrupted(frame, tmp_path / "killed", killer(cluster.pid(victim)), after=30), cluster, batchRows=200)
-        assert not cluster.is_running(victim)
+        wait_until_blocking(lambda: not cluster.is_running(victim), what=f"the end of {victim}")
         assert stored(client, "led-") == expected("led-", 8000)
     finally:
         cluster.start_node(victim)
