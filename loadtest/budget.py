@@ -81,7 +81,7 @@ BUDGET = (
 )
 
 
-ATTEMPTS_MAX, LED_S_MAX = 3, 30.0
+ATTEMPTS_MAX, LED_S_MAX = 3, 60.0
 IDLE = "idle"
 IDLE_S, SETTLE_S = 30.0, 15.0
 """For so long an idle cluster is watched, once for processor time and once for calls; and the time that a new one has
@@ -348,7 +348,7 @@ def scheduled(node: NodePlace) -> tuple[float, int]:
 
 
 def _status(node: NodePlace) -> dict[str, Any]:
-    with urlopen(f"http://{node.http}/", timeout=5) as answer:
+    with urlopen(f"http://{node.http}/", timeout=60) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
