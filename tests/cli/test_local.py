@@ -100,7 +100,7 @@ def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[s
 def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_place(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    made = layout.plan(Wish(data_dir=tmp_path / "old"), None)
+    made = layout.plan(Wish(data_dir=tmp_path / "old", port_offset=24_000), None)  # where no other test's nodes listen
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
     answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
