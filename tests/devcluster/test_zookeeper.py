@@ -129,12 +129,21 @@ def test_ports_of_outgoing_connections_are_not_given(tmp_path: Path, monkeypatch
     assert all(19_900 < port < 20_000 for port in free_ports(9))
 
 
-def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may listen there only a moment later, or restart its server: another ZooKeeper there takes its clients."""
+def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may listen there only a moment later, or restart its server: another ZooKeeper there takes its clients. The
+    claims are the test's own: other tests are not given the port meanwhile."""
     first = free_ports(1)[0]
+    claims = os.open(tmp_path / "claims", os.O_CREAT | os.O_RDWR)
+    monkeypatch.setattr(module, "_claims", lambda: claims)
     monkeypatch.setattr(module, "_PORTS", (first, first + 1))
     monkeypatch.setattr(module, "_given", set[int]())
-    code = f"from kvstore.devcluster import zookeeper; print(zookeeper._is_claimed({first})); input()"
+    assert module._is_claimed(first)
+    code = (
+        f"import os; from kvstore.devcluster import zookeeper; claims = os.open('{tmp_path}/claims', os.O_RDWR); "
+        f"zookeeper._claims = lambda: claims; print(zookeeper._is_claimed({first})); input()"
+    )
 
     def ask() -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -142,7 +151,7 @@ def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(monke
 
     with ask() as child:
         assert child.communicate("\n")[0] == "False\n", "it is this process's"
-    fcntl.lockf(module._claims(), fcntl.LOCK_UN, 1, first)
+    fcntl.lockf(claims, fcntl.LOCK_UN, 1, first)
     with ask() as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "True\n"
@@ -150,6 +159,7 @@ def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(monke
             free_ports(1)
         child.communicate("\n")
     assert free_ports(1) == [first]
+    os.close(claims)
 
 
 def test_nobody_answers_on_a_free_port() -> None:
