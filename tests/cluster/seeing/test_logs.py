@@ -53,15 +53,12 @@ def lines(cluster: Cluster, node: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text_of(cluster, node).rpartition("\n")[0].splitlines()]
 
 
-def wait_for_line(cluster: Cluster, node: str, begin: str, *, level: str = "", after: int = 0) -> dict[str, Any]:
+def wait_for_line(cluster: Cluster, node: str, begin: str, *, level: str, after: int) -> dict[str, Any]:
     """The first such line behind so many others."""
 
     def found() -> list[dict[str, Any]]:
-        return [
-            each
-            for each in lines(cluster, node)[after:]
-            if level in ("", each["level"]) and each["event"].startswith(begin)
-        ]
+        behind = lines(cluster, node)[after:]
+        return [each for each in behind if each["level"] == level and each["event"].startswith(begin)]
 
     wait_until_blocking(found, timeout_s=90, what=f"{level} {begin} of {node}")
     return found()[0]
