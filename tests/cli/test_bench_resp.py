@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import hiredis
 import pytest
 
+from kvstore.cli import loads
 from kvstore.cli.bench_resp import RespCallers
 from kvstore.cli.loads import Load, run_calls
 from kvstore.errors import (
@@ -24,6 +25,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.server.redis.replies import failure
+from tests.cli.test_loads import ticking
 
 Answer = Callable[[list[bytes]], bytes | None]
 
@@ -77,7 +79,8 @@ async def test_every_operation_is_the_command_of_its_name() -> None:
     assert len(value) == 3
 
 
-async def test_a_load_is_run_over_as_many_connections_as_callers() -> None:
+async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "time", ticking())
     load = Load(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
     async with door(lambda command: b"$-1\r\n") as address:
         opened = await callers(address, load)

@@ -19,6 +19,7 @@ from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest, OutcomeUn
 from kvstore.types import ServerId
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving_in_a_thread
+from tests.waiting import PATIENCE_S
 
 Run = Callable[..., Result]
 
@@ -41,7 +42,7 @@ def kvstore(servers: Servers) -> Run:
     app, runner = build(["data"]), CliRunner()
 
     def run(*arguments: str, stdin: bytes | None = None) -> Result:
-        return runner.invoke(app, [*arguments, "--server", address], input=stdin)
+        return runner.invoke(app, [*arguments, "--server", address, "--timeout", f"{PATIENCE_S:g}"], input=stdin)
 
     return run
 
@@ -169,10 +170,10 @@ def test_an_empty_value_is_stored_only_if_it_is_meant(kvstore: Run, cluster: Mod
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure(servers: Servers) -> None:
-    with Client(servers.url) as client:
+    with Client(servers.patient_url) as client:
         client.put_many({b"%04d" % number: b"v" * 1_000 for number in range(200)})
     address = servers.url.removeprefix("kv://")
-    listing = f"{sys.executable} -m kvstore scan --limit 0 --json --server {address}"
+    listing = f"{sys.executable} -m kvstore scan --limit 0 --json --timeout 60 --server {address}"
     ran = subprocess.run(["bash", "-c", f"set -o pipefail; {listing} | head -2"], capture_output=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, b"")
     assert ran.stdout == b"[\n  {\n"

@@ -7,17 +7,22 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from kvstore.cli.loads import Call, Generator, Load, parse_mix
+from kvstore.cli import loads
+from kvstore.cli.loads import Call, Generator, Load, Outcome, parse_mix
 from kvstore.cli.main import build
 from kvstore.client import AsyncClient
 from kvstore.errors import InvalidRequest, NotAuthenticated, Overloaded
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
+from tests.sim.world.env import SimWorld
 from tests.waiting import wait_until, wait_until_blocking
 
 
@@ -56,22 +61,34 @@ def calls() -> Calls:
     return Calls()
 
 
-async def test_a_closed_loop_keeps_so_many_under_way(calls: Calls) -> None:
-    found = await Generator(Load(seconds=0.2, warmup_s=0, in_flight=7), calls.all()).run()
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimWorld]:
+    """Where a call takes its time and nothing else does: of a machine that stood still, a load of a tenth of a second
+    saw nothing."""
+    with SimWorld(1) as made:
+        monkeypatch.setattr(loads, "time", SimpleNamespace(perf_counter=made.loop.time))
+        yield made
+
+
+def test_a_closed_loop_keeps_so_many_under_way(world: SimWorld, calls: Calls) -> None:
+    found = world.run(Generator(Load(seconds=0.2, warmup_s=0, in_flight=7), calls.all()).run())
     assert calls.most == 7
     assert found.operations == sum(calls.seen.values()) > 7
     assert found.rate == pytest.approx(found.operations / found.took_s)
 
 
-async def test_the_warm_up_is_not_counted(calls: Calls) -> None:
-    found = await Generator(Load(seconds=0.1, warmup_s=0.1, in_flight=2), calls.all()).run()
+def test_the_warm_up_is_not_counted(world: SimWorld, calls: Calls) -> None:
+    found = world.run(Generator(Load(seconds=0.1, warmup_s=0.1, in_flight=2), calls.all()).run())
     assert 0 < found.operations < sum(calls.seen.values())
 
 
-async def test_failures_of_the_warm_up_are_not_counted_either(calls: Calls) -> None:
-    calls.fails = True
-    asyncio.get_running_loop().call_later(0.1, setattr, calls, "fails", False)
-    found = await Generator(Load(seconds=0.1, warmup_s=0.3, in_flight=3), calls.all()).run()
+def test_failures_of_the_warm_up_are_not_counted_either(world: SimWorld, calls: Calls) -> None:
+    async def begun() -> Outcome:
+        calls.fails = True
+        asyncio.get_running_loop().call_later(0.1, setattr, calls, "fails", False)
+        return await Generator(Load(seconds=0.1, warmup_s=0.3, in_flight=3), calls.all()).run()
+
+    found = world.run(begun())
     assert found.operations > 0
     assert not found.errors
 
@@ -82,15 +99,16 @@ def test_what_would_never_end_is_refused(wrong: dict[str, float]) -> None:
         Load(**wrong)  # type: ignore[arg-type]
 
 
-async def test_an_open_loop_begins_so_many_per_second(calls: Calls) -> None:
-    found = await Generator(Load(seconds=0.5, warmup_s=0, rate=200, in_flight=20), calls.all()).run()
+def test_an_open_loop_begins_so_many_per_second(world: SimWorld, calls: Calls) -> None:
+    found = world.run(Generator(Load(seconds=0.5, warmup_s=0, rate=200, in_flight=20), calls.all()).run())
     assert found.operations == 100
 
 
-async def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(calls: Calls) -> None:
+def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(world: SimWorld, calls: Calls) -> None:
     """One call stalls for 200 ms; with one caller, those that should have begun meanwhile are late, and say so."""
     calls.stall_s = 0.2
-    found = await Generator(Load(seconds=0.4, warmup_s=0, rate=100, in_flight=1, mix=(("get", 1),)), calls.all()).run()
+    load = Load(seconds=0.4, warmup_s=0, rate=100, in_flight=1, mix=(("get", 1),))
+    found = world.run(Generator(load, calls.all()).run())
     (row,) = found.rows()
     assert row["count"] == 40
     assert row["p50_ms"] > 1
@@ -99,16 +117,16 @@ async def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(calls: Calls
     assert row["service_p50_ms"] < row["p50_ms"], "waiting for one's turn is no service"
 
 
-async def test_a_mix_and_its_keys_are_drawn_by_the_seed(calls: Calls) -> None:
+def test_a_mix_and_its_keys_are_drawn_by_the_seed(world: SimWorld, calls: Calls) -> None:
     load = Load(seconds=0.3, warmup_s=0, in_flight=8, keys=5, mix=(("get", 9), ("put", 1)), prefix=b"{t}")
-    await Generator(load, calls.all()).run()
+    world.run(Generator(load, calls.all()).run())
     assert calls.seen["get"] > 3 * calls.seen["put"] > 0
     assert calls.keys == {b"{t}%012d" % number for number in range(5)}
 
 
-async def test_failures_are_counted_by_name_and_not_as_operations(calls: Calls) -> None:
+def test_failures_are_counted_by_name_and_not_as_operations(world: SimWorld, calls: Calls) -> None:
     calls.fails = True
-    found = await Generator(Load(seconds=0.05, warmup_s=0, in_flight=2), calls.all()).run()
+    found = world.run(Generator(Load(seconds=0.05, warmup_s=0, in_flight=2), calls.all()).run())
     assert found.operations == 0
     assert found.errors["Overloaded"] == sum(calls.seen.values())
 
@@ -137,12 +155,19 @@ def test_a_mix_names_operations_and_weights() -> None:
     assert parse_mix("get=95, put=5") == (("get", 95), ("put", 5))
 
 
+def ticking() -> SimpleNamespace:
+    """A clock that goes on by a millisecond with each look at it: so many looks are a load, however long they take."""
+    ticks = count()
+    return SimpleNamespace(perf_counter=lambda: next(ticks) / 1000)
+
+
 def test_a_load_of_which_nothing_was_done_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*_: Any, **__: Any) -> None:
         raise NotAuthenticated("who?")
 
     for name in ("get", "put"):
         monkeypatch.setattr(AsyncClient, name, refused)
+    monkeypatch.setattr(loads, "time", ticking())
     with serving_in_a_thread(ModelCluster()) as servers:
         words = ["--seconds", "0.1", "--warmup", "0", "--in-flight", "2"]
         words += ["--server", servers.url.removeprefix("kv://")]
@@ -150,9 +175,11 @@ def test_a_load_of_which_nothing_was_done_fails(monkeypatch: pytest.MonkeyPatch)
     assert (answer.exit_code, "nothing was done" in answer.stderr) == (1, True), answer.output
 
 
-def test_the_command_runs_a_load_and_prints_percentiles() -> None:
+def test_the_command_runs_a_load_and_prints_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "time", ticking())
     with serving_in_a_thread(ModelCluster()) as servers:
         arguments = ["--seconds", "0.2", "--warmup", "0", "--in-flight", "5", "--keys", "10", "--json"]
+        arguments += ["--timeout", "60"]
         result = CliRunner().invoke(
             build(), ["bench", "run", "--server", servers.url.removeprefix("kv://"), *arguments]
         )

@@ -25,6 +25,7 @@ from kvstore.ring.ring import Ring
 from kvstore.server.app import VERSION
 from kvstore.server.config import NodeConfig
 from tests.commands import kvstore
+from tests.waiting import PATIENCE_S
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +101,7 @@ def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[s
 def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_place(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    made = layout.plan(Wish(data_dir=tmp_path / "old"), None)
+    made = layout.plan(Wish(data_dir=tmp_path / "old", port_offset=24_000), None)  # where no other test's nodes listen
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
     answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
@@ -214,6 +215,7 @@ def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, mo
         nodes = tuple(replace(node, http=f"127.0.0.1:{server.server_port}") for node in planned.nodes)
         monkeypatch.setattr(cluster, "load", lambda: replace(planned, nodes=nodes))
         monkeypatch.setattr(cluster, "_runs", lambda _: True)
+        monkeypatch.setattr("kvstore.devcluster.pages._TIMEOUT_S", PATIENCE_S)
         try:
             with pytest.raises(
                 Unavailable, match=r"n1 is not ready after 0\.1 s, it says: draining; see `kvstore stat"

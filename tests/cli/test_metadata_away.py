@@ -37,6 +37,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "LOOK_S", 0.2)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a host that takes as long as it takes: what ends it is what the host says, not a second."""
+    monkeypatch.setattr(cluster, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(cluster, "LOOK_S", 600.0)
+
+
 async def nothing(_: Tools) -> None:
     raise AssertionError("not connected")
 
@@ -47,16 +54,14 @@ def test_a_store_that_takes_connections_and_says_nothing_is_away(soon: None, sil
         with_tools(Path("data"), f"{kind}{silent}/kvstore", nothing)
 
 
-def test_a_store_that_nobody_listens_for_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "PATIENCE_S", 600.0)
+def test_a_store_that_nobody_listens_for_is_said_at_once(patient: None) -> None:
     refused = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     with pytest.raises(Unavailable, match=f"no ZooKeeper listens at {refused}"):
         with_tools(Path("data"), f"{refused}/kvstore", nothing)
 
 
-def test_a_host_that_nobody_knows_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_nobody_knows_is_told_as_that(patient: None) -> None:
     """And not as a cluster that is down."""
-    monkeypatch.setattr(cluster, "PATIENCE_S", 600.0)
     refused = f"127.0.0.1:{free_port()}"
     for address, says in (
         ("zk1.nowhere.invalid:2181", r"^no such host as in zk1.nowhere.invalid:2181 \([^)]+\)$"),
@@ -66,7 +71,7 @@ def test_a_host_that_nobody_knows_is_told_as_that(monkeypatch: pytest.MonkeyPatc
             with_tools(Path("data"), f"{address}/kvstore", nothing)
 
 
-async def test_a_host_is_refused_where_each_of_its_addresses_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_is_refused_where_each_of_its_addresses_is(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As localhost is, which has one of each kind."""
     loop = asyncio.get_running_loop()
 
@@ -78,7 +83,9 @@ async def test_a_host_is_refused_where_each_of_its_addresses_is(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("prefix", ["", "zookeeper://", "etcd://"])
-def test_hosts_that_take_no_connection_are_left_out(monkeypatch: pytest.MonkeyPatch, silent: str, prefix: str) -> None:
+def test_hosts_that_take_no_connection_are_left_out(
+    patient: None, monkeypatch: pytest.MonkeyPatch, silent: str, prefix: str
+) -> None:
     """The driver tries hosts one after the other: one that is gone would take the time for those that are there."""
     asked: list[str] = []
 

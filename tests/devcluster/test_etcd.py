@@ -60,7 +60,7 @@ def test_a_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) 
         found = find_running(tmp_path)
         assert found is not None
         assert (found.pid, found.address) == (started.pid, started.address)
-        assert found.is_ready()
+        found.wait_ready()
         found.stop()
         assert find_running(tmp_path) is None
         assert not started.is_running()

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvstore import config as toml
@@ -17,6 +18,7 @@ from kvstore.devcluster.layout import Wish
 from kvstore.devcluster.moving import move_here, with_paths
 from kvstore.devcluster.record import Record
 from kvstore.errors import ConfigError
+from tests.waiting import wait_until_blocking
 
 
 def a_cluster(folder: Path) -> None:
@@ -71,6 +73,8 @@ def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) ->
     words = ["-c", "import sys; sys.stdin.read()", "node", "run", "--config", f"{tmp_path}/old/n2/node.toml"]
     with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE) as process:
         try:
+            # They are not there for a moment, while the process takes its program.
+            wait_until_blocking(psutil.Process(process.pid).cmdline, what="the process' words")
             with pytest.raises(ConfigError, match=rf"process {process.pid} .*n2/node.toml\) runs in {tmp_path}/old"):
                 move_here(tmp_path / "new")
         finally:

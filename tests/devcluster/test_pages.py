@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvstore.devcluster import pages
 from kvstore.devcluster.pages import http_ok, is_stranger
 from kvstore.devcluster.secure_folder import SecureFolder
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
@@ -40,6 +42,12 @@ def answering(code: int, folder: SecureFolder | None = None) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who answers is a thread of this process, which may stand still for two seconds."""
+    monkeypatch.setattr(pages, "_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

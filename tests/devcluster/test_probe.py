@@ -14,6 +14,7 @@ from kvstore.types import PartitionId
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving_in_a_thread
 from tests.server.access.tables import table
+from tests.waiting import PATIENCE_S
 
 KEYS = {PartitionId("p1"): b"x"}
 """Only the reader may read it."""
@@ -25,6 +26,12 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     make: Callable[[], Access] = lambda: Access(table(Switch(request.param)))  # noqa: E731
     with serving_in_a_thread(ModelCluster(), access=make) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who answers is a thread of this process, which may stand still for some seconds."""
+    monkeypatch.setattr("kvstore.devcluster.probe._TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.mark.parametrize("user", USERS)

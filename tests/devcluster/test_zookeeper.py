@@ -22,6 +22,7 @@ from kvstore.devcluster.zookeeper import (
     start_standalone,
 )
 from kvstore.errors import ConfigError, Unavailable
+from tests.waiting import wait_until_blocking
 
 needs_zookeeper = pytest.mark.needs_zookeeper
 
@@ -128,12 +129,21 @@ def test_ports_of_outgoing_connections_are_not_given(tmp_path: Path, monkeypatch
     assert all(19_900 < port < 20_000 for port in free_ports(9))
 
 
-def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may listen there only a moment later, or restart its server: another ZooKeeper there takes its clients."""
+def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may listen there only a moment later, or restart its server: another ZooKeeper there takes its clients. The
+    claims are the test's own: other tests are not given the port meanwhile."""
     first = free_ports(1)[0]
+    claims = os.open(tmp_path / "claims", os.O_CREAT | os.O_RDWR)
+    monkeypatch.setattr(module, "_claims", lambda: claims)
     monkeypatch.setattr(module, "_PORTS", (first, first + 1))
     monkeypatch.setattr(module, "_given", set[int]())
-    code = f"from kvstore.devcluster import zookeeper; print(zookeeper._is_claimed({first})); input()"
+    assert module._is_claimed(first)
+    code = (
+        f"import os; from kvstore.devcluster import zookeeper; claims = os.open('{tmp_path}/claims', os.O_RDWR); "
+        f"zookeeper._claims = lambda: claims; print(zookeeper._is_claimed({first})); input()"
+    )
 
     def ask() -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -141,7 +151,7 @@ def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(monke
 
     with ask() as child:
         assert child.communicate("\n")[0] == "False\n", "it is this process's"
-    fcntl.lockf(module._claims(), fcntl.LOCK_UN, 1, first)
+    fcntl.lockf(claims, fcntl.LOCK_UN, 1, first)
     with ask() as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "True\n"
@@ -149,6 +159,7 @@ def test_a_port_that_another_process_was_given_is_free_when_that_has_ended(monke
             free_ports(1)
         child.communicate("\n")
     assert free_ports(1) == [first]
+    os.close(claims)
 
 
 def test_nobody_answers_on_a_free_port() -> None:
@@ -168,18 +179,28 @@ def test_the_number_of_another_process_is_not_taken_for_a_server(tmp_path: Path)
     assert psutil.pid_exists(os.getpid())
 
 
+def said(server: ZooKeeperProcess, command: str) -> str:
+    """Its answer, however long it takes: `four_letters` waits for a second, in which a Java may stand still."""
+    answers: list[str] = []
+
+    def is_there() -> bool:
+        answers.append(four_letters(server.address, command))
+        return bool(answers[-1])
+
+    wait_until_blocking(is_there, what=f"an answer to {command}")
+    return answers[-1]
+
+
 @needs_zookeeper
 def test_a_server_serves_on_loopback_only_and_keeps_its_files_together(tmp_path: Path) -> None:
     process = start_standalone(tmp_path / "zk")
     try:
-        assert process.is_ready()
-        assert four_letters(process.address, "ruok") == "imok"
-        assert "3.9.5" in four_letters(process.address, "srvr")
+        process.wait_ready()
+        assert said(process, "ruok") == "imok"
+        assert "3.9.5" in said(process, "srvr")
         listening = {each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"}
         assert listening == {"127.0.0.1"}
-        settings = dict(
-            line.split("=", 1) for line in four_letters(process.address, "conf").splitlines() if "=" in line
-        )
+        settings = dict(line.split("=", 1) for line in said(process, "conf").splitlines() if "=" in line)
         assert settings["tickTime"] == "500"
         assert int(settings["minSessionTimeout"]) <= 6000 <= int(settings["maxSessionTimeout"])
         assert (tmp_path / "zk" / "zookeeper.log").stat().st_size > 0
@@ -219,7 +240,8 @@ def test_a_detached_server_outlives_its_starter_and_is_found_by_its_directory(tm
     found = find_running(tmp_path / "zk")
     assert found is not None
     try:
-        assert (found.pid, found.is_ready()) == (int(started.stdout), True)
+        assert found.pid == int(started.stdout)
+        found.wait_ready()
         assert os.getpgid(found.pid) != os.getpgid(0)
         assert started.stderr == ""
     finally:
@@ -242,8 +264,12 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_an_ensemble_has_one_leader(tmp_path: Path) -> None:
     members = start_ensemble(tmp_path)
     try:
-        modes = [four_letters(member.address, "srvr").partition("Mode: ")[2].split()[0] for member in members]
-        assert sorted(modes) == ["follower", "follower", "leader"]
+
+        def modes() -> list[str]:
+            return [said(member, "srvr").partition("Mode: ")[2].partition("\n")[0] for member in members]
+
+        roles = ["follower", "follower", "leader"]
+        wait_until_blocking(lambda: sorted(modes()) == roles, what="a leader, and two who follow it")
     finally:
         for member in members:
             member.kill()

@@ -99,6 +99,7 @@ async def port(tls: tuple[ssl.SSLContext | None, ssl.SSLContext] | None = None) 
 def test_idle_connections_count_before_their_handshake_and_give_way(run: Run, tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "OPENING_MAX", 20)
     monkeypatch.setattr(accepting, "OPENING_SURE_S", 0.1)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
 
     async def scenario() -> None:
         async with port(tls) as found:
@@ -212,10 +213,17 @@ def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
     async def scenario() -> None:
         async with port(tls) as found:
             await found.connect_idle(5)
-            await found.wait_opening(5)
+
+            async def are_timed_out() -> bool:
+                return found.transport.statistics()["connections_timed_out_total"] == 5
+
+            async def are_closed() -> bool:
+                return await found.open_count() == 0
+
+            await wait_until(are_timed_out)
             await found.wait_opening(0)
-            assert await found.open_count() == 0
-            assert found.transport.statistics()["connections_timed_out_total"] == 5
+            await wait_until(are_closed)
+            monkeypatch.setattr(accepting, "OPENING_S", 1e9)
             assert await found.echoes()
 
     run(scenario)
@@ -225,6 +233,7 @@ def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
 def test_no_handshake_is_ended_for_others_before_it_has_had_some_time(run: Run, tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "OPENING_MAX", 2)
     monkeypatch.setattr(accepting, "OPENING_SURE_S", 1e9)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
 
     async def scenario() -> None:
         async with port(tls) as found:

@@ -109,7 +109,12 @@ async def test_one_is_taken_at_a_time_and_the_next_when_it_is_over() -> None:
         return taken._stop is None and not any(each.name == "profiler" for each in threading.enumerate())
 
     await wait_until(has_ended, what="the end of its thread")
-    assert (await taken.take(0.05, RATE_MAX)).looks > 0
+    await wait_until(lambda: has_looked(taken), what="a profile with looks")
+
+
+async def has_looked(profiler: Profiler) -> bool:
+    """Whether there was a look: a thread that stands still for so short a time has none."""
+    return (await profiler.take(0.05, RATE_MAX)).looks > 0
 
 
 async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +126,7 @@ async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monke
     with pytest.raises(RuntimeError, match="can't start"):
         await taken.take(0.05)
     monkeypatch.undo()
-    assert (await taken.take(0.05, RATE_MAX)).looks > 0
+    await wait_until(lambda: has_looked(taken), what="a profile with looks")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from kvstore.server.node import FILES_MIN, STOP_TIMEOUT_S
 from tests.certificates import Files
 from tests.cli.test_help import TREE
 from tests.source import ROOT
+from tests.waiting import wait_until_blocking
 
 PACKAGING = ROOT / "packaging"
 USER = 10001
@@ -333,9 +334,12 @@ def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
 def test_the_health_check_asks_where_the_node_listens(host: str, words: tuple[str, ...]) -> None:
     """At loopback of IPv6, which is all that a wildcard of IPv6 has; or at an address that it is told."""
     command = [sys.executable, "-I", str(PACKAGING / "container" / "health.py"), "/healthz"]
-    with answering(host=host) as port:
-        found = subprocess.run([*command, str(port), *words], capture_output=True, check=False)
-    assert found.returncode == 0
+
+    def code(port: int) -> int:
+        return subprocess.run([*command, str(port), *words], capture_output=True, check=False).returncode
+
+    with answering(host=host) as port:  # in a process that may stand still for the two seconds that it is given
+        wait_until_blocking(lambda: code(port) == 0, what="the answer of who listens there")
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
@@ -346,6 +350,6 @@ def test_the_health_check_goes_by_the_answer(tmp_path: Path, has_tls: bool) -> N
         return subprocess.run([sys.executable, "-I", script, *words], capture_output=True, check=False).returncode
 
     with answering(Files.issue(tmp_path).bookie if has_tls else None) as port:
-        assert code("/healthz", str(port)) == 0
+        wait_until_blocking(lambda: code("/healthz", str(port)) == 0, what="the answer that it is healthy")
         assert code("/readyz", str(port)) == 1
     assert code("/healthz", str(port)) == 1, "nobody there"

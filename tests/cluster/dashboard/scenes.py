@@ -121,10 +121,12 @@ def full_disk(cluster: Cluster) -> Iterator[Shown]:
 def stuck_move(cluster: Cluster) -> Iterator[Shown]:
     """As a disk whose damage no digest has caught: a replica that gives its source's pages lacks rows."""
     fill(cluster)
-    leader = cluster.wait_led()[P1]
     document = json.loads(command(cluster, "ring", "show", "--json").stdout)
     [source] = [each for each in document["partitions"] if each["id"] == P1]
-    victim = next(node for node in source["replicas"] if node != leader)  # the first that the target asks for pages
+    # The ring prefers the first: another that leads hands the lead back. The target asks the next for pages, first of
+    # all.
+    leader, victim, *_ = source["replicas"]
+    cluster.wait_until(lambda: cluster.leaders().get(P1) == leader, f"{leader} leads {P1}")
     cluster.wait_until(lambda: len({each["seq"] for each in stands(cluster, P1)}) == 1, "the replicas have it all")
     cluster.terminate(victim)
     (engine,) = (path for path in cluster.directory.glob(f"data/**/partitions/{P1}/engine") if victim in path.parts)

@@ -66,7 +66,7 @@ class Load:
 
     def _use(self, uses_tls: bool) -> None:
         url = self._secured.url(*self._secured.cluster.ids) if uses_tls else self._secured.cluster.url
-        with Client(f"{url}{'&' if uses_tls else '?'}timeout=20s") as client:
+        with Client(f"{url}{'&' if uses_tls else '?'}timeout=60s") as client:
             while not self._over.is_set() and uses_tls == self.uses_tls:
                 key = b"key-%d" % len(self.acknowledged)
                 client.put(key, key[::-1])
@@ -118,7 +118,7 @@ def test_three_nodes_go_from_plain_to_required_tls_under_load_and_nothing_is_los
     assert load.failures == []
     with pytest.raises(StoreError), Client(f"{cluster.url}?timeout=2s") as plain:
         plain.get(b"key-0")
-    with Client(secured.url(*cluster.ids)) as client:
+    with Client(f"{secured.url(*cluster.ids)}&timeout=60s") as client:
         found = client.get_many(list(load.acknowledged))
         lost = [
             key for key, value in load.acknowledged.items() if (item := found.get(key)) is None or item.value != value

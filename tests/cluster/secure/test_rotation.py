@@ -9,6 +9,7 @@ import pytest
 import trustme
 
 from kvstore.client import AsyncClient
+from tests.cluster.harness import TIMEOUT_S
 from tests.cluster.test_tls import Secured, secured_cluster
 from tests.waiting import wait_until
 
@@ -33,7 +34,7 @@ def test_a_client_that_is_open_goes_over_to_another_authority_with_its_nodes(tmp
         before, after = secured.authority, trustme.CA()
 
         async def work() -> None:
-            own = f"&cert={secured.cert}&key={secured.key}&timeout=30s"
+            own = f"&cert={secured.cert}&key={secured.key}&timeout=60s"
             async with AsyncClient(secured.url(*cluster.ids) + own) as client:
 
                 async def is_on_streams() -> bool:
@@ -41,16 +42,16 @@ def test_a_client_that_is_open_goes_over_to_another_authority_with_its_nodes(tmp
                     told = client.statistics()
                     return told["streams_up"] == told["links_up"] == len(cluster.ids)
 
-                await wait_until(is_on_streams, what="streams to all nodes")
+                await wait_until(is_on_streams, timeout_s=TIMEOUT_S, what="streams to all nodes")
                 trust(secured, before, after)
                 secured.authority = after
                 secured.issue()
                 for node in cluster.ids:
                     await asyncio.to_thread(cluster.terminate, node)
                     cluster.start_node(node)
-                    await wait_until(lambda node=node: is_ready(node), what=f"{node} is ready")
+                    await wait_until(lambda node=node: is_ready(node), timeout_s=TIMEOUT_S, what=f"{node} is ready")
                 trust(secured, after)
-                await wait_until(is_on_streams, what="streams to all nodes, by the new authority")
+                await wait_until(is_on_streams, timeout_s=TIMEOUT_S, what="streams to all nodes, by the new authority")
                 assert await client.get(b"key-7") is not None
 
         async def is_ready(node: str) -> bool:

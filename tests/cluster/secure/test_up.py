@@ -120,12 +120,17 @@ def test_what_it_prints_is_done_word_for_word_and_shows_no_password(
 
 
 def test_commands_on_its_folder_work_and_say_what_they_lack_without_the_files(cluster: Cluster) -> None:
-    status = on(cluster, "status", "--json")
-    assert status.returncode < 2, status.stderr + status.stdout
-    found = json.loads(status.stdout)
-    assert [(node["id"], node["ready"]) for node in found["nodes"]] == [("n1", True), ("n2", True), ("n3", True)]
+    looks: list[Done] = []
+
+    def are_ready() -> bool:
+        looks.append(on(cluster, "status", "--json"))
+        found = json.loads(looks[-1].stdout)
+        return looks[-1].returncode < 2 and all(node["ready"] and node["python"] for node in found["nodes"])
+
+    cluster.wait_until(are_ready, "all nodes are told as ready")
+    found = json.loads(looks[-1].stdout)
+    assert [node["id"] for node in found["nodes"]] == ["n1", "n2", "n3"]
     assert found["access_on"] is True
-    assert all(node["python"] for node in found["nodes"])
     for command in (("partition", "list"), ("bookie", "list"), ("ledger", "list"), ("user", "list"), ("ring", "show")):
         answer = on(cluster, *command)
         assert answer.returncode == 0, f"{command}: {answer.stderr}"
@@ -139,10 +144,10 @@ def test_every_file_is_its_owners_alone(cluster: Cluster) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def verified(cluster: Cluster, **options: str) -> redis.Redis:
+def verified(cluster: Cluster, node: str = "n1", **options: str) -> redis.Redis:
     folder = folder_of(cluster)
     own = {"ssl_certfile": str(folder.client), "ssl_keyfile": str(folder.client)}
-    return cluster.redis("n1", ssl=True, ssl_ca_certs=str(folder.ca), **own, **options)
+    return cluster.redis(node, ssl=True, ssl_ca_certs=str(folder.ca), **own, **options)
 
 
 def test_no_door_takes_what_is_not_tls_or_has_no_certificate(cluster: Cluster) -> None:
@@ -248,17 +253,22 @@ def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyP
 def test_a_certificate_that_expires_is_told_and_one_that_has_makes_its_node_not_ready(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (readyz(cluster), on(cluster, "status").returncode) == ((200, "ok\n"), 0)
+    cluster.wait_until(lambda: readyz(cluster) == (200, "ok\n"), "n1 is ready")
+    cluster.wait_until(lambda: on(cluster, "status").returncode == 0, "all is well, and no ledger owes a copy")
     replace_certificate(cluster, 10, monkeypatch)
 
     def told() -> str:
         return on(cluster, "status").stdout
 
     cluster.wait_until(lambda: "node n1: its certificate expires in 9 days" in told(), "status tells it")
-    assert readyz(cluster)[0] == 200
+    cluster.wait_until(lambda: readyz(cluster)[0] == 200, "n1 is ready all the same")
     replace_certificate(cluster, -1, monkeypatch)
-    cluster.wait_until(lambda: readyz(cluster)[0] == 503, "n1 is not ready")
-    assert "n1.pem expired at" in readyz(cluster)[1]
+
+    def has_expired() -> bool:
+        status, text = readyz(cluster)
+        return status == 503 and "n1.pem expired at" in text
+
+    cluster.wait_until(has_expired, "n1 is not ready, and says why")
     replace_certificate(cluster, 365, monkeypatch)
     cluster.wait_until(lambda: readyz(cluster)[0] == 200, "n1 is ready again")
     cluster.wait_until(lambda: on(cluster, "status").returncode == 0, "all is well again")
@@ -268,6 +278,13 @@ def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
     """`up` makes an administrator where there is none, and is no way around those that there are."""
     changed = on(cluster, "user", "passwd", "admin", "--password-stdin", stdin="another one\n")
     assert changed.returncode == 0, changed.stderr
+
+    def is_known() -> bool:
+        with suppress(redis.RedisError):
+            return all(verified(cluster, node, username="admin", password="another one").ping() for node in cluster.ids)
+        return False
+
+    cluster.wait_until(is_known, "each node has heard of the new password")
     answer = on(cluster, "up", "--detach", let_in=False)
     assert (answer.returncode, "admin.password is not admin's password" in answer.stderr) == (1, True), answer.stderr
     assert verified(cluster, username="admin", password="another one").ping() is True

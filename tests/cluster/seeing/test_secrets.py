@@ -175,7 +175,7 @@ def running(kept: Kept) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=90) == 0
         for path in (place.folder / "n1.log", *logs.iterdir()):
             kept.keep(path.name, path.read_bytes())
 

@@ -35,7 +35,7 @@ def wait_spans(collector: Collector, trace: str, *, named: str, count: int) -> l
         found[:] = [each for each in collector.trace(trace) if each.name == named]
         return len(found) >= count
 
-    wait_until_blocking(are_there, timeout_s=30, what=f"{count} spans {named!r}")
+    wait_until_blocking(are_there, what=f"{count} spans {named!r}")
     return found
 
 
@@ -49,10 +49,10 @@ def test_a_write_sent_on_by_a_follower_is_one_trace_down_to_the_bookies(traced: 
     def doors() -> list[Seen]:
         return [each for each in collector.spans if each.name == "redis PUT" and each.node == follower]
 
-    wait_until_blocking(doors, timeout_s=30, what="the span of the door")
+    wait_until_blocking(doors, what="the span of the door")
     (door,) = doors()
     bookies = wait_spans(collector, door.trace, named="bookie add", count=BOOKIES)
-    wait_until_blocking(lambda: "?" not in collector.path(bookies[0]), timeout_s=30, what="all spans above it")
+    wait_until_blocking(lambda: "?" not in collector.path(bookies[0]), what="all spans above it")
     way = [f"{follower} redis PUT", f"{follower} link"]
     way += [f"{leader} {name}" for name in ("peer PUT", "leader", "log append", "bookie add")]
     assert [collector.path(each) for each in bookies] == [way] * BOOKIES
@@ -68,10 +68,10 @@ def test_the_parent_that_a_grpc_call_brings_is_kept(traced: tuple[Cluster, Colle
     (leader,) = cluster.wait_led().values()
     with grpc.insecure_channel("{}:{}".format(*cluster.address(leader, "grpc"))) as channel:
         stub = kv_pb2_grpc.KVStub(channel)
-        stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), metadata=[("traceparent", TRACEPARENT)], timeout=10)
+        stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), metadata=[("traceparent", TRACEPARENT)], timeout=60)
         for flags in ("00", "01"):  # the first is said not to be sampled, and is not, whatever the ratio
             other = f"00-{'a' * 31}{flags[1]}-{SPAN}-{flags}"
-            stub.Get(kv_pb2.GetRequest(key=b"k"), metadata=[("traceparent", other)], timeout=10)
+            stub.Get(kv_pb2.GetRequest(key=b"k"), metadata=[("traceparent", other)], timeout=60)
     bookies = wait_spans(collector, TRACE, named="bookie add", count=BOOKIES)
     (call,) = wait_spans(collector, TRACE, named="kvstore.v1.KV/Put", count=1)
     assert call.parent == SPAN
@@ -86,9 +86,9 @@ def test_the_parent_that_an_http_request_brings_is_kept(traced: tuple[Cluster, C
     host, port = cluster.address("n1", "http")
     trace = "b" * 32
     headers = {"traceparent": f"00-{trace}-{SPAN}-01"}
-    with urlopen(Request(f"http://{host}:{port}/clusterz", headers=headers), timeout=10) as answer:
+    with urlopen(Request(f"http://{host}:{port}/healthz", headers=headers), timeout=60) as answer:
         assert answer.read() == b"ok\n"
-    (found,) = wait_spans(collector, trace, named="GET /clusterz", count=1)
+    (found,) = wait_spans(collector, trace, named="GET /healthz", count=1)
     assert (found.node, found.parent) == ("n1", SPAN)
 
 
@@ -101,4 +101,4 @@ def test_nodes_count_what_they_sample_and_send(traced: tuple[Cluster, Collector]
             float(each.split()[1]) for each in lines if each.startswith("kvstore_server_traces_spans_exported_total")
         )
 
-    wait_until_blocking(lambda: sent() > 0, timeout_s=30, what="spans that n1 has sent")
+    wait_until_blocking(lambda: sent() > 0, what="spans that n1 has sent")
