@@ -23,7 +23,7 @@ from kvstore.wal.bookies import Bookies as BookieClients
 from kvstore.wal.placement import machine_of
 from loadtest.drills.load import Load
 from loadtest.drills.many_ledgers import many_ledgers
-from loadtest.drills.repair_stage import SUPERVISOR_S, WHOLE_MAX_S, Made, RepairStage
+from loadtest.drills.repair_stage import ANSWER_S, SUPERVISOR_S, WHOLE_MAX_S, Made, RepairStage
 
 WRITE = 3
 MIB = 1 << 20
@@ -223,7 +223,7 @@ def _in_office(stage: RepairStage) -> list[str]:
     found = []
     for node in stage.cluster.ids:
         with suppress(OSError, KeyError):
-            if stage.cluster.status(node)["auditor"]["in_office"]:
+            if stage.cluster.status(node, timeout_s=ANSWER_S)["auditor"]["in_office"]:
                 found.append(node)
     return found
 
