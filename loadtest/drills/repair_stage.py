@@ -63,7 +63,8 @@ class Copied:
         found = {}
         for node in nodes or self._cluster.ids:
             with suppress(OSError, KeyError):
-                found[node] = self._said[self._cluster.pid(node)] = self._cluster.status(node, timeout_s=ANSWER_S)["autorecovery"]
+                said = self._cluster.status(node, timeout_s=ANSWER_S)
+                found[node] = self._said[self._cluster.pid(node)] = said["autorecovery"]
         return found
 
     def total(self) -> Made:
