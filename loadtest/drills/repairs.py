@@ -36,6 +36,7 @@ ZONES = {"n1": "a", "n2": "b", "n3": "c", "n4": "a", "n5": "b"}
 BUSY_LEAST_S = 1.0
 AWAY_S = 10.0
 SETTLE_S = 15.0
+SETTLED_MAX_S = 60.0
 
 # ── bookies destroyed ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -76,14 +77,19 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
 
 async def _look_as_operator(stage: RepairStage, name: str) -> None:
     """What is lost is listed as away and named by no ledger, until it is decommissioned (docs/operations.md)."""
-    listed = {each["id"]: each for each in await asyncio.to_thread(stage.command, "bookie", "list")}
-    wrong = [each for each in stage.lost if listed.get(each, {}).get("ledgers") != 0 or listed[each]["address"]]
+    until = time.perf_counter() + SETTLED_MAX_S
+    while True:  # a bookie may have lost its session just now, or be late for a copy
+        listed = {each["id"]: each for each in await asyncio.to_thread(stage.command, "bookie", "list")}
+        wrong = [each for each in stage.lost if listed.get(each, {}).get("ledgers") != 0 or listed[each]["address"]]
+        status = await asyncio.to_thread(stage.command, "autorecovery", "status")
+        if not (wrong or status["marked_ledgers"] or status["away"]) or time.perf_counter() > until:
+            break
+        await asyncio.sleep(1)
     for each in wrong:
         stage.say(f"bookie list: {listed.get(each)}")
     stage.report.add(
         f"{name}: lost bookies that `bookie list` shows as anything but away, without ledgers", len(wrong), most=0
     )
-    status = await asyncio.to_thread(stage.command, "autorecovery", "status")
     stage.report.add(f"{name}: ledgers that lack copies by `autorecovery status`", status["marked_ledgers"], most=0)
     stage.report.add(f"{name}: bookies away that ledgers name", len(status["away"]), most=0)
 
