@@ -37,6 +37,7 @@ BUSY_LEAST_S = 1.0
 AWAY_S = 10.0
 SETTLE_S = 15.0
 SETTLED_MAX_S = 60.0
+STOPS_TRIED_MAX = 4
 
 # ── bookies destroyed ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -294,14 +295,17 @@ async def _wait_office(stage: RepairStage, but: tuple[str, ...]) -> list[str]:
 
 async def _stop_worker(stage: RepairStage) -> None:
     victim = stage.cluster.ids[-1]
-    await _destroy_one(stage, victim)
-    worker = await _busy(stage, but=victim)
-    held = await stage.with_store(partial(_locked_by, worker=worker))
-    if not held:
+    for _ in range(STOPS_TRIED_MAX):  # until a worker is stopped before it has done what it was seen at
+        await _destroy_one(stage, victim)
+        worker = await _busy(stage, but=victim)
+        began = time.perf_counter()
+        stage.cluster.pause(worker)
+        held = await stage.with_store(partial(_locked_by, worker=worker))
+        if held:
+            break
         stage.say(f"{worker} has no lock any more")
-    began = time.perf_counter()
-    stage.cluster.pause(worker)
-    held = await stage.with_store(partial(_locked_by, worker=worker))
+        stage.cluster.resume(worker)
+        await stage.wait_whole(write=WRITE)
     stage.say(f"{worker} stands still with the locks of ledgers {held}")
     stage.report.add("worker stopped: ledgers that it had the locks of", len(held), least=1)
     await stage.with_store(partial(_wait_released, worker=worker))
