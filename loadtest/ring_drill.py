@@ -35,10 +35,11 @@ from loadtest.bench import peers
 from loadtest.drill import keep_logs, shown
 from loadtest.drills.ring_load import REST_S, RingLoad, Span, rate
 from loadtest.drills.ring_spans import Longest, hand_over_rows, longest_waits, quantile
-from loadtest.drills.ring_stage import PROBLEMS, RingStage
+from loadtest.drills.ring_stage import PROBLEMS, RingStage, operations_of
 from loadtest.drills.ring_verdict import KEPT_LEAST, READ_WAIT_MAX_S, WRITE_WAIT_MAX_S, Load, Verdict
 from loadtest.drills.stage import Report
 from tests.cluster.harness import running_cluster
+from tests.waiting import wait_until
 
 BASE_S = 8.0
 """Of load before a change: what throughput is compared with."""
@@ -46,6 +47,7 @@ WARM_S = 2.0
 WHOLE = (0, TOKENS - 1)
 FAST_BYTES_PER_S = 32 << 20
 VICTIMS = ("source", "target", "ZooKeeper")
+ENOUGH_S = 120.0
 KILLED_AT = 3
 """Partitions at which a round adds one; above it removes one."""
 
@@ -63,6 +65,8 @@ class Course:
     """Of each caller between two operations, in the mean."""
     round_s: float = 25.0
     """About how long the moves of a round with kills are made to take: some must be open when the kills come."""
+    operations_least: int = 0
+    """Of each load: it goes on until it has made so many, however slow the machine is."""
 
 
 QUICK = Course(sizes=(1, 3, 5, 2), rounds=3, keys=3_000, base_s=3.0)
@@ -95,6 +99,7 @@ async def _resize(stage: RingStage, before: int, after: int, course: Course) -> 
             await stage.moved(load)
             ended, busy = time.time(), psutil.cpu_percent() / 100
             await stage.retired()
+            await _made(load, course.operations_least)
         finally:
             await load.stop()
         spans = {each.id: (each.first, each.last) for each in done.moves}
@@ -107,6 +112,15 @@ async def _resize(stage: RingStage, before: int, after: int, course: Course) -> 
         problems = await stage.judge(load)
         for what in PROBLEMS:
             stage.report.add_safety(f"{name}: {what}", problems[what])
+
+
+async def _made(load: RingLoad, count: int) -> None:
+    """Return when it has made so many operations. Raises TimeoutError."""
+
+    async def is_enough() -> bool:
+        return operations_of(load) >= count
+
+    await wait_until(is_enough, timeout_s=ENOUGH_S, what=f"{count} operations")
 
 
 def _report_waits(stage: RingStage, name: str, load: RingLoad, spans: dict[int, Span]) -> None:
@@ -169,6 +183,7 @@ async def _round(stage: RingStage, course: Course, words: Sequence[str]) -> Coun
             await following
             await asyncio.to_thread(stage.cluster.wait_ready)
             await stage.retired()
+            await _made(load, course.operations_least)
         finally:
             await load.stop()
         return await stage.judge(load)

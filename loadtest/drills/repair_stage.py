@@ -31,6 +31,8 @@ from tests.cluster.harness import Cluster
 T = TypeVar("T")
 WHOLE_MAX_S = 240.0
 LOOK_S = 0.5
+ANSWER_S = 3.0
+"""What a node gets that may have been stopped: others are to be looked at, too."""
 FILL_AT_ONCE = 20
 SUPERVISOR_S = 1.0
 """Until a supervisor starts a process that has ended."""
@@ -61,7 +63,8 @@ class Copied:
         found = {}
         for node in nodes or self._cluster.ids:
             with suppress(OSError, KeyError):
-                found[node] = self._said[self._cluster.pid(node)] = self._cluster.status(node)["autorecovery"]
+                said = self._cluster.status(node, timeout_s=ANSWER_S)
+                found[node] = self._said[self._cluster.pid(node)] = said["autorecovery"]
         return found
 
     def total(self) -> Made:

@@ -23,7 +23,7 @@ from kvstore.wal.bookies import Bookies as BookieClients
 from kvstore.wal.placement import machine_of
 from loadtest.drills.load import Load
 from loadtest.drills.many_ledgers import many_ledgers
-from loadtest.drills.repair_stage import SUPERVISOR_S, WHOLE_MAX_S, Made, RepairStage
+from loadtest.drills.repair_stage import ANSWER_S, SUPERVISOR_S, WHOLE_MAX_S, Made, RepairStage
 
 WRITE = 3
 MIB = 1 << 20
@@ -36,6 +36,8 @@ ZONES = {"n1": "a", "n2": "b", "n3": "c", "n4": "a", "n5": "b"}
 BUSY_LEAST_S = 1.0
 AWAY_S = 10.0
 SETTLE_S = 15.0
+SETTLED_MAX_S = 60.0
+STOPS_TRIED_MAX = 4
 
 # ── bookies destroyed ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -76,14 +78,19 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
 
 async def _look_as_operator(stage: RepairStage, name: str) -> None:
     """What is lost is listed as away and named by no ledger, until it is decommissioned (docs/operations.md)."""
-    listed = {each["id"]: each for each in await asyncio.to_thread(stage.command, "bookie", "list")}
-    wrong = [each for each in stage.lost if listed.get(each, {}).get("ledgers") != 0 or listed[each]["address"]]
+    until = time.perf_counter() + SETTLED_MAX_S
+    while True:  # a bookie may have lost its session just now, or be late for a copy
+        listed = {each["id"]: each for each in await asyncio.to_thread(stage.command, "bookie", "list")}
+        wrong = [each for each in stage.lost if listed.get(each, {}).get("ledgers") != 0 or listed[each]["address"]]
+        status = await asyncio.to_thread(stage.command, "autorecovery", "status")
+        if not (wrong or status["marked_ledgers"] or status["away"]) or time.perf_counter() > until:
+            break
+        await asyncio.sleep(1)
     for each in wrong:
         stage.say(f"bookie list: {listed.get(each)}")
     stage.report.add(
         f"{name}: lost bookies that `bookie list` shows as anything but away, without ledgers", len(wrong), most=0
     )
-    status = await asyncio.to_thread(stage.command, "autorecovery", "status")
     stage.report.add(f"{name}: ledgers that lack copies by `autorecovery status`", status["marked_ledgers"], most=0)
     stage.report.add(f"{name}: bookies away that ledgers name", len(status["away"]), most=0)
 
@@ -223,7 +230,7 @@ def _in_office(stage: RepairStage) -> list[str]:
     found = []
     for node in stage.cluster.ids:
         with suppress(OSError, KeyError):
-            if stage.cluster.status(node)["auditor"]["in_office"]:
+            if stage.cluster.status(node, timeout_s=ANSWER_S)["auditor"]["in_office"]:
                 found.append(node)
     return found
 
@@ -288,14 +295,17 @@ async def _wait_office(stage: RepairStage, but: tuple[str, ...]) -> list[str]:
 
 async def _stop_worker(stage: RepairStage) -> None:
     victim = stage.cluster.ids[-1]
-    await _destroy_one(stage, victim)
-    worker = await _busy(stage, but=victim)
-    held = await stage.with_store(partial(_locked_by, worker=worker))
-    if not held:
+    for _ in range(STOPS_TRIED_MAX):  # until a worker is stopped before it has done what it was seen at
+        await _destroy_one(stage, victim)
+        worker = await _busy(stage, but=victim)
+        began = time.perf_counter()
+        stage.cluster.pause(worker)
+        held = await stage.with_store(partial(_locked_by, worker=worker))
+        if held:
+            break
         stage.say(f"{worker} has no lock any more")
-    began = time.perf_counter()
-    stage.cluster.pause(worker)
-    held = await stage.with_store(partial(_locked_by, worker=worker))
+        stage.cluster.resume(worker)
+        await stage.wait_whole(write=WRITE)
     stage.say(f"{worker} stands still with the locks of ledgers {held}")
     stage.report.add("worker stopped: ledgers that it had the locks of", len(held), least=1)
     await stage.with_store(partial(_wait_released, worker=worker))

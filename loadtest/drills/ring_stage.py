@@ -176,7 +176,7 @@ class RingStage:
     async def judge(self, load: RingLoad) -> Counter[str]:
         """How often each of PROBLEMS was met, in the answers and on the disks."""
         await load.verify()
-        count = len(load.waits) + len(load.steady)
+        count = operations_of(load)
         self.operations += count
         code, found = await self.command("fsck")
         problems = load.problems + Counter({FSCK: found["errors"] if found else 1 + code})
@@ -197,3 +197,8 @@ def _request(*words: str) -> ChangeRingRequest:
     if words[0] == "add":
         return ChangeRingRequest(action=ChangeRingRequest.ADD, count=int(words[-1]))
     return ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=words[1:])
+
+
+def operations_of(load: RingLoad) -> int:
+    """How many it has made."""
+    return len(load.waits) + len(load.steady)

@@ -37,6 +37,10 @@ from tests.waiting import wait_until_blocking
 
 OFFSETS = range(20_000, 24_000, 100)
 TIMEOUT_S = 90.0
+ANSWER_S = 30.0
+"""What a node gets for a page that a test wants: its process may stand still for a moment."""
+LOOK_S = 3.0
+"""What it gets where another look follows: one that was stopped shall not hold the others up."""
 KEEP = "KVSTORE_TESTS_KEEP"
 """In the environment: what nodes stored stays behind them, for whoever looks for what went wrong."""
 
@@ -270,21 +274,21 @@ class Cluster:
         settings: dict[str, Any] = {"retry": None, "socket_timeout": 10, **options}
         return redis.Redis(host=host, port=port, **settings)
 
-    def status(self, node: str) -> dict[str, Any]:
+    def status(self, node: str, *, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """The node's status page. Raises OSError."""
-        found: dict[str, Any] = orjson.loads(self.http(node, "/"))
+        found: dict[str, Any] = orjson.loads(self.http(node, "/", timeout_s=timeout_s))
         return found
 
-    def http(self, node: str, path: str) -> bytes:
+    def http(self, node: str, path: str, *, timeout_s: float = ANSWER_S) -> bytes:
         """Raises OSError."""
         host, port = self.address(node, "http")
-        with urlopen(f"http://{host}:{port}{path}", timeout=3) as answer:
+        with urlopen(f"http://{host}:{port}{path}", timeout=timeout_s) as answer:
             data: bytes = answer.read()
         return data
 
     def is_ready(self, node: str) -> bool:
         try:
-            return self.http(node, "/clusterz") == b"ok\n"
+            return self.http(node, "/clusterz", timeout_s=LOOK_S) == b"ok\n"
         except (URLError, OSError):
             return False
 
@@ -298,7 +302,7 @@ class Cluster:
         found: dict[str, str] = {}
         for node in self.ids:
             try:
-                partitions = self.status(node).get("partitions", {})
+                partitions = self.status(node, timeout_s=LOOK_S).get("partitions", {})
             except OSError:
                 continue
             found |= {name: node for name, replica in partitions.items() if replica["role"] == "serving"}
@@ -307,13 +311,15 @@ class Cluster:
     def wait_led(self, *, by_other_than: str = "", timeout_s: float = TIMEOUT_S) -> dict[str, str]:
         """The leaders, once every partition has one."""
         wanted = self.file.partitions
+        leaders: dict[str, str] = {}
 
         def led() -> bool:
+            nonlocal leaders
             leaders = self.leaders()
             return len(leaders) == wanted and by_other_than not in leaders.values()
 
         self.wait_until(led, "every partition is led", timeout_s)
-        return self.leaders()
+        return leaders
 
     def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
         """TimeoutError with the last lines of every log."""

@@ -59,7 +59,12 @@ def test_a_damaged_replica_of_a_real_cluster_is_made_anew_and_the_others_serve_o
         return (engine.parent / "engine.damaged").exists()
 
     cluster.wait_until(is_made_anew, "the damaged copy is set aside")
-    cluster.wait_until(lambda: cluster.status(bad)["partitions"][P1]["failure"] is None, "it is well again")
+
+    def is_well() -> bool:  # its page has no partitions until it is open
+        replica = cluster.status(bad).get("partitions", {}).get(P1)
+        return replica is not None and replica["failure"] is None
+
+    cluster.wait_until(is_well, "it is well again")
     cluster.wait_ready()
     assert all(client.get(f"k{number}") == b"%d" % number for number in range(200))
     cluster.wait_until(lambda: "there is none" in trust(cluster, bad).stderr, "nothing is in doubt any more")

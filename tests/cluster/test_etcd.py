@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -55,8 +56,13 @@ def test_what_is_founded_in_etcd_takes_writes_and_is_checked_by_commands_that_ar
     by_server = ("--server", cluster.file.node("n2").grpc)
     assert len(json.loads(said("bookie", "list", "--json", *by_server))) == 3
     said("fsck", "--metadata", address)
-    answer = kvstore("status", "--json", "--data-dir", str(cluster.local.data_dir))
-    assert answer.returncode < 2, answer.stdout
-    status = json.loads(answer.stdout)
+    status: dict[str, Any] = {}
+
+    def all_is_served() -> bool:
+        answer = kvstore("status", "--json", "--data-dir", str(cluster.local.data_dir))
+        status.update(json.loads(answer.stdout))
+        return answer.returncode < 2
+
+    cluster.wait_until(all_is_served, "all is served")
     pid = cluster.file.zookeeper_pid
     assert status["zookeeper"] == {"address": address, "own": True, "running": True, "pid": pid}

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tests.cluster.harness import Cluster, running_cluster
 from tests.source import ROOT
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
 
@@ -42,7 +43,7 @@ class Tool:
             request_serializer=wanted.SerializeToString,
             response_deserializer=answered.FromString,
         )
-        document: dict[str, Any] = MessageToDict(stub(ParseDict(request, wanted()), timeout=10))
+        document: dict[str, Any] = MessageToDict(stub(ParseDict(request, wanted()), timeout=PATIENCE_S))
         return document
 
 
@@ -91,10 +92,12 @@ def test_admin_answers_by_what_reflection_says(tool: Tool) -> None:
 @pytest.mark.parametrize("service", ["", "kvstore.v1.KV", "kvstore.v1.Admin"])
 def test_health_is_asked_as_load_balancers_do(tool: Tool, service: str) -> None:
     stub = health_pb2_grpc.HealthStub(tool.channel)
-    answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    asked = health_pb2.HealthCheckRequest(service=service)
+    wait_until_blocking(
+        lambda: stub.Check(asked, timeout=PATIENCE_S).status == health_pb2.HealthCheckResponse.SERVING, what="health"
+    )
     with pytest.raises(grpc.RpcError) as refused:
-        stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=5)
+        stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=PATIENCE_S)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 

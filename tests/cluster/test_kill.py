@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from kvstore.ring.builder import new_ring
+from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, running_cluster
 
@@ -114,10 +115,22 @@ class Counter(threading.Thread):
         return bool(self.acknowledged) and self.acknowledged[-1] > moment
 
 
+def ring_of(cluster: Cluster) -> Ring:
+    """As it was founded."""
+    partitions = [PartitionId(f"p{i + 1}") for i in range(cluster.file.partitions)]
+    return new_ring(partitions, {ServerId(node): "" for node in cluster.ids}, cluster.file.replicas)
+
+
+def wait_led_for_good(cluster: Cluster) -> dict[str, str]:
+    """The leaders, once each is the one that the ring prefers: after some seconds others hand their lead back."""
+    preferred = {str(name): str(each.replicas[0]) for name, each in ring_of(cluster).partitions.items()}
+    cluster.wait_until(lambda: cluster.leaders() == preferred, "the preferred replicas lead")
+    return preferred
+
+
 def keys_of(cluster: Cluster, name: str) -> dict[str, str]:
     """A key of each partition that no other test uses."""
-    partitions = [PartitionId(f"p{i + 1}") for i in range(cluster.file.partitions)]
-    ring = new_ring(partitions, {ServerId(node): "" for node in cluster.ids}, cluster.file.replicas)
+    ring = ring_of(cluster)
     found: dict[str, str] = {}
     for number in range(1000):
         key = f"{name}-{number}"
@@ -155,12 +168,13 @@ def wait_going_on(cluster: Cluster, counters: dict[str, Counter]) -> None:
 
 
 def test_a_leader_killed_costs_its_partitions_a_moment_and_the_others_nothing(cluster: Cluster) -> None:
-    victim = cluster.wait_led()["p1"]
+    leaders = wait_led_for_good(cluster)
+    victim = leaders["p1"]
     others = [node for node in cluster.ids if node != victim]
     pulse = Pulse()
     pulse.start()
     with counting(cluster, "leader", *others) as counters:
-        led = {partition for partition, node in cluster.leaders().items() if node == victim}
+        led = {partition for partition, node in leaders.items() if node == victim}
         cluster.kill(victim)
         wait_going_on(cluster, counters)
         gaps = {partition: counter.longest_gap for partition, counter in counters.items()}
@@ -196,8 +210,7 @@ def test_everything_killed_at_once_comes_back_with_everything(cluster: Cluster) 
 
 
 def test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_changes(cluster: Cluster) -> None:
-    leaders = cluster.wait_led()
-    cluster.wait_until(lambda: cluster.leaders() == leaders, "the leaders stay")
+    leaders = wait_led_for_good(cluster)
     with counting(cluster, "zookeeper", *cluster.ids) as counters:
         cluster.kill_zookeeper()
         for _ in range(5):
@@ -212,7 +225,7 @@ def test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_c
     for partition, counter in counters.items():
         assert counter.refused == [], partition
         assert counter.unknown == 0, partition
-    assert cluster.leaders() == leaders
+    assert cluster.wait_led() == leaders
 
 
 def test_a_leader_stopped_for_longer_than_its_session_serves_nothing_stale_when_it_wakes(cluster: Cluster) -> None:

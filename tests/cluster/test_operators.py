@@ -42,9 +42,21 @@ def away(cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
-def bookie_of(cluster: Cluster, node: str) -> str:
-    found = [each["id"] for each in document(cluster, "bookie", "list") if each["state"] == "writable"]
-    return next(str(each) for each in found if each.startswith(f"{node}-"))
+def writable(cluster: Cluster) -> list[dict[str, Any]]:
+    """The bookies that are there; one may lose its session for a moment."""
+    return [each for each in document(cluster, "bookie", "list") if each["state"] == "writable"]
+
+
+def bookie_of(cluster: Cluster, node: str, *, but: str = "") -> str:
+    """The one that a node has, once it is there."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        found[:] = [str(each["id"]) for each in writable(cluster) if each["id"].startswith(f"{node}-")]
+        return len(found) == 1 and found != [but]
+
+    cluster.wait_until(is_there, f"{node} has one bookie, which is not {but!r}")
+    return found[0]
 
 
 def test_a_cluster_is_founded_once_by_hand(cluster: Cluster, tmp_path: Path) -> None:
@@ -69,8 +81,8 @@ def test_a_cluster_is_founded_once_by_hand(cluster: Cluster, tmp_path: Path) -> 
 def test_partitions_are_listed_with_leader_and_replicas(cluster: Cluster) -> None:
     def shown_as_they_are() -> bool:  # leads may move at any time, to spread
         leaders, found = cluster.wait_led(), document(cluster, "partition", "list")
-        assert all(replica["is_up"] for each in found for replica in each["replicas"])
-        return {each["id"]: each["leader"] for each in found} == leaders
+        are_up = all(replica["is_up"] for each in found for replica in each["replicas"])
+        return are_up and {each["id"]: each["leader"] for each in found} == leaders
 
     cluster.wait_until(shown_as_they_are, "the list is what the nodes say")
     shown = on(cluster, "partition", "show", "p1", "--json")
@@ -91,9 +103,11 @@ def test_a_server_tells_commands_where_the_metadata_is(cluster: Cluster) -> None
 
 
 def test_bookies_say_how_much_room_they_have(cluster: Cluster) -> None:
-    there = [each for each in document(cluster, "bookie", "list") if each["state"] == "writable"]
-    assert len(there) == len(cluster.ids)
-    assert all(each["free_bytes"] > 0 for each in there)
+    def all_say() -> bool:
+        there = writable(cluster)
+        return len(there) == len(cluster.ids) and all((each["free_bytes"] or 0) > 0 for each in there)
+
+    cluster.wait_until(all_say, "three bookies with room")
 
 
 def test_a_scrub_finds_nothing_on_a_healthy_bookie(cluster: Cluster) -> None:
@@ -111,8 +125,13 @@ def test_a_bookie_that_is_up_is_not_given_up(cluster: Cluster) -> None:
 
 
 def test_auto_recovery_is_watched_and_switched_by_commands(cluster: Cluster) -> None:
-    cluster.wait_until(lambda: document(cluster, "autorecovery", "status")["auditor"] is not None, "one is elected")
-    found = document(cluster, "autorecovery", "status")
+    found: dict[str, Any] = {}
+
+    def is_elected() -> bool:
+        found.update(document(cluster, "autorecovery", "status"))
+        return found["auditor"] is not None
+
+    cluster.wait_until(is_elected, "one is elected")
     assert found["auditor"] in [each["id"] for each in document(cluster, "bookie", "list")]
     assert (found["enabled"], found["lost_bookie_delay_s"]) == (True, 60)
     assert document(cluster, "autorecovery", "disable") == {"enabled": False}
@@ -127,23 +146,27 @@ def test_auto_recovery_is_watched_and_switched_by_commands(cluster: Cluster) -> 
 
 
 def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_forgotten(cluster: Cluster) -> None:
+    document(cluster, "autorecovery", "lost-bookie-delay", "3600")  # what is typed here is not to come too late
     lost = bookie_of(cluster, "n3")
     cluster.kill("n3")
     shutil.rmtree(Path(cluster.file.node("n3").data_dir) / "bookie", ignore_errors=False)
     cluster.start_node("n3")
     cluster.wait_ready()
-    cluster.wait_until(lambda: bookie_of(cluster, "n3") != lost, "the lost bookie's session has ended")
-    cluster.wait_until(lambda: bool(away(cluster)), "the lost bookie is noticed")
-    cluster.wait_until(lambda: away(cluster)[0]["others"] == 0, "leaders have rolled", 60)
+    bookie_of(cluster, "n3", but=lost)  # once the lost one's session has ended
+    cluster.wait_until(
+        lambda: [(each["bookie"], each["others"]) for each in away(cluster)] == [(lost, 0)],
+        "the lost bookie is noticed, and leaders have rolled",
+    )
     unasked = on(cluster, "bookie", "decommission", lost)
     assert (unasked.returncode, "give --yes" in unasked.stderr) == (2, True)
     answer = on(cluster, "bookie", "decommission", lost, "--yes")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert away(cluster) == []
+    cluster.wait_until(lambda: away(cluster) == [], "no bookie is away")
     assert lost not in [each["id"] for each in document(cluster, "bookie", "list")]
     wait_until_blocking(
-        lambda: on(cluster, "fsck", "--strict").returncode == 0, timeout_s=60, what="every copy is there"
+        lambda: on(cluster, "fsck", "--strict").returncode == 0, timeout_s=90, what="every copy is there"
     )
+    document(cluster, "autorecovery", "lost-bookie-delay", "60")
     assert cluster.redis("n2").get("k599") == b"x" * 100
 
 
@@ -168,8 +191,11 @@ def test_a_directory_restored_from_an_old_copy_is_doubted_until_it_is_repaired(
         cluster.start_node(node)
         cluster.wait_ready()
     wait_until_blocking(lambda: limbo(cluster, "n2") == 0, timeout_s=90, what="nothing is doubted any more")
-    answer = on(cluster, "fsck", "--strict")
+    answer = on(cluster, "fsck")
     assert answer.returncode == 0, answer.stdout
+    wait_until_blocking(  # what was written while a node was down for its restart may be owed to it for a while
+        lambda: on(cluster, "fsck", "--strict").returncode == 0, timeout_s=90, what="nor does a ledger lack a copy"
+    )
     assert cluster.redis("n2").get("later299") == b"x" * 100
 
 

@@ -4,6 +4,7 @@ while the leaders of a move's source and target and of ZooKeeper's ensemble are 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=4.0, rest_s=0.2)
+COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=10.0, rest_s=0.2, operations_least=800)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ async def test_no_answer_is_wrong_while_partitions_come_and_go(cluster: Cluster)
 
 async def test_no_answer_is_wrong_while_their_leaders_and_zookeepers_are_killed(cluster: Cluster) -> None:
     stage = stage_on(cluster, 2)
-    await kills(stage, COURSE)
+    await kills(stage, replace(COURSE, operations_least=1_600))
     assert stage.kills["source"] + stage.kills["target"] > 0, "no move was open when nodes were killed"
     judge(stage)
 

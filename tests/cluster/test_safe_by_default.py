@@ -20,6 +20,7 @@ from kvstore.errors import NotAuthenticated
 from kvstore.rpc.login import Login
 from tests.cluster.test_tls import Secured, secured_cluster
 from tests.commands import Done, kvstore
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cluster]
 PASSWORD = "a long one"
@@ -62,7 +63,7 @@ def serial_of(secured: Secured, node: str, door: str) -> str:
     context.set_alpn_protocols(["h2" if door == "grpc" else "http/1.1"])
     host, port = secured.cluster.address(node, door)
     with (
-        socket.create_connection((host, port), timeout=10) as plain,
+        socket.create_connection((host, port), timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname=host) as connection,
     ):
         return str((connection.getpeercert() or {})["serialNumber"])
@@ -91,20 +92,20 @@ def founded(secured: Secured) -> Secured:
         for one in (redis_of(secured, node), root_of(secured, node)):
             with pytest.raises(redis.RedisError, match="kvstore access found NAME"):
                 one.get("a")
-        assert secured.https(node, "/readyz") == b"ok\n"
+        cluster.wait_until(lambda node=node: secured.https(node, "/readyz") == b"ok\n", f"{node} is ready")
     with pytest.raises(NotAuthenticated, match="kvstore access found NAME"), Client(url_of(secured)) as client:
         client.get(b"a")
     where = ("--password-stdin", "--zookeeper", cluster.file.zookeeper)
     done = command(secured, "access", "found", "root", *where)
     assert done.returncode == 0, done.stderr
-    cluster.wait_until(lambda: is_done(secured, lambda one: one.acl_whoami() == "root"), "root is known", 30)
+    cluster.wait_until(lambda: is_done(secured, lambda one: one.acl_whoami() == "root"), "root is known")
     with pytest.raises(redis.RedisError, match="lacks the right read"):
         root_of(secured, "n1").get("a")
     server = "{}:{}".format(*cluster.address("n1", "grpc"))
     for words in ("role add all", "role grant all read", "role grant all write", "user grant root all"):
         done = command(secured, *words.split(), "--server", server)
         assert done.returncode == 0, done.stderr
-    cluster.wait_until(lambda: is_done(secured, lambda one: one.set("w", "1")), "root may write", 30)
+    cluster.wait_until(lambda: is_done(secured, lambda one: one.set("w", "1")), "root may write")
     return secured
 
 
@@ -136,7 +137,8 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for each in self._threads:
-            each.join(60)
+            each.join(PATIENCE_S)
+            assert not each.is_alive(), "a round takes no minute"
 
     def has_gone_on(self, before: list[int]) -> bool:
         return bool(self.failures) or all(now > was + 1 for now, was in zip(self.rounds, before, strict=True))
@@ -182,8 +184,7 @@ def test_certificates_are_replaced_under_load_without_a_failed_request(founded: 
                     cluster.wait_until(
                         lambda node=node, door=door, before=before: serial_of(founded, node, door) != before,
                         f"{node}'s {door} shows the new certificate",
-                        30,
                     )
-            cluster.wait_until(lambda rounds=rounds: load.has_gone_on(rounds), "work goes on", 30)
+            cluster.wait_until(lambda rounds=rounds: load.has_gone_on(rounds), "work goes on")
     assert load.failures == []
     assert min(load.rounds) > 0

@@ -28,6 +28,7 @@ from kvstore.types import ServerId
 from kvstore.versions import LINK_LATEST
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import kvstore
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.cluster]
 
@@ -132,8 +133,12 @@ def links_of(url: str) -> tuple[float, float]:
 
 def test_sessions_on_the_redis_port_are_encrypted_and_verified(secured: Secured) -> None:
     own = f"&cert={secured.cert}&key={secured.key}"
-    streams, links = links_of(secured.url("n1", "n2", "n3") + own)
-    assert streams == links > 0
+
+    def are_streams() -> bool:
+        streams, links = links_of(secured.url("n1", "n2", "n3") + own)
+        return streams == links > 0
+
+    secured.cluster.wait_until(are_streams, "each link is a stream")
     with pytest.raises(StoreError):
         links_of(secured.url("n1", ca=secured.other_ca) + own)
     streams, _ = links_of(secured.url("n1"))
@@ -182,13 +187,15 @@ def greeted_as_n1(secured: Secured, secret: ClusterSecret, cert: Path, key: Path
     context.load_cert_chain(cert, key)
     host, port = secured.cluster.address("n3", "resp")
     with (
-        socket.create_connection((host, port), timeout=10) as plain,
+        socket.create_connection((host, port), timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname=host) as connection,
     ):
         connection.sendall(caller.hello())
         try:
             while not caller.is_proven:
-                proof, _ = caller.take(connection.recv(1000))
+                said = connection.recv(1000)
+                assert said, "it has closed the connection and not said why"
+                proof, _ = caller.take(said)
                 connection.sendall(proof)
         except FrameError as error:
             return str(error)

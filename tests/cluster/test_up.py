@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import HTTPError
@@ -24,7 +24,7 @@ from kvstore.devcluster.processes import is_alive
 from kvstore.errors import Unavailable
 from kvstore.ring import new_ring
 from kvstore.types import PartitionId, ServerId
-from tests.cluster.harness import Cluster, running_cluster
+from tests.cluster.harness import OFFSETS, Cluster, claim_ports, running_cluster
 from tests.commands import Done, kvstore
 
 pytestmark = [pytest.mark.cluster]
@@ -49,11 +49,15 @@ def as_process(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess
 def test_up_writes_nothing_that_those_who_watch_see(cluster: Cluster) -> None:
     """Each `up` left a write and a delete of each partition by each node in the change feeds."""
     with FeedReader(cluster.url) as feed:
-        before = feed.positions()
-        assert [(each.partition, each.latest) for each in before] == [("p1", 0), ("p2", 0), ("p3", 0)]
+
+        def stand() -> list[tuple[str, int, int, bool]]:  # which server is to be asked first changes with the lead
+            return [(each.partition, each.oldest, each.latest, each.ended) for each in feed.positions()]
+
+        before = stand()
+        assert before == [(partition, 0, 0, False) for partition in ("p1", "p2", "p3")]
         assert on(cluster, "up", "--detach").returncode == 0
-        assert feed.positions() == before
-        assert [list(feed.changes(each.partition, 0).keys) for each in before] == [[]] * 3
+        assert stand() == before
+        assert [list(feed.changes(partition, 0).keys) for partition, *_ in before] == [[]] * 3
 
 
 def test_what_up_asks_is_answered_only_by_a_partition_that_takes_writes(cluster: Cluster) -> None:
@@ -77,11 +81,18 @@ def test_every_node_serves_every_key(cluster: Cluster) -> None:
             assert found == [b"%d" % i for i in range(30)]
 
 
+def says_ok(cluster: Cluster, node: str, page: str) -> bool:
+    try:
+        return cluster.http(node, page) == b"ok\n"
+    except OSError:
+        return False
+
+
 def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: Cluster) -> None:
     for node in cluster.ids:
         assert cluster.redis(node).ping() is True
-        assert cluster.http(node, "/healthz") == b"ok\n"
-        assert cluster.http(node, "/readyz") == cluster.http(node, "/clusterz") == b"ok\n"
+        for page in ("/healthz", "/readyz", "/clusterz"):
+            cluster.wait_until(lambda node=node, page=page: says_ok(cluster, node, page), f"{node}'s {page}")
         assert b"kvstore_server_resp_commands_total" in cluster.http(node, "/metrics")
         assert cluster.status(node)["id"] == node
 
@@ -101,6 +112,7 @@ def test_a_page_whose_name_points_here_is_told_nothing_but_health(cluster: Clust
 
 
 def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(cluster: Cluster) -> None:
+    cluster.wait_led()
     pages = [cluster.http(node, "/metrics").decode() for node in cluster.ids]  # some node leads
     families = {each.name: each for page in pages for each in text_string_to_metric_families(page)}
     undescribed = [name for name, each in families.items() if each.documentation.startswith("See docs")]
@@ -124,7 +136,7 @@ def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
     assert as_process(cluster, "get", "greeting").stdout.strip() == "hello"
     assert as_process(cluster, "ring", "locate", "greeting").stdout.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
     assert as_process(cluster, "fsck").returncode == 0
-    assert cluster.status("n1")["not_ready"] == []
+    cluster.wait_until(lambda: cluster.status("n1")["not_ready"] == [], "n1 is ready")
     with Client(cluster.url) as store:
         found = store.get(b"greeting")
     assert found is not None
@@ -177,10 +189,14 @@ def test_a_folder_of_another_cluster_that_had_these_ports_reaches_nothing(
 ) -> None:
     document = json.loads((cluster.local.data_dir / "cluster.json").read_text())
     (tmp_path / "cluster.json").write_text(json.dumps(document | {"instance": "another"}))
-    answer = kvstore(*words, "--data-dir", str(tmp_path))
-    assert answer.returncode == 1
-    assert f"is of another cluster: want another, got {document['instance']}" in answer.stderr
-    assert on(cluster, *words).returncode == 0
+
+    def is_told_why() -> bool:  # if somebody has answered in its time
+        answer = kvstore(*words, "--data-dir", str(tmp_path))
+        assert answer.returncode == 1
+        return f"is of another cluster: want another, got {document['instance']}" in answer.stderr
+
+    cluster.wait_until(is_told_why, "whose nodes these are")
+    cluster.wait_until(lambda: on(cluster, *words).returncode == 0, "the same in the folder of the cluster that runs")
 
 
 def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Cluster) -> None:
@@ -194,12 +210,15 @@ def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Clus
 
 
 def test_status_shows_every_node(cluster: Cluster) -> None:
-    answer = on(cluster, "status", "--json")
-    assert answer.returncode < 2, answer.stderr
-    document = json.loads(answer.stdout)
-    assert [node["id"] for node in document["nodes"]] == cluster.ids
-    assert all(node["ready"] for node in document["nodes"])
-    assert document["zookeeper"]["running"]
+
+    def shows_all() -> bool:
+        answer = on(cluster, "status", "--json")
+        document = json.loads(answer.stdout)
+        assert [node["id"] for node in document["nodes"]] == cluster.ids
+        assert document["zookeeper"]["running"]
+        return answer.returncode < 2 and all(node["ready"] for node in document["nodes"])
+
+    cluster.wait_until(shows_all, "every node is ready")
 
 
 def test_up_on_a_running_cluster_starts_what_is_down_and_nothing_else(cluster: Cluster) -> None:
@@ -249,20 +268,30 @@ def test_down_leaves_no_process_and_up_brings_the_data_back(cluster: Cluster) ->
     assert cluster.redis("n3").mget([f"down-{i}" for i in range(100)]) == [b"%d" % i for i in range(100)]
 
 
+@contextmanager
+def claimed_offset() -> Iterator[str]:
+    """Of ports that no cluster of another test takes meanwhile."""
+    offset, claim = next((each, claim) for each in OFFSETS if (claim := claim_ports(each)) is not None)
+    try:
+        yield str(offset)
+    finally:
+        os.close(claim)
+
+
 def test_a_cluster_that_is_down_comes_back_on_other_ports(cluster: Cluster) -> None:
     cluster.redis("n1").set("moved", "here")
     before = cluster.file
-    other = "50"
-    answer = as_process(cluster, "up", "--detach", "--port-offset", other)
-    assert answer.returncode == 1
-    assert "runs on other ports; `kvstore down` first" in answer.stderr
-    assert cluster.file == before
-    assert as_process(cluster, "down").returncode == 0
-    answer = as_process(cluster, "up", "--detach", "--port-offset", other)
-    assert answer.returncode == 0, answer.stderr
-    assert {node.resp for node in before.nodes}.isdisjoint(node.resp for node in cluster.file.nodes)
-    assert cluster.redis("n3").get("moved") == b"here"
-    assert as_process(cluster, "down").returncode == 0
+    with claimed_offset() as other:
+        answer = as_process(cluster, "up", "--detach", "--port-offset", other)
+        assert answer.returncode == 1
+        assert "runs on other ports; `kvstore down` first" in answer.stderr
+        assert cluster.file == before
+        assert as_process(cluster, "down").returncode == 0
+        answer = as_process(cluster, "up", "--detach", "--port-offset", other)
+        assert answer.returncode == 0, answer.stderr
+        assert {node.resp for node in before.nodes}.isdisjoint(node.resp for node in cluster.file.nodes)
+        assert cluster.redis("n3").get("moved") == b"here"
+        assert as_process(cluster, "down").returncode == 0
     assert as_process(cluster, "up", "--detach", "--port-offset", str(before.port_offset)).returncode == 0
     assert cluster.redis("n2").get("moved") == b"here"
 

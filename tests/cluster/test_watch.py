@@ -14,7 +14,7 @@ import pytest
 from kvstore.client import AsyncClient, Client, FeedReader
 from kvstore.client.core.watching import Change
 from kvstore.errors import OutcomeUnknown, StoreError
-from tests.cluster.harness import Cluster, running_cluster
+from tests.cluster.harness import TIMEOUT_S, Cluster, running_cluster
 from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
 
@@ -56,7 +56,8 @@ class Writer(threading.Thread):
 
     def finish(self) -> None:
         self._over.set()
-        self.join(30)
+        self.join(TIMEOUT_S)
+        assert not self.is_alive(), "a write takes no minute"
 
 
 class Reader(threading.Thread):
@@ -79,10 +80,13 @@ class Reader(threading.Thread):
     def expect(self, wanted: dict[tuple[bytes, int], bytes | None]) -> None:
         """All of this is shown, in order."""
         wait_until_blocking(
-            lambda: self.failure or wanted.keys() <= self._values().keys(), timeout_s=20, what=f"{self.name} sees all"
+            lambda: self.failure or wanted.keys() <= self._values().keys(),
+            timeout_s=TIMEOUT_S,
+            what=f"{self.name} sees all",
         )
         self._watch.close()
-        self.join(10)
+        self.join(TIMEOUT_S)
+        assert not self.is_alive(), "a watch that is closed ends"
         self._client.close()
         assert self.failure is None
         assert in_order([(each.key, each.version) for each in self.shown]), f"{self._watch.connections} connections"
@@ -102,7 +106,7 @@ class Pages(threading.Thread):
         self.handovers = 0
         self.failure: StoreError | None = None
         self._feed = FeedReader(url)
-        self._at = {each.partition: each.latest for each in self._feed.positions(timeout_s=20)}
+        self._at = {each.partition: each.latest for each in self._feed.positions(timeout_s=TIMEOUT_S)}
         self._ended: set[str] = set()
         self._over = threading.Event()
 
@@ -116,11 +120,11 @@ class Pages(threading.Thread):
 
     def read_once(self) -> None:
         """Everything up to what the positions say."""
-        for feed in self._feed.positions(timeout_s=20):
+        for feed in self._feed.positions(timeout_s=TIMEOUT_S):
             at = self._at.setdefault(feed.partition, 0)
             while at < feed.latest and feed.partition not in self._ended:
                 page = self._feed.changes(
-                    feed.partition, at, servers=feed.servers, until=feed.latest, rows_max=50, timeout_s=20
+                    feed.partition, at, servers=feed.servers, until=feed.latest, rows_max=50, timeout_s=TIMEOUT_S
                 )
                 for key, value, kind, version in zip(page.keys, page.values, page.kinds, page.sequences, strict=True):
                     self.shown.append((key, version, value if kind <= 2 else None))
@@ -131,7 +135,7 @@ class Pages(threading.Thread):
 
     def finish(self) -> None:
         self._over.set()
-        self.join(60)
+        self.join(TIMEOUT_S)
         assert not self.is_alive(), "a round of pages takes no minute"
         self.read_once()
         self._feed.close()
@@ -175,7 +179,7 @@ def test_every_write_is_shown_once_while_leaders_die_and_partitions_join_and_lea
         each.start()
     victim = wait_led(cluster, "p1")["p1"]
     cluster.kill(victim)
-    wait_until_blocking(lambda: len(writer.done) > 100, timeout_s=30, what="writes go on")
+    wait_until_blocking(lambda: len(writer.done) > 100, what="writes go on")
     cluster.start_node(victim)
     cluster.wait_ready()
     change_ring(cluster, "add", "p3", "p4")
@@ -184,9 +188,9 @@ def test_every_write_is_shown_once_while_leaders_die_and_partitions_join_and_lea
     cluster.start_node(victim)
     cluster.wait_ready()
     change_ring(cluster, "remove", "p1")
+    wait_until_blocking(lambda: len(writer.done) > 200, what="more is written")
     writer.finish()
     pages.finish()
-    assert len(writer.done) > 200
     wanted = {**writer.done}
     wanted_one = {each: value for each, value in wanted.items() if each[0] == ONE}
     everything.expect(wanted)
@@ -221,7 +225,7 @@ def test_a_watch_begins_with_the_state_and_goes_on_with_each_change_once(cluster
     with Client(cluster.url) as client:
         client.put_many({b"w-%04d" % number: b"there" for number in range(3000)})
         writer.start()
-        wait_until_blocking(lambda: len(writer.done) > 100, timeout_s=20, what="something is written")
+        wait_until_blocking(lambda: len(writer.done) > 100, what="something is written")
         beside = threading.Thread(target=lambda: asyncio.run(with_state(cluster.url, others)))
         beside.start()
         with client.watch(prefix=b"w", with_state=True, heartbeat_s=1.0) as changes:
@@ -232,16 +236,18 @@ def test_a_watch_begins_with_the_state_and_goes_on_with_each_change_once(cluster
                     break
             assert changes.position
             assert [each.key for each in shown] == sorted(each.key for each in shown)
-            wait_until_blocking(lambda: others, timeout_s=20, what="the other watch has begun")
+            wait_until_blocking(lambda: others, what="the other watch has begun")
             writer.finish()
             client.put_many(dict.fromkeys(sorted(ENDS), b""))
             left = set(ENDS)
             while left:
                 shown.append(next(changes))
                 left.discard(shown[-1].key)
-        beside.join(30)
+        beside.join(TIMEOUT_S)
+        assert not beside.is_alive(), "the other watch has seen the last"
         there = {key: item.version for key, item in client.scan(prefix=b"w", keys_only=True)}
         assert client.delete_prefix(b"w-") == 3000 + len(ENDS)
+        client.put(KEYS[1], b"there")  # the writer's last word about it may have been a delete
     for seen in (shown, others):
         copy: dict[bytes, int] = {}
         for change in seen:

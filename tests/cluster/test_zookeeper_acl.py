@@ -93,11 +93,11 @@ def running(place: Place) -> Iterator[Path]:
         line = [*KVSTORE, "node", "run", "--config", str(place.config)]
         process = subprocess.Popen(line, stdout=output, stderr=output)
     try:
-        wait_until_blocking(lambda: ready(place.ports["http"]), timeout_s=60, what="the node leads")
+        wait_until_blocking(lambda: ready(place.ports["http"]), timeout_s=90, what="the node leads")
         yield log
     finally:
         process.terminate()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=90) == 0
     assert PASSWORD not in log.read_text()
 
 
@@ -164,7 +164,7 @@ def test_a_tree_is_opened_and_closed_again_under_a_node_that_runs(place: Place, 
 def test_a_node_without_the_login_ends_and_says_so(place: Place) -> None:
     place.found("")
     line = [*KVSTORE, "node", "run", "--config", str(place.config)]
-    ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
     assert "ZooKeeper does not let us" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -139,7 +139,8 @@ class Reader(threading.Thread):
 
     def finish(self) -> None:
         self._over.set()
-        self.join(30)
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), "each line that it waits for comes soon"
 
 
 def increment(cluster: Cluster, first: int, sequence: int, seen: str) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def test_a_leader_is_killed_and_each_write_is_done_once_and_shown_once(cluster: 
             seen = answer["seen"]
             versions.append(answer["version"])
             if sequence == 20:
-                killed = cluster.leaders()[partition_of(cluster, "counted")]
+                killed = cluster.wait_led()[partition_of(cluster, "counted")]
                 cluster.kill(killed)
         cluster.start_node(killed)
         cluster.wait_until(lambda: reader.shown[-1:] == versions[-1:], "the last change is shown")
