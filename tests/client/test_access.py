@@ -164,7 +164,7 @@ def test_a_server_that_does_not_know_the_user_stops_no_call_that_others_do(threa
         client.put(key, b"1")
         threaded.cluster.servers[1].intercept = lose_the_first_answer
         client.put(key, b"2")
-        assert len(lost) == 2
+        assert len(lost) >= 2, "more often where an answer takes longer than the client waits"
     assert threaded.cluster.doubly_applied() == []
 
 

@@ -48,8 +48,8 @@ async def connect() -> AsyncIterator[Connect]:
     stores: list[EtcdStore] = []
 
     async def connect(address: str, **options: Any) -> EtcdStore:
-        """With a session that outlives a process that stands still, unless the test wants a short one."""
-        stores.append(await EtcdStore.connect(address, **({"session_timeout_s": 60} | options)))
+        options = {"session_timeout_s": 60, **options}  # it outlives a process that stands still
+        stores.append(await EtcdStore.connect(address, **options))
         return stores[-1]
 
     yield connect
@@ -170,8 +170,7 @@ async def test_a_long_list_may_take_longer_than_a_call(
     store = await connect(etcd_prefix)
     names = [f"n{number:02}" for number in range(20)]
     await store.multi([Create("/d"), *(Create(f"/d/{name}") for name in names)])
-    store._call_timeout_s = 2.5
-    never = asyncio.Event()
+    store._call_timeout_s, never = 2.5, asyncio.Event()
     assert await listed_by_pages(store, lambda _: wait_within(never, 0.15)) == names
     with pytest.raises(MetadataUnknown, match="no answer"):
         await listed_by_pages(store, lambda page: wait_within(never, 0.15 if page < 5 else 9.0))
@@ -308,8 +307,7 @@ async def test_a_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdPr
     """For longer than the session lives: whether it has outlived that, etcd decides once it runs again."""
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3)
     await store.create("/e", ephemeral=True)
-    store._call_timeout_s = 0.2
-    states, loop = States(store), asyncio.get_running_loop()
+    states, loop, store._call_timeout_s = States(store), asyncio.get_running_loop(), 0.2
     own_etcd.pause()
     paused_at = loop.time()
     with pytest.raises(MetadataUnknown, match=r"no answer in 0.2 s"):
