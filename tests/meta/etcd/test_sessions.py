@@ -170,10 +170,10 @@ async def test_a_long_list_may_take_longer_than_a_call(
     store = await connect(etcd_prefix)
     names = [f"n{number:02}" for number in range(20)]
     await store.multi([Create("/d"), *(Create(f"/d/{name}") for name in names)])
-    store._call_timeout_s, never = 2.5, asyncio.Event()
-    assert await listed_by_pages(store, lambda _: wait_within(never, 0.15)) == names
+    store._call_timeout_s, never = 4.0, asyncio.Event()
+    assert await listed_by_pages(store, lambda _: wait_within(never, 0.25)) == names
     with pytest.raises(MetadataUnknown, match="no answer"):
-        await listed_by_pages(store, lambda page: wait_within(never, 0.15 if page < 5 else 9.0))
+        await listed_by_pages(store, lambda page: wait_within(never, 0.25 if page < 5 else 9.0))
 
 
 async def test_a_list_whose_revision_is_compacted_meanwhile_is_read_anew(
