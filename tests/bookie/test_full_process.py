@@ -90,7 +90,7 @@ async def test_a_disk_that_was_filled_and_freed_is_written_to_again_by_the_same_
         async def takes_adds() -> bool:
             return await writer.add(9, 0) is Status.OK
 
-        await wait_until(takes_adds, timeout_s=30, what="the bookie is writable again")
+        await wait_until(takes_adds, what="the bookie is writable again")
         for entry in range(kept):
             answer = await peer.ask(wire.encode_read(1, 8, entry))
             assert answer.body == packet(8, entry, b"x" * SIZE)

@@ -10,12 +10,13 @@ import pytest
 
 from kvstore.access import RemoveUser, RevokeRole, SetPassword, Switch
 from kvstore.client import AsyncClient, Client
+from kvstore.client.core import address_backoff
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError
 from kvstore.server.access.identities import Access
 from tests.client.model import ModelCluster
 from tests.client.serving import PATIENT, Servers, serving, serving_in_a_thread
 from tests.server.access.tables import OTHER_HASH, table
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 def access() -> Access:
@@ -164,7 +165,7 @@ def test_a_server_that_does_not_know_the_user_stops_no_call_that_others_do(threa
         client.put(key, b"1")
         threaded.cluster.servers[1].intercept = lose_the_first_answer
         client.put(key, b"2")
-        assert len(lost) == 2
+        assert len(lost) >= 2, "more often where an answer takes longer than the client waits"
     assert threaded.cluster.doubly_applied() == []
 
 
@@ -183,7 +184,11 @@ def test_what_a_server_leads_that_does_not_know_the_user_others_forward(threaded
         client.put(key_led_by(threaded, "n1"), b"5")
 
 
-def test_once_it_is_late_a_user_is_told_that_the_only_server_does_not_know_him(threaded: Servers) -> None:
+def test_once_it_is_late_a_user_is_told_that_the_only_server_does_not_know_him(
+    threaded: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MIN_S", "MAX_S"):  # or one that is away may be tried last, and that is told
+        monkeypatch.setattr(address_backoff, name, PATIENCE_S)
     with Client(url_of(threaded, "tenant")) as client:
         threaded.access[threaded.cluster.ids[0]].take(table(RemoveUser("tenant")))
         for id in threaded.cluster.ids[1:]:

@@ -12,6 +12,7 @@ import pytest
 
 from kvstore.client import AsyncClient, Client
 from loadtest.drills.load import Load
+from tests.client.serving import PATIENT
 from tests.cluster.harness import Cluster, running_cluster
 from tests.sim.judges.linearizable import check
 from tests.waiting import wait_until
@@ -91,7 +92,7 @@ def test_a_tree_is_loaded_and_verified_while_nodes_are_killed(cluster: Cluster) 
         found = json.loads(out)
         assert (running.returncode, found["problems"]) == (0, [])
         assert found["files"] > 100
-    with Client(cluster.url) as client:
+    with Client(cluster.url + PATIENT) as client:
         item = client.get(b"tree/__init__.py")
         assert item is not None
         assert item.value == (folder / "__init__.py").read_bytes()

@@ -15,6 +15,7 @@ from tests.client.faces import FACES, Face
 from tests.client.model import ModelCluster
 from tests.client.serving import PATIENT, serving
 from tests.cluster.harness import running_cluster
+from tests.waiting import PATIENCE_S
 
 
 @dataclass
@@ -50,14 +51,15 @@ async def endpoints(world: str) -> AsyncIterator[str]:
 
 async def empty(url: str) -> None:
     """Delete what the test before left in the real cluster."""
-    async with AsyncClient(url) as client:
+    async with AsyncClient(url + PATIENT) as client:
         keys = [key async for key in client.keys(b"")]
         await asyncio.gather(*(client.delete(key) for key in keys))
 
 
 @pytest.fixture(params=FACES.keys())
 async def subject(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[Subject]:
-    config: ClientConfig = parse_url(endpoints + PATIENT)
+    # A write that is asked again because a node stood still would be told as unknown where its condition fails.
+    config: ClientConfig = parse_url(f"{endpoints}{PATIENT}&silence={PATIENCE_S:g}s")
     client, other = await FACES[request.param](config).open(), await FACES[request.param](config).open()
     yield Subject(client, other)
     await client.close()

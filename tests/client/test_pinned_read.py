@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +13,15 @@ from typing import Any
 import grpc
 import pytest
 
+from kvstore.client import feed as feed_module
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
+from kvstore.client.pinned import pins
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, renew_pin, turned
 from kvstore.client.pinned.read import read_pinned
+from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.clock import Unjudged
+from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
 from kvstore.errors import (
     InvalidRequest,
@@ -120,6 +124,27 @@ def replicas() -> Iterator[list[Replica]]:
     yield made
     for each in made:
         each.close()
+
+
+class FewLooks(Unjudged):
+    """A clock on which it is late once it has been looked at some times: after some rounds through the servers, however
+    long these take."""
+
+    def __init__(self) -> None:
+        self._left = 12
+
+    def now(self) -> float:
+        self._left -= 1
+        return 0.0 if self._left >= 0 else 2 * PATIENCE_S
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pins, feed_module):
+        monkeypatch.setattr(module, "library_env", lambda name: replace(library_env(name), clock=FewLooks()))
 
 
 class Pages(Replica):
@@ -300,10 +325,7 @@ def test_a_pin_that_has_ended_is_told_also_while_a_server_is_down(replicas: list
 
 def test_a_server_that_is_just_starting_is_waited_for() -> None:
     """A refused connection is told at once: with one address, as a load balancer's, each restart ended all jobs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    late: list[Replica] = []
+    port, late = free_port(), list[Replica]()
     timer = threading.Timer(0.3, lambda: late.append(Replica(port)))
     timer.start()
     try:
@@ -313,6 +335,7 @@ def test_a_server_that_is_just_starting_is_waited_for() -> None:
         late[0].close()
 
 
+@pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("turn", [1, -1])
 def test_an_unknown_outcome_is_told_as_such_though_another_server_does_not_know_the_user(
     replicas: list[Replica], turn: int
@@ -320,24 +343,27 @@ def test_an_unknown_outcome_is_told_as_such_though_another_server_does_not_know_
     """That one is told as if nothing had been done, and the pin may hold the log."""
     replicas[0].fail_after(0, OutcomeUnknown("p1 did not answer"))
     replicas[1].fail_after(0, NotAuthenticated("its table is old"))
-    config = ClientConfig(endpoints=tuple(each.address for each in replicas[:2])[::turn])
+    addresses = tuple(each.address for each in replicas[:2])[::turn]
+    config = ClientConfig(endpoints=addresses, timeout_s=PATIENCE_S, silence_s=PATIENCE_S)
     with pytest.raises(OutcomeUnknown, match="p1 did not answer"):
-        pin_store(config, ttl_s=1)
+        pin_store(config, ttl_s=1, timeout_s=PATIENCE_S)
     with FeedReader(config) as feed, pytest.raises(OutcomeUnknown, match="p1 did not answer"):
-        feed.hold("h", {"p1": 0}, 1.0, timeout_s=0.5)
+        feed.hold("h", {"p1": 0}, 1.0)
 
 
+@pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("turn", [1, -1])
 def test_what_a_server_says_that_knows_the_user_counts_for_more(replicas: list[Replica], turn: int) -> None:
     replicas[0].fail_after(0, Unavailable("p2 is not led"))
     replicas[1].fail_after(0, NotAuthenticated("its table is old"))
-    config = ClientConfig(endpoints=(*(each.address for each in replicas[:2]), NOBODY)[::turn])
+    addresses = (*(each.address for each in replicas[:2]), NOBODY)[::turn]
+    config = ClientConfig(endpoints=addresses, timeout_s=PATIENCE_S, silence_s=PATIENCE_S)
     with pytest.raises(Unavailable, match="p2 is not led"):
-        renew_pin(config, "pin", ttl_s=1, timeout_s=0.5)
+        renew_pin(config, "pin", ttl_s=1, timeout_s=PATIENCE_S)
     with FeedReader(config) as feed, pytest.raises(Unavailable, match="p2 is not led"):
-        feed.positions(timeout_s=0.5)
+        feed.positions()
     with pytest.raises(NotAuthenticated):
-        renew_pin(replace(config, endpoints=(replicas[1].address, NOBODY)), "pin", ttl_s=1, timeout_s=0.5)
+        renew_pin(replace(config, endpoints=(replicas[1].address, NOBODY)), "pin", ttl_s=1, timeout_s=PATIENCE_S)
 
 
 def test_a_feed_reader_goes_on_with_the_login_that_there_is_now(replicas: list[Replica]) -> None:

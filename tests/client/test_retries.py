@@ -101,6 +101,7 @@ async def test_a_condition_refused_at_the_first_attempt_is_not_done(client: Face
 
 
 async def test_a_write_without_any_answer_is_unknown_at_its_deadline(client: Face, servers: Servers) -> None:
+    await client.call("put", b"k", b"v")  # so that there is a connection: what was not sent is no unknown write
     for server in servers.cluster.servers:
         server.intercept = lambda op, answer: True
     with pytest.raises(OutcomeUnknown):
@@ -222,7 +223,7 @@ async def test_reads_carry_the_sequence_that_the_client_has_seen(client: Face, s
     for level in (Level.SESSION, Level.LINEARIZABLE):
         await client.call("get", key, level=level)
         seen = [op for server in servers.cluster.servers for op in server.seen if op[:3] == (Code.GET, key, level)]
-        assert [op[3] >= version for op in seen] == [True]
+        assert {op[3] >= version for op in seen} == {True}  # it may be asked again
 
 
 async def test_reads_carry_the_sequence_of_a_token_that_was_taken_over(client: Face, servers: Servers) -> None:
@@ -231,7 +232,7 @@ async def test_reads_carry_the_sequence_of_a_token_that_was_taken_over(client: F
     client.client.absorb({"p2": 5})
     assert client.client.token["p2"] == 7
     await client.call("get", key, level=Level.SESSION)
-    assert [op[3] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET] == [7]
+    assert {op[3] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET} == {7}
 
 
 async def test_a_session_read_is_the_leaders_until_the_ring_is_known_that_a_token_speaks_of(
@@ -244,8 +245,8 @@ async def test_a_session_read_is_the_leaders_until_the_ring_is_known_that_a_toke
         token = client.client.token
         client.client.absorb({**token, RING: token[RING] + later})
         await client.call("get", key, level=Level.SESSION)
-        levels.append(sorted(op[2] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET))
-    assert levels == [[Level.SESSION], [Level.LINEARIZABLE, Level.SESSION]]
+        levels.append({op[2] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET})
+    assert levels == [{Level.SESSION}, {Level.LINEARIZABLE, Level.SESSION}]
     assert client.client.token[RING] == token[RING] + 1, "it is handed on"
 
 
@@ -254,8 +255,8 @@ async def test_writes_carry_the_leaders_time_and_rising_sequences(client: Face, 
     for _ in range(3):
         await client.call("put", key, b"v")
     requests = [op[-1] for server in servers.cluster.servers for op in server.seen if op[0] == Code.PUT]
-    assert [request.sequence for request in requests] == [1, 2, 3]
-    assert [request.first_unacked for request in requests] == [1, 2, 3]
+    told = [(request.sequence, request.first_unacked) for request in requests]
+    assert list(dict.fromkeys(told)) == [(1, 1), (2, 2), (3, 3)]  # one whose answer is slow is asked again
     assert len({request.client for request in requests}) == 1
     assert all(request.seen_ms > 0 for request in requests)
 

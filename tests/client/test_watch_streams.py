@@ -72,7 +72,8 @@ class Server(kv_pb2_grpc.KVServicer):
 
     async def Watch(self, request: kv_pb2.WatchRequest, context: Any) -> AsyncIterator[kv_pb2.WatchResponse]:
         self.watches += 1
-        self.stream_s = context.time_remaining() or inf
+        left_s = context.time_remaining()
+        self.stream_s = inf if left_s is None else left_s
         if not self.knows_users:
             await abort(context, NotAuthenticated("who?"))
         await self.may_watch.wait()
@@ -370,7 +371,8 @@ async def test_a_state_that_was_too_much_has_no_rest(monkeypatch: pytest.MonkeyP
 async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_one_did(*, is_blocking: bool) -> None:
     """From its first message on one that only follows another cluster looks like one without changes."""
     async with serving("theirs") as theirs, serving("ours") as ours:
-        config, routing = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S), Routing(cluster="ours")
+        config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+        routing = Routing(cluster="ours")
         given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [theirs.address, ours.address])
         if is_blocking:
             blocking = Watch(*given, check=routing.check)

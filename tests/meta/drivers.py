@@ -17,6 +17,8 @@ from tests.sim.world.metadata_client import SimStore
 from tests.waiting import PATIENCE_S, wait_until
 
 T = TypeVar("T")
+SESSION_S = 40
+"""Of sessions with real servers that a test does not let expire, although it may stand still for some seconds."""
 
 
 class Driver(Protocol):

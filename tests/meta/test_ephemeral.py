@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists
@@ -173,9 +175,14 @@ async def test_who_is_told_when_the_node_is_placed_is_told_of_a_create_whose_ans
 
 
 async def test_two_processes_that_take_each_other_for_former_ones_do_not_replace_each_other_all_the_time(
-    store: FaultyStore, nursery: TestNursery
+    store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two machines that were given one server's id: each of them sees at once that its node is gone."""
+
+    async def rest(_seconds: float) -> None:
+        await asyncio.Event().wait()  # however long the turns below take
+
+    monkeypatch.setattr(ephemeral, "rest", rest)
     twin = FaultyStore(store.tree)
     for each in (store, twin):
         kept = KeptEphemeral(each, PATH, is_our_former=lambda _: True)

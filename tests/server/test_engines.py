@@ -21,6 +21,7 @@ from kvstore.partition.state.engine_rocks import EngineDamaged
 from kvstore.server import engines
 from kvstore.server.engines import Engines
 from kvstore.types import PartitionId
+from tests.waiting import PATIENCE_S
 
 P1 = PartitionId("p1")
 ROWS = [(b"k%04d" % number, Random(number).randbytes(100)) for number in range(2000)]
@@ -191,7 +192,7 @@ def test_a_large_state_is_deleted_while_leases_are_renewed(tmp_path: Path, monke
     rmtree = shutil.rmtree
 
     def slow(path: str, ignore_errors: bool = False) -> None:
-        release.wait(10)
+        release.wait(PATIENCE_S)
         rmtree(path, ignore_errors)
 
     monkeypatch.setattr(engines.shutil, "rmtree", slow)

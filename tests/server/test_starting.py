@@ -16,6 +16,7 @@ from kvstore.server import node as module
 from kvstore.server.config import NodeConfig
 from kvstore.server.node import Process, _connect, started_or_none
 from tests.meta.drivers import TestNursery
+from tests.waiting import PATIENCE_S
 
 
 @dataclass
@@ -92,7 +93,7 @@ async def test_a_node_that_waits_for_its_metadata_store_says_so_and_is_stopped_a
 
     monkeypatch.setattr(module, "connect", connect)
     config, process = NodeConfig(id="n1", zookeeper="h:1", data_dir=Path(), secret_file=Path()), Waiting("room")
-    async with AsyncExitStack() as stack, asyncio.timeout(10):
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
         connecting = asyncio.create_task(_connect(config, TestNursery(), stack, cast("Process", process), stop))
         await hangs.wait()
         assert process.waits_for == "the metadata store"

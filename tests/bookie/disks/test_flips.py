@@ -25,9 +25,17 @@ def test_no_flipped_byte_makes_a_bookie_lie(tmp_path: Path) -> None:
 
 
 def test_a_bookie_that_checks_no_packet_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flip_in_a_payload() -> str:
+        env = real_env(tmp_path)
+        original = await write(env, tmp_path / "original", is_doubted=False)
+        kind = f"record body: {NEEDED}"
+        file, _, end = original.places[kind][0]
+        trial = Trial(env, original, Flip(kind, file, end - 1, 1), tmp_path / "flip", reads_first=True)
+        return await trial.run()
+
     monkeypatch.setattr(record, "is_body_good", lambda _head, _body: True)
     with pytest.raises(Broken, match="served wrong"):
-        run(flip_many(COUNT, 1, tmp_path))
+        run(flip_in_a_payload())
 
 
 def test_a_bookie_that_takes_damage_for_the_end_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

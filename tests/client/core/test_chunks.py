@@ -112,13 +112,13 @@ def test_what_a_server_refuses_that_has_too_much_to_do_keeps_its_time(
             nonlocal at, goes
             room.append(1)
             send(operations)
-            goes, at = goes + 1, at + 3.0
+            goes, at = goes + 1, at + 30.0
 
         monkeypatch.setattr(engine, "_send_together", slowly)
         cluster.servers[0].intercept = one
         began = engine.env.clock.now()
         arguments = [dict.fromkeys(KEYS, b"v")] if call == "put_many" else []
         with pytest.raises(Overloaded):
-            getattr(client, call)(*arguments, timeout_s=2.0)
+            getattr(client, call)(*arguments, timeout_s=20.0)
         assert goes == 1
-        assert engine.env.clock.now() - began < 3.0 + 2.0, "its time was over behind the first answers"
+        assert engine.env.clock.now() - began < 30.0 + 20.0, "its time was over behind the first answers"

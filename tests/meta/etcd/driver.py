@@ -5,7 +5,8 @@ from __future__ import annotations
 from kvstore.meta.etcd import EtcdStore
 from kvstore.meta.etcd.link import Link
 from kvstore.meta.store import MetadataStore, SessionState
-from tests.meta.drivers import States
+from tests.meta.drivers import SESSION_S, States
+from tests.waiting import PATIENCE_S
 
 
 class EtcdDriver:
@@ -14,7 +15,9 @@ class EtcdDriver:
         self._stores: list[EtcdStore] = []
 
     async def connect(self) -> MetadataStore:
-        store = await EtcdStore.connect(self._address)
+        store = await EtcdStore.connect(
+            self._address, session_timeout_s=SESSION_S, call_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S
+        )
         self._stores.append(store)
         return store
 

@@ -13,6 +13,7 @@ from kvstore.devcluster.etcd import EtcdProcess, start_standalone
 from kvstore.errors import MetadataUnavailable, MetadataUnknown, NoSuchNode
 from kvstore.meta.etcd import EtcdStore
 from kvstore.meta.store import SessionState
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.needs_etcd
 
@@ -29,7 +30,8 @@ def small_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
 
 @pytest.fixture
 async def store(small_etcd: EtcdProcess) -> AsyncIterator[EtcdStore]:
-    store = await EtcdStore.connect(f"{small_etcd.address}/full")
+    address = f"{small_etcd.address}/full"
+    store = await EtcdStore.connect(address, session_timeout_s=60, call_timeout_s=PATIENCE_S)  # so it says all itself
     yield store
     await store.close()
 

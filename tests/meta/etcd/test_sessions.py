@@ -35,7 +35,7 @@ from kvstore.meta.store import Create, Delete, SessionState, ensure_path
 from kvstore.proto.etcd_pb2 import CompactionRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse
 from tests.meta.drivers import Hint, States, wait_until_gone
 from tests.meta.zookeeper.test_sessions import Proxy
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.needs_etcd
 
@@ -48,6 +48,7 @@ async def connect() -> AsyncIterator[Connect]:
     stores: list[EtcdStore] = []
 
     async def connect(address: str, **options: Any) -> EtcdStore:
+        options = {"session_timeout_s": 60, **options}  # it outlives a process that stands still
         stores.append(await EtcdStore.connect(address, **options))
         return stores[-1]
 
@@ -165,14 +166,14 @@ async def listed_by_pages(store: EtcdStore, before_page: Callable[[int], Awaitab
 async def test_a_long_list_may_take_longer_than_a_call(
     etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "PAGE", 2)
-    store = await connect(etcd_prefix, call_timeout_s=0.5)
+    monkeypatch.setattr(listing, "PAGE", 1)
+    store = await connect(etcd_prefix)
     names = [f"n{number:02}" for number in range(20)]
     await store.multi([Create("/d"), *(Create(f"/d/{name}") for name in names)])
-    never = asyncio.Event()
-    assert await listed_by_pages(store, lambda _: wait_within(never, 0.1)) == names
+    store._call_timeout_s, never = 4.0, asyncio.Event()
+    assert await listed_by_pages(store, lambda _: wait_within(never, 0.25)) == names
     with pytest.raises(MetadataUnknown, match="no answer"):
-        await listed_by_pages(store, lambda page: wait_within(never, 0.1 if page < 5 else 9.0))
+        await listed_by_pages(store, lambda page: wait_within(never, 0.25 if page < 5 else 9.0))
 
 
 async def test_a_list_whose_revision_is_compacted_meanwhile_is_read_anew(
@@ -304,9 +305,9 @@ async def test_calls_under_way_when_the_server_dies_are_unknown_and_none_is_sent
 
 async def test_a_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdProcess, connect: Connect) -> None:
     """For longer than the session lives: whether it has outlived that, etcd decides once it runs again."""
-    store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3, call_timeout_s=0.2)
+    store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3)
     await store.create("/e", ephemeral=True)
-    states, loop = States(store), asyncio.get_running_loop()
+    states, loop, store._call_timeout_s = States(store), asyncio.get_running_loop(), 0.2
     own_etcd.pause()
     paused_at = loop.time()
     with pytest.raises(MetadataUnknown, match=r"no answer in 0.2 s"):
@@ -356,7 +357,7 @@ async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_r
     etcd: str, etcd_prefix: str, connect: Connect
 ) -> None:
     async with Proxy(etcd) as proxy:
-        store = await connect(f"{proxy.address}/{etcd_prefix.partition('/')[2]}", session_timeout_s=2)
+        store = await connect(f"{proxy.address}/{etcd_prefix.partition('/')[2]}", session_timeout_s=6)
         witness = await connect(etcd_prefix)
         await store.create("/e", ephemeral=True)
         hint, states, session = Hint(), States(store), store.session
@@ -401,14 +402,14 @@ async def test_an_endpoint_that_does_not_answer_is_not_given_the_patience_for_a_
     monkeypatch.setattr(session_module, "OPEN_MAX_S", 0.1)
     monkeypatch.setattr(Random, "randrange", lambda self, count: 0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        await connect(f"127.0.0.1:{silent.getsockname()[1]},{etcd_prefix}")
+        await connect(f"127.0.0.1:{silent.getsockname()[1]},{etcd_prefix}", connect_timeout_s=PATIENCE_S)
 
 
 @pytest.mark.slow
 async def test_a_member_of_an_ensemble_that_dies_costs_no_session(tmp_path: Path, connect: Connect) -> None:
     members = start_ensemble(tmp_path)
     try:
-        store = await connect(",".join(member.address for member in members) + "/kv", connect_timeout_s=60)
+        store = await connect(",".join(member.address for member in members) + "/kv", connect_timeout_s=PATIENCE_S)
         await store.create("/e", ephemeral=True)
         session, states = store.session, States(store)
         for member in members:
@@ -463,8 +464,8 @@ async def test_a_watch_from_before_a_compaction_has_everybody_read(etcd_prefix: 
 
 async def test_no_server_is_said_so_in_time_and_why(connect: Connect) -> None:
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(MetadataUnavailable, match=rf"no etcd answers at {address} within 0.5 s: .*Connection refused"):
-        await connect(address, connect_timeout_s=0.5)
+    with pytest.raises(MetadataUnavailable, match=rf"no etcd answers at {address} within 3 s: .*Connection refused"):
+        await connect(address, connect_timeout_s=3)
 
 
 async def test_a_server_that_refuses_this_client_is_quoted(own_etcd: EtcdProcess, connect: Connect) -> None:
@@ -479,7 +480,7 @@ async def test_a_server_that_refuses_this_client_is_quoted(own_etcd: EtcdProcess
         await channel.unary_unary(f"/etcdserverpb.Auth/{method}")(body)
     await channel.close()
     with pytest.raises(MetadataDenied, match="etcdserver: user name is empty"):
-        await connect(own_etcd.address, connect_timeout_s=1)
+        await connect(own_etcd.address, connect_timeout_s=PATIENCE_S)
 
 
 async def test_calls_under_way_are_bounded(etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

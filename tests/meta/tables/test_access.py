@@ -24,6 +24,7 @@ from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.access import KIND, AccessStore
 from kvstore.meta.tables.table import TABLE_BYTES_MAX
+from tests.waiting import PATIENCE_S
 
 HASH = encoded(b"secret", bytes(16), p=1)
 
@@ -50,7 +51,7 @@ async def test_a_change_is_told(store: MetadataStore, other: MetadataStore) -> N
     told = asyncio.Event()
     AccessStore(other).watch(told.set)
     await AccessStore(store).change(AddUser("root", HASH))
-    await asyncio.wait_for(told.wait(), 10)
+    await asyncio.wait_for(told.wait(), PATIENCE_S)
 
 
 async def test_what_cannot_be_done_changes_nothing(store: MetadataStore) -> None:

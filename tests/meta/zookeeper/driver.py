@@ -9,7 +9,8 @@ from kazoo.client import KazooClient
 from kvstore.meta.login import MetadataLogin
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.meta.zookeeper.store import ZooKeeperStore
-from tests.meta.drivers import States
+from tests.meta.drivers import SESSION_S, States
+from tests.waiting import PATIENCE_S
 
 
 class ZooKeeperDriver:
@@ -19,7 +20,13 @@ class ZooKeeperDriver:
         self._stores: list[ZooKeeperStore] = []
 
     async def connect(self) -> MetadataStore:
-        store = await ZooKeeperStore.connect(self._address, login=self._login)
+        store = await ZooKeeperStore.connect(
+            self._address,
+            login=self._login,
+            session_timeout_s=SESSION_S,
+            call_timeout_s=PATIENCE_S,
+            connect_timeout_s=PATIENCE_S,
+        )
         self._stores.append(store)
         return store
 

@@ -17,7 +17,8 @@ from kvstore.meta.login import Acl, Mechanism, MetadataLogin
 from kvstore.meta.store import Create, Delete, SessionState, SetData
 from kvstore.meta.zookeeper.acls import set_acls
 from kvstore.meta.zookeeper.store import ZooKeeperStore
-from tests.meta.drivers import States
+from tests.meta.drivers import SESSION_S, States
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.needs_zookeeper
 
@@ -33,7 +34,7 @@ Server {{
 
 @asynccontextmanager
 async def connected(address: str, login: MetadataLogin | None) -> AsyncIterator[ZooKeeperStore]:
-    store = await ZooKeeperStore.connect(address, login=login)
+    store = await ZooKeeperStore.connect(address, login=login, session_timeout_s=SESSION_S)
     try:
         yield store
     finally:
@@ -86,7 +87,7 @@ async def test_a_session_says_who_it_is_on_every_connection(zookeeper_chroot: st
         assert (await store.get("/a"))[0] == b"1"
         seen.clear()
         await other.set("/a", b"2", 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await seen.wait()
 
 
@@ -199,9 +200,9 @@ async def test_sasl_logs_in_over_reconnects_and_its_nodes_are_its_own(sasl_zooke
 
 
 async def test_a_login_that_sasl_refuses_is_said_at_once(sasl_zookeeper: ZooKeeperProcess) -> None:
-    wrong = MetadataLogin("kvstore", b"wrong", Mechanism.SASL)
-    async with asyncio.timeout(10):
+    address, wrong = f"{sasl_zookeeper.address}/kv", MetadataLogin("kvstore", b"wrong", Mechanism.SASL)
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(MetadataDenied, match="refuses the login"):
-            await ZooKeeperStore.connect(f"{sasl_zookeeper.address}/kv", login=wrong, connect_timeout_s=60)
+            await ZooKeeperStore.connect(address, login=wrong, connect_timeout_s=2 * PATIENCE_S)
         with pytest.raises(MetadataDenied, match="wants a login"):
-            await ZooKeeperStore.connect(f"{sasl_zookeeper.address}/kv", connect_timeout_s=60)
+            await ZooKeeperStore.connect(address, connect_timeout_s=2 * PATIENCE_S)

@@ -93,8 +93,8 @@ async def test_each_connection_shows_the_certificate_that_is_in_the_file_then(se
     """So that one is replaced without a restart. One that cannot be used costs the connection, and not the session."""
     store = await ZooKeeperStore.connect(secured.address, tls=secured.client(), session_timeout_s=30)
     try:
-        states = States(store)
         for spoil in (lambda: secured.client(trustme.CA()), lambda: (secured.folder / "client.pem").write_text("half")):
+            states = States(store)
             spoil()
             store.break_connection()
             await states.wait_for(SessionState.SUSPENDED)

@@ -74,7 +74,7 @@ async def test_those_that_are_silent_delay_nobody(world: World) -> None:
     asking = asyncio.create_task(world.trials.run())
 
     async def are_all_asked() -> bool:
-        return world.asked == OTHERS
+        return world.asked[: len(OTHERS)] == OTHERS  # and again, if this test stands still
 
     await wait_until(are_all_asked, what="all are asked")
     asking.cancel()
@@ -169,7 +169,7 @@ async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(worl
     async def is_free() -> bool:
         return not world.state.is_suspect
 
-    await wait_until(is_free, timeout_s=10.0, what="the bar ends")
+    await wait_until(is_free, what="the bar ends")
     assert world.trials.trial.since == 0
     asking.cancel()
 

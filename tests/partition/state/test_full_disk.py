@@ -169,6 +169,6 @@ def test_an_engine_whose_flush_found_no_room_takes_writes_again_when_there_is_ro
     fill(small_directory / "ballast")
     wait_until_blocking(lambda: not all(map(is_taken, range(1, 50))), what="a flush that finds no room")
     (small_directory / "ballast").unlink()
-    wait_until_blocking(lambda: is_taken(60), timeout_s=30, what="a write that is taken")
+    wait_until_blocking(lambda: is_taken(60), what="a write that is taken")
     assert all(engine.get(b"%d" % number) for number in (0, 1, 60))
     engine.close()

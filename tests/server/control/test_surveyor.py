@@ -24,6 +24,7 @@ from kvstore.server.control.dating import Told
 from kvstore.server.control.surveyor import METHOD, STATUS, Surveyor
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.server.control.test_overview import N1, N2, N3, REGISTERED, TOPOLOGY, told
+from tests.waiting import PATIENCE_S
 
 FAR = BookieId("far-00")
 
@@ -137,7 +138,7 @@ async def test_those_that_do_not_answer_are_named_with_the_reason_and_hold_nobod
     monkeypatch.setattr(surveyor, "CALL_S", 0.05)
     world.answers = {N2: never, N3: failing(PeerRefused("n3 refuses connections"))}
     world.space = never
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         report = await world.surveyor.take()
     reasons = {each.id: each.no_answer for each in report.nodes}
     assert reasons == {"n1": "", "n2": "no answer within 0.05 s", "n3": "n3 refuses connections"}

@@ -32,7 +32,7 @@ from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pin, Pins
 from tests.server.feed.world import World
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 AT = Position(LedgerId(1), EntryId(0))
@@ -64,14 +64,14 @@ class Reading:
     async def positions(self) -> list[PartitionFeed]:
         return await asyncio.to_thread(self._feed.positions)
 
-    async def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
-        return await asyncio.to_thread(partial(self._feed.hold, name, positions, ttl_s))
+    async def hold(self, name: str, positions: dict[str, int], ttl_s: float, **options: Any) -> int:
+        return await asyncio.to_thread(partial(self._feed.hold, name, positions, ttl_s, **options))
 
 
 @pytest.fixture
 async def reading(tmp_path: Path) -> AsyncIterator[Reading]:
     async with World.open(tmp_path, "p1", "p2") as world, served(world) as address:
-        with FeedReader(f"kv://{address}?timeout=4s") as feed:
+        with FeedReader(f"kv://{address}?timeout={PATIENCE_S}s&silence={PATIENCE_S}s") as feed:
             yield Reading(world, feed)
 
 
@@ -425,7 +425,7 @@ async def test_names_of_holds_are_few_and_those_that_are_there_go_on(
     for name in ("one", "two", "one"):
         await reading.hold(name, {"p2": 0}, 60)
     with pytest.raises(Overloaded, match="partition p2: 2 names of holds, at most 2"):
-        await reading.hold("three", {"p2": 0}, 60)
+        await reading.hold("three", {"p2": 0}, 60, timeout_s=2.0)
     assert len(await world.store.children(paths.partition_pins(P2))) == 2
     await reading.hold("two", {"p2": 0}, 0)
     await reading.hold("three", {"p2": 0}, 60)

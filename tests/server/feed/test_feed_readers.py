@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,8 @@ from kvstore.wal.pins import Pins
 from tests.server.feed.test_feed import P1, Reading, served
 from tests.server.feed.world import World
 from tests.waiting import PATIENCE_S
+
+PATIENT = f"?timeout={PATIENCE_S}s&silence={PATIENCE_S}s"
 
 
 @pytest.fixture
@@ -47,19 +50,18 @@ async def test_a_server_of_another_cluster_that_listens_there_is_passed_over(
         for world, value in ((ours, b"ours"), (theirs, b"theirs")):
             world.logs["p1"].put((b"a", value), (b"b", value))
         async with served(ours) as here:
-            feed = FeedReader(f"kv://{here},{there}?timeout=1s")
-            reading = Reading(ours, feed)
-            assert [each.cluster for each in await reading.positions()] == ["the cluster"]
-            known = Reading(ours, FeedReader(f"kv://{there},{here}?timeout=4s", "the cluster"))
+            feed = FeedReader(f"kv://{here},{there}{PATIENT}")
+            assert [each.cluster for each in await Reading(ours, feed).positions()] == ["the cluster"]
+            known = Reading(ours, FeedReader(f"kv://{there},{here}{PATIENT}", "the cluster"))
             assert list((await known.page("p1", 0)).values) == [b"ours", b"ours"]
             assert [each.cluster for each in await known.positions()] == ["the cluster"]
             known.close()
-        for call in (reading.page("p1", 0), reading.hold("h", {"p1": 1}, 60.0), reading.positions()):
+        for call in (partial(feed.changes, "p1", 0), partial(feed.hold, "h", {"p1": 1}, 60.0), feed.positions):
             with pytest.raises(Unavailable):
-                await call
-        reading.close()
+                await asyncio.to_thread(call, timeout_s=1.0)
+        feed.close()
         assert await Pins(theirs.store, LedgerLists(theirs.store)).all(P1) == [], "nothing is held there"
-        with FeedReader(f"kv://{there}?timeout=300ms", "the cluster") as strict:
+        with FeedReader(f"kv://{there}?timeout=2s", "the cluster") as strict:
             with pytest.raises(Unavailable, match=r"of another cluster.*: want the cluster, got another"):
                 await Reading(ours, strict).page("p1", 0)
             with pytest.raises(Unavailable, match=r"of another cluster.*: want the cluster, got another"):

@@ -76,7 +76,7 @@ async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path
                 client = await stack.enter_async_context(cluster[name].redis())
                 await client.ping()
         links = cluster["n1"].links
-        assert await links.call(ServerId("n2"), PartitionId("p1"), "m", b"!", 5) == b"!"
+        assert await links.call(ServerId("n2"), PartitionId("p1"), "m", b"!", PATIENCE_S) == b"!"
         found = cluster["n2"].resp.statistics()
         assert found["resp_connections"] == 2, "a server's link is no client"
 

@@ -66,14 +66,14 @@ async def test_times_to_live(client: Any) -> None:
     await client.set("k", "v")
     assert await client.ttl("k") == -1
     assert await client.expire("k", 100) == 1
-    assert 99 <= await client.ttl("k") <= 100
-    assert 99_000 <= await client.pttl("k") <= 100_000
-    assert await client.expire("k", 50, gt=True) == 0
+    assert 40 <= await client.ttl("k") <= 100
+    assert 40_000 <= await client.pttl("k") <= 100_000
+    assert await client.expire("k", 20, gt=True) == 0
     assert await client.persist("k") == 1
     assert await client.ttl("k") == -1
     await client.set("k", "v", ex=200)
     await client.set("k", "w", keepttl=True)
-    assert 199 <= await client.ttl("k") <= 200
+    assert 140 <= await client.ttl("k") <= 200
     assert await client.execute_command("SETEX", "k", 10, "v") in (True, b"OK")
     assert await client.execute_command("PSETEX", "k", 10_000, "v") in (True, b"OK")
     assert await client.execute_command("SETNX", "k", "w") == 0

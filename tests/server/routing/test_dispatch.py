@@ -395,9 +395,10 @@ async def test_what_waits_at_a_server_that_hosts_the_partition_no_more_goes_back
 async def test_a_leader_that_says_nothing_makes_writes_unknown_in_time(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replica = await cluster.lead("p1", "n2")
+    assert await result_of(cluster["n1"], commands.get(b"k")) is None  # so that there is a link
     monkeypatch.setattr(peer_link, "OPERATION_TIMEOUT_S", 0.3)
     monkeypatch.setattr(peer_link, "SWEEP_S", 0.05)
-    replica = await cluster.lead("p1", "n2")
     replica.log.is_held = True
     result = await result_of(cluster["n1"], commands.put(b"k", b"v"))
     assert isinstance(result, OutcomeUnknown)

@@ -51,6 +51,7 @@ def take(found: spans.NodeTraces, count: int) -> None:
 def test_spans_beyond_a_full_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "QUEUED_MAX", 10)
     monkeypatch.setattr(export, "BATCH_MAX", 4)
+    monkeypatch.setattr(export, "GATHER_S", PATIENCE_S)  # the first four leave together, however long they take
     stuck = Stuck()
     found = traces(stuck)
     take(found, 4)

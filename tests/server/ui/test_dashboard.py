@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import orjson
@@ -204,17 +205,22 @@ async def test_a_page_that_takes_nothing_gives_its_place_to_another(
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     monkeypatch.setattr(module, "LIVE_S", 0.0)
     monkeypatch.setattr(module, "READER_S", 0.5)
+    has_place, tell = asyncio.Event(), module._tell
+
+    async def told(*given: Any) -> None:
+        has_place.set()
+        await tell(*given)
+
+    monkeypatch.setattr(module, "_tell", told)
     host, _, port = opened.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as asks:
         asks.sendall(b"GET /ui/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
-        async def is_taken() -> bool:
-            return (await fetch(f"{opened.url}/ui/live", method="HEAD"))[0].status == 503
-
         async def is_free() -> bool:
-            return not await is_taken()
+            return (await fetch(f"{opened.url}/ui/live", method="HEAD"))[0].status != 503
 
-        await wait_until(is_taken)
+        async with asyncio.timeout(PATIENCE_S):
+            await has_place.wait()
         await wait_until(is_free)
     async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
         await event_of(stream)
