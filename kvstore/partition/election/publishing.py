@@ -38,7 +38,7 @@ class Publishing:
         self._is_stopped = is_stopped
         self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
         self._server, self._nonce = server, nonce
-        self._said: tuple[object, ...] = ()
+        self._said: tuple[int, ...] = ()
         """What was published last, by `run` and without a doubt; empty if it was anything else."""
 
     async def run(self) -> None:

@@ -93,7 +93,7 @@ def decide(
                 changes.append(Finish(partition, newcomer))
             elif is_of_no_use or (
                 (partition, newcomer) in stuck
-                and replaced in unwanted  # else nobody would begin anew what somebody has asked for
+                and replaced in unwanted  # what an operator has asked for the steward does not begin anew
                 and _choose(awake, member, replaced, alive, held) is not None
             ):
                 changes.append(GiveUp(partition, newcomer))

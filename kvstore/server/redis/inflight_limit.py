@@ -42,14 +42,14 @@ class InflightLimit:
         self._is_waking = False
 
     def begin(self, commands: int, size: int, more: int = 0) -> None:
-        """So many commands with so large values, and so many more operations, are under way from now on."""
+        """Count `commands` with `size` bytes of values as under way; `more`: operations beside one for each command."""
         self.commands += commands
         self.more += more
         self.bytes += size
         self.is_full = self.commands + self.more >= self._commands_max or self.bytes >= self._bytes_max
 
     def end(self, commands: int, size: int, more: int = 0) -> None:
-        """They are not under way any more. Wakes waiters as long as there is room."""
+        """Count them as ended. Wakes waiters as long as there is room."""
         self.commands -= commands
         self.more -= more
         self.bytes -= size
