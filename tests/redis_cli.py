@@ -5,25 +5,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import shutil
 import socket
 import ssl
 import sys
-from pathlib import Path
 from typing import Any
 
 import hiredis
 
 TIMEOUT_S = 30
-
-
-def ensure_redis_cli(folder: Path) -> None:
-    """Write one into the folder, which is to be in the PATH, if the machine has none. It wants a PYTHONPATH with us."""
-    if shutil.which("redis-cli") is None:
-        program = folder / "redis-cli"
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {__name__} "$@"\n')
-        program.chmod(0o700)
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 import kvstore.cli
 import kvstore.client
 from kvstore.__main__ import main
-from tests.redis_cli import ensure_redis_cli
 from tests.source import ROOT
+from tests.stand_ins import ensure_programs
 
 BROKEN = 70
 """Exit code of a command that ended without one of its own."""
@@ -48,7 +48,7 @@ def programs(folder: Path) -> Iterator[Path]:
     ask.write_text(ASK.format(address=address, broken=BROKEN))
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(ask))} "$@"\n')
     program.chmod(0o700)
-    ensure_redis_cli(found)
+    ensure_programs(found)
     command = [sys.executable, "-c", f"from tests.typed import serve; serve({address!r})"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, start_new_session=True) as server:

@@ -14,16 +14,23 @@ from kvstore.env.interpreter import is_profile_guided
 
 
 @pytest.mark.parametrize(
-    ("config_args", "cpp_flags", "expected"),
+    ("told", "expected"),
     [
-        ("'--prefix=/usr/local' '--enable-optimizations' '--with-lto'", "", True),
-        ("'--enable-shared' '--prefix=/usr'", "-Wdate-time -D_FORTIFY_SOURCE=2", True),
-        ("'--prefix=/opt/python'", "-I/opt/include", False),
-        ("", "", False),
+        (("'--prefix=/usr/local' '--enable-optimizations' '--with-lto'", "", ""), True),
+        (
+            ("'--enable-shared' '--prefix=/usr'", "-I../Include -Wdate-time -D_FORTIFY_SOURCE=2", "-g"),
+            True,
+        ),  # Debian 12
+        (
+            ("'--enable-shared' '--prefix=/usr'", "-I../Include", "-Wdate-time -D_FORTIFY_SOURCE=2 -g"),
+            True,
+        ),  # Debian 13
+        (("'--prefix=/opt/python'", "-I/opt/include", "-std=c11 -Wextra"), False),
+        (("", "", ""), False),
     ],
 )
-def test_a_build_with_profile_guided_optimisation_is_known(config_args: str, cpp_flags: str, expected: bool) -> None:
-    assert is_profile_guided(config_args, cpp_flags) is expected
+def test_a_build_with_profile_guided_optimisation_is_known(told: tuple[str, str, str], expected: bool) -> None:
+    assert is_profile_guided(*told) is expected
 
 
 def test_setup_asks_a_candidate_by_running_the_file() -> None:

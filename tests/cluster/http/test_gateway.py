@@ -4,6 +4,7 @@ leader killed under writers that retry and a reader that comes back."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from email.message import Message
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from kvstore.client import Client
 from tests.cluster.harness import Cluster, running_cluster
 from tests.source import ROOT
+from tests.stand_ins import ensure_programs
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
@@ -53,7 +56,12 @@ def documented() -> list[str]:
     return block[1].splitlines()
 
 
-def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
+def test_what_the_docs_say_is_typed_word_for_word(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_programs(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     lines = documented()
     assert len(lines) > 15
     script, wanted = ["set -eu"], []

@@ -32,8 +32,8 @@ from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
 from kvstore.errors import StoreError
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
-from tests.redis_cli import ensure_redis_cli
 from tests.source import ROOT
+from tests.stand_ins import ensure_programs
 
 pytestmark = [pytest.mark.cluster]
 
@@ -94,7 +94,7 @@ def commands_in(text: str) -> list[str]:
 def test_what_it_prints_is_done_word_for_word_and_shows_no_password(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ensure_redis_cli(tmp_path)
+    ensure_programs(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     text = printed(cluster)
     assert folder_of(cluster).login().password.decode() not in text
