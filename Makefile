@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto reference lock lowest audit format interop redis-clients
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto reference lock lowest pythons audit format interop redis-clients
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -88,6 +88,9 @@ lock: ## resolve the dependencies anew
 
 lowest: ## the fast tests with the lowest versions that pyproject.toml allows; asks PyPI
 	@scripts/lowest.sh "$(FAST)"
+
+pythons: ## the tests on Python 3.12, 3.13 and 3.14, each in a new Ubuntu or Debian, as root: make pythons VERSIONS=3.14 TARGET=check
+	@scripts/pythons.sh $(or $(TARGET),test) $(or $(VERSIONS),3.12 3.13 3.14)
 
 audit: ## known faults of the pinned dependencies, and a bill of materials in build/sbom.json; asks PyPI
 	@scripts/audit.sh
