@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import json
 import sys
 import time
@@ -36,7 +35,7 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
 from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
-from loadtest.bench.counted_node import counts
+from loadtest.bench.counted_node import Calls
 
 OFFSETS = range(34_000, 38_000, 100)
 KEYS = 1_000
@@ -201,11 +200,10 @@ class Bench:
                 await self._timed(cost, call)
         frames = self._client.statistics()["frames"]
         for cost, call in zip(costs, calls, strict=True):
-            profile = cProfile.Profile()
-            profile.enable()
+            counted = Calls()
+            counted.begin()
             await self._run(load, call)
-            profile.disable()
-            cost.functions = counts(profile)
+            cost.functions = counted.end()
         costs[0].frames = (self._client.statistics()["frames"] - frames) / load.operations
         return costs
 
