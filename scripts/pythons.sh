@@ -10,7 +10,7 @@ target=$1
 shift
 roots=${ROOTS:-/var/tmp/kvstore-pythons}
 certificates=/etc/ssl/certs/ca-certificates.crt
-environment=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
+environment=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/srv LANG=C.UTF-8
     {PIP_CERT,SSL_CERT_FILE,REQUESTS_CA_BUNDLE}=$certificates)
 
 # Of each version: the release, its mirror, the script of debootstrap's that knows it under whatever name.
@@ -42,11 +42,11 @@ for version in "$@"; do
     # Whoever reaches PyPI by a certificate of his own does so there, too.
     [ -f $certificates ] && cp $certificates "$root$certificates"
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
-    rm -rf "$root/root/kvstore" && git clone --quiet . "$root/root/kvstore"
+    rm -rf "$root/srv/kvstore" && git clone --quiet . "$root/srv/kvstore"
     echo "Python $version on $release: make $target"
     # Mounts and processes end with the namespaces; bash stays as their init, which waits for what nobody else waits for.
     unshare --mount --pid --fork bash -euc "
         mount --rbind /dev $root/dev && mount -t proc proc $root/proc && mount -t sysfs sys $root/sys
-        chroot $root env -i ${environment[*]} make -C /root/kvstore $target || exit 1" || failed="$failed $version"
+        chroot $root env -i ${environment[*]} make -C /srv/kvstore $target || exit 1" || failed="$failed $version"
 done
 [ -z "$failed" ] || { echo "failed on Python$failed" >&2 && exit 1; }
