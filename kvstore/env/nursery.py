@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 
 from kvstore.env.ports import Task
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 OnError = Callable[[str, BaseException], object]
+
+
+async def shielded(work: Awaitable[T]) -> T:
+    """Wait for a task or future, which goes on if the caller is cancelled; how it ends is then nobody's concern. (From
+    Python 3.14 on asyncio.shield tells the loop's exception handler of an error that comes after that.)"""
+    future = asyncio.ensure_future(work)
+    if not future.done():
+        future.add_done_callback(_look_at)
+        await asyncio.wait((future,))
+    return future.result()
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """So that asyncio does not report an error that nobody has asked for."""
+    if not future.cancelled():
+        future.exception()
 
 
 class TaskNursery:
@@ -66,7 +83,7 @@ class TaskNursery:
         while any(member is not me for member in self._members):
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._idle)
+            await shielded(self._idle)
         if self._parent is not None:
             self._parent._members.pop(self, None)
 

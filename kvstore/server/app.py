@@ -14,6 +14,7 @@ from kvstore.bookie import Bookie
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
 from kvstore.env.log_output import Output
+from kvstore.env.nursery import shielded
 from kvstore.env.ports import Task
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
@@ -228,7 +229,7 @@ class Node:
             self._is_stopping = True
             await self._set_draining(True)
             if self._handing_over is not None:
-                await asyncio.shield(self._handing_over)
+                await shielded(self._handing_over)
 
     async def drain(self) -> list[PartitionId]:
         """Hand over what is led here and lead nothing any more; returns what was led. It goes on if the caller does not
@@ -239,7 +240,7 @@ class Node:
             led = self.hosting.leads
             handing_over = self._handing_over or self.env.nursery.spawn(self._hand_over(), name="drain")
             self._handing_over = handing_over
-        await asyncio.shield(handing_over)
+        await shielded(handing_over)
         return led
 
     async def undrain(self) -> bool:
@@ -247,7 +248,7 @@ class Node:
         not wait for its end. Raises Unavailable while the node starts, and once it stops."""
         self._check_up()
         was_draining = self.is_draining
-        await asyncio.shield(self.env.nursery.spawn(self._serve_again(), name="undrain"))
+        await shielded(self.env.nursery.spawn(self._serve_again(), name="undrain"))
         self._check_up()
         return was_draining
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.env.nursery import TaskNursery
+from kvstore.env.nursery import TaskNursery, shielded
 from tests.env.runners import LOOPS, Work
 
 Perform = Callable[[Work], None]
@@ -210,3 +210,48 @@ def test_tasks_run_in_copies_of_the_context_they_are_given(perform: Perform) -> 
         await nursery.close()
 
     perform(work)
+
+
+def test_what_is_shielded_gives_its_result_or_its_error(perform: Perform) -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        done, failed, late = (loop.create_future() for _ in range(3))
+        done.set_result(1)
+        failed.set_exception(ValueError("wrong"))
+        loop.call_soon(late.set_result, 2)
+        assert await shielded(done) == 1
+        with pytest.raises(ValueError, match="wrong"):
+            await shielded(failed)
+        assert await shielded(late) == 2
+
+    perform(work)
+
+
+@pytest.mark.parametrize("ends", ["result", "error", "cancelled"])
+def test_what_is_shielded_goes_on_without_its_caller_and_ends_unheard(
+    perform: Perform, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        heard: list[dict[str, object]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: heard.append(context))
+        future: asyncio.Future[int] = loop.create_future()
+        caller = loop.create_task(shielded(future))
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert not future.done()
+        if ends == "result":
+            future.set_result(1)
+        elif ends == "error":
+            future.set_exception(ValueError("wrong"))
+        else:
+            future.cancel()
+        await asyncio.sleep(0)
+        del future, caller
+        gc.collect()
+        assert heard == []
+
+    perform(work)
+    assert caplog.text == ""

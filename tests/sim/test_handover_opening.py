@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.env.nursery import shielded
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.partition.election.leader_znode import Claims
@@ -103,7 +104,7 @@ def test_a_replica_that_stops_while_its_claim_is_on_its_way_leaves_no_leaders_zn
             replica = node.replica(P)
             assert replica is not None
             stage.spawn(stop())
-            return await asyncio.shield(asyncio.ensure_future(on_its_way()))
+            return await shielded(asyncio.ensure_future(on_its_way()))
 
         first = await led_by_preferred(stage)
         monkeypatch.setattr(Claims, "_become", stop_meanwhile)

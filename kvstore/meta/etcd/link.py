@@ -16,6 +16,7 @@ import grpc
 from grpc.aio import AioRpcError
 
 from kvstore.env.events import is_cancelled
+from kvstore.env.nursery import shielded
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.etcd.keys import Span
@@ -122,7 +123,7 @@ class Link:
         MetadataUnavailable may be raised for one that is done."""
         sent = asyncio.get_running_loop().create_task(self.txn(request), name="metadata write")
         try:
-            return await asyncio.shield(sent)
+            return await shielded(sent)
         except asyncio.CancelledError:
             self._given_up.add(sent)
             sent.add_done_callback(self._end_given_up)

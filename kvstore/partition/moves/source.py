@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.env import Env
+from kvstore.env.nursery import shielded
 from kvstore.errors import InvalidRequest, NotLeader, OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.in_time import in_time
 from kvstore.partition.leading.leader import Leader
@@ -161,7 +162,7 @@ class Source:
         # This answer may be given up while the record is under way, and the freeze must lapse all the same.
         freezing = self._env.nursery.spawn(self._frozen(asked), name=f"{self._partition} freeze")
         try:
-            position_or_error: Position | StoreError = await asyncio.shield(freezing)
+            position_or_error: Position | StoreError = await shielded(freezing)
         except asyncio.CancelledError:
             if freezing.done():  # the replica stops
                 raise OutcomeUnknown(f"partition {self._partition}: stopped while {asked.span} was frozen") from None

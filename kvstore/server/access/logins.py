@@ -31,6 +31,7 @@ from kvstore.access import PASSWORD_BYTES_MAX, Password, parsed
 from kvstore.access.passwords import HASH_BYTES, SALT_BYTES, N, P
 from kvstore.access.tokens import id_or_none
 from kvstore.env import Env
+from kvstore.env.nursery import shielded
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.rpc.calls import address_of
 from kvstore.server.access.audit import AuditLog
@@ -161,7 +162,7 @@ class Logins:
 
     async def _verify(self, mark: _Mark, password: bytes, address: str) -> bool:
         under_way = self._under_way.get(mark) or self._begin(mark, password, address)
-        return await asyncio.shield(under_way) and bool(mark[1])
+        return await shielded(under_way) and bool(mark[1])
 
     def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
         """Have it hashed when it is its turn. Raises Overloaded."""

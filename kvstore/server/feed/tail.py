@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kvstore.env.nursery import shielded
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, PositionTrimmed, StoreError, Unavailable
 from kvstore.partition.state.changes import Interest, Logged, logged
 from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
@@ -91,7 +92,7 @@ class LiveTail:
 
     async def wait_open(self) -> None:
         """Return once it is known where the log ends."""
-        await asyncio.shield(self._opened)
+        await shielded(self._opened)
 
     async def run(self) -> None:
         loop, was_over = asyncio.get_running_loop(), False

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from kvstore import versions
 from kvstore.env import Env
+from kvstore.env.nursery import shielded
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PeerRefused, StoreError, Unavailable
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
@@ -102,7 +103,7 @@ class PeerLinks:
             return await link.call(partition, method, body, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.shield(link.opened)
+                await shielded(link.opened)
         except ConnectionRefusedError as error:
             raise PeerRefused(f"{server} refuses connections: {error}") from error
         except (OSError, FrameError, TimeoutError) as error:
@@ -212,7 +213,7 @@ class PeerLinks:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._env.transport.connect(address, link)
-                await asyncio.shield(link.opened)
+                await shielded(link.opened)
         except (OSError, FrameError) as error:
             link.fail_opening(error if not isinstance(error, TimeoutError) else ConnectionError("no answer in time"))
             self._refused_at[link.server] = self.now()

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from kvstore.env.nursery import shielded
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -29,7 +31,7 @@ class Fresh(Generic[T]):
             loop = asyncio.get_running_loop()
             self._next = loop.create_future()
             loop.call_later(max(0.0, self._rest_until - self._now()), self._make_next, self._next)
-        return await asyncio.shield(self._next)
+        return await shielded(self._next)
 
     def _make_next(self, due: asyncio.Future[T]) -> None:
         self._next = None  # callers that ask from here on get a later one

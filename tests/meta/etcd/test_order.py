@@ -8,6 +8,7 @@ import gc
 import pytest
 
 from kvstore.devcluster.etcd import EtcdProcess
+from kvstore.env.nursery import shielded
 from kvstore.errors import MetadataUnknown
 from kvstore.meta.store import SessionState
 from kvstore.proto.etcd_pb2 import TxnRequest, TxnResponse
@@ -75,7 +76,7 @@ async def test_what_a_call_that_was_given_up_has_asked_for_is_done_before_later_
             return await txn(request)
         at_etcd.append(asyncio.create_task(slow(request)))
         is_sent.set()
-        return await asyncio.shield(at_etcd[-1])  # etcd does not take back what it has proposed
+        return await shielded(at_etcd[-1])  # etcd does not take back what it has proposed
 
     link.txn = sent  # type: ignore[method-assign]
     call = asyncio.ensure_future(store.create("/a", ephemeral=True))
