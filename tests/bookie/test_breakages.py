@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.bookie.adds import Adds
 from tests.bookie.breakages.registry import broken
 from tests.bookie.mutants import MUTANTS
 
@@ -12,3 +13,14 @@ from tests.bookie.mutants import MUTANTS
 def test_each_breakage_finds_what_it_breaks(name: str) -> None:
     with broken(name):
         pass
+
+
+def test_what_is_broken_for_the_whole_run_stays_so() -> None:
+    """tests/bookie/mutants.py breaks one thing before these tests, which the ones after them are to notice."""
+    sound = Adds._store
+    with broken("acks before the sync"):
+        outer = Adds._store
+        with broken("forgets to write the fence down"), broken("acks before the sync"):
+            assert Adds._store is not outer
+        assert Adds._store is outer is not sound
+    assert Adds._store is sound

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 MUTANTS: dict[str, Callable[[], None]] = {}
-_patch = pytest.MonkeyPatch()
+_patches = [pytest.MonkeyPatch()]
 
 
 def mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -29,19 +29,21 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    _patch.setattr(owner, name, make(getattr(owner, name)))
+    _patches[-1].setattr(owner, name, make(getattr(owner, name)))
 
 
 def hide(owner: type, name: str, by: property) -> None:
     """Let the class answer for what its objects have under this name."""
-    _patch.setattr(owner, name, by, raising=False)
+    _patches[-1].setattr(owner, name, by, raising=False)
 
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
-    """The code with this breakage in it."""
-    try:
-        MUTANTS[name]()
-        yield
-    finally:
-        _patch.undo()
+    """The code with this breakage in it, above what is broken for the whole run."""
+    with pytest.MonkeyPatch.context() as patch:
+        _patches.append(patch)
+        try:
+            MUTANTS[name]()
+            yield
+        finally:
+            _patches.remove(patch)
