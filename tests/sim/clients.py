@@ -210,10 +210,10 @@ class _Call(Sink):
 
     def _submit(self, op: Op, ring_version: int, by_key: PartitionId | None) -> None:
         """On the node: half of the plain GETs and PUTs go the short way, as those of the Redis door do."""
-        backend, is_odd = self._backend, int(self._sent_at * 1e6) & 1
-        if is_odd and ring_version <= backend.topology.ring.routed:
+        backend, drawn = self._backend, int(self._sent_at * 1e6)
+        if drawn & 1 and ring_version <= backend.topology.ring.routed:
             if op[0] == Code.GET and tuple(op[2:]) == (0, 0):
-                together = backend.read_all_now([op[1]]) if op[1][-1] & 1 else backend.read_now(op[1])
+                together = backend.read_all_now([op[1]]) if drawn & 2 else backend.read_now(op[1])
                 found = together[0] if isinstance(together, list) else together
                 if found is not NOT_NOW:
                     probe("client.read_at_once")
