@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from kvstore.bookie.directories.places import PLACE
 from tests.sim.cluster import Node
 from tests.sim.judges.probes import probe
 from tests.sim.strikes import faults_around as faults_around
@@ -192,10 +193,15 @@ async def directory_dies(chaos: Chaos) -> None:
     """A disk of several that a bookie has breaks, while it runs or is down. Later its operator declares it lost, and
     perhaps mounts a new one there."""
     node = chaos.a_node()
-    if node is None or len(node.journal_dirs) - len(node.lost_dirs) < 2 or not chaos.may_lose_data_of(node):
+    if node is None:
+        return
+    left = [each for each in node.journal_dirs if each not in node.lost_dirs]
+    # One that is new and not in use yet is none that a bookie can go on with.
+    used = [each for each in left if node.disk.exists(f"{each}/{PLACE}")]
+    if len(used) < 2 or not chaos.may_lose_data_of(node):
         return
     probe("fault.directory_dies")
-    path = chaos.random.choice([each for each in node.journal_dirs if each not in node.lost_dirs])
+    path = chaos.random.choice(left)
 
     async def die_and_start_without() -> None:
         if chaos.random.random() < 0.3:
