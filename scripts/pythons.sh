@@ -35,7 +35,8 @@ make_root() { # its folder, release, mirror, script, options
 mkdir -p "$roots"
 failed=
 for version in "$@"; do
-    read -r release mirror script options <<<"$(release_of "$version")"
+    known=$(release_of "$version")
+    read -r release mirror script options <<<"$known"
     root=$roots/$release
     # shellcheck disable=SC2086 # none or some
     [ -d "$root" ] || make_root "$root" "$release" "$mirror" "$script" $options

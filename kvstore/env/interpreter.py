@@ -14,6 +14,7 @@ TOLD = ("CONFIG_ARGS", "CPPFLAGS", "PY_CFLAGS_NODIST")
 
 
 def is_profile_guided(config_args: str, *flags: str) -> bool:
+    """Decide by what TOLD names."""
     return "--enable-optimizations" in config_args or any(DEBIAN_FLAG in each for each in flags)
 
 

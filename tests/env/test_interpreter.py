@@ -17,14 +17,8 @@ from kvstore.env.interpreter import is_profile_guided
     ("told", "expected"),
     [
         (("'--prefix=/usr/local' '--enable-optimizations' '--with-lto'", "", ""), True),
-        (
-            ("'--enable-shared' '--prefix=/usr'", "-I../Include -Wdate-time -D_FORTIFY_SOURCE=2", "-g"),
-            True,
-        ),  # Debian 12
-        (
-            ("'--enable-shared' '--prefix=/usr'", "-I../Include", "-Wdate-time -D_FORTIFY_SOURCE=2 -g"),
-            True,
-        ),  # Debian 13
+        (("'--prefix=/usr'", "-I../Include -Wdate-time -D_FORTIFY_SOURCE=2", "-g"), True),  # Debian 12
+        (("'--prefix=/usr'", "-I../Include", "-Wdate-time -D_FORTIFY_SOURCE=2 -g"), True),  # Debian 13
         (("'--prefix=/opt/python'", "-I/opt/include", "-std=c11 -Wextra"), False),
         (("", "", ""), False),
     ],
