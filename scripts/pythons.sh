@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests on Pythons that this machine does not have: a clone of the last commit in a root of its own, made of the
-# packages of the release that has that Python, as a newcomer's machine is. Wants root and debootstrap, 5 GB and half an
+# packages of the release that has that Python, as a newcomer's machine is. Wants root and debootstrap, 10 GB and half an
 # hour for each; roots stay in $ROOTS (/var/tmp/kvstore-pythons) for the next time. $1: make's target; then the versions.
 # For 3.12 debootstrap wants Ubuntu's keyring (package ubuntu-keyring), or DEBOOTSTRAP=--no-check-gpg.
 set -euo pipefail
@@ -43,7 +43,7 @@ for version in "$@"; do
     # Whoever reaches PyPI by a certificate of his own does so there, too.
     [ -f $certificates ] && cp $certificates "$root$certificates"
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
-    rm -rf "$root/srv/kvstore" && git clone --quiet . "$root/srv/kvstore"
+    rm -rf "$root/srv/kvstore" "$root/tmp/"* && git clone --quiet . "$root/srv/kvstore"
     echo "Python $version on $release: make $target"
     # Mounts and processes end with the namespaces; bash stays as their init, which waits for what nobody else waits for.
     unshare --mount --pid --fork bash -euc "
