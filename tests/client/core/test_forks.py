@@ -48,6 +48,7 @@ class Parents:
 
 def in_a_child(work: Callable[[], str]) -> str:
     """What `work` gives, or raises, in a child that ends behind it."""
+    gc.collect()  # gRPC's of other tests, which joins a thread of the parent's: in the child it would wait for ever
     told, tells = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent's stay behind: so it is meant
