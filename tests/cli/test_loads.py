@@ -156,7 +156,7 @@ def test_a_mix_names_operations_and_weights() -> None:
 
 
 def ticking() -> SimpleNamespace:
-    """A clock that goes on by a millisecond with each look at it: so many looks are a load, however long they take."""
+    """A clock that goes on by a millisecond each time it is read: the test counts a load by reads, not by time."""
     ticks = count()
     return SimpleNamespace(perf_counter=lambda: next(ticks) / 1000)
 

@@ -93,7 +93,7 @@ def decide(
                 changes.append(Finish(partition, newcomer))
             elif is_of_no_use or (
                 (partition, newcomer) in stuck
-                and replaced in unwanted  # what an operator has asked for the steward does not begin anew
+                and replaced in unwanted  # the steward does not begin anew what an operator asked for
                 and _choose(awake, member, replaced, alive, held) is not None
             ):
                 changes.append(GiveUp(partition, newcomer))
