@@ -43,8 +43,19 @@ class Progress:
 class Contest:
     """`holders` processes for each of `locks` locks. Left by `with`, all of them are killed."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *, locks: int, holders: int, seed: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        *,
+        locks: int,
+        holders: int,
+        seed: int,
+        ttl_s: float = TTL_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
         self.cluster, self.random = cluster, Random(seed)
+        self._times = str(ttl_s), str(grace_s)
         self.files = {f"lock{number}": folder / f"lock{number}" for number in range(locks)}
         self.struck: Counter[str] = Counter()
         self._faces = {(tag, number): FACES[number % 2] for tag in self.files for number in range(holders)}
@@ -93,7 +104,7 @@ class Contest:
     def _start(self, place: tuple[str, int]) -> None:
         tag, _ = place
         module = [sys.executable, "-m", "loadtest.drills.lock_holder"]
-        given = [self.cluster.url, tag, str(self.files[tag]), str(TTL_S), str(GRACE_S), self._faces[place]]
+        given = [self.cluster.url, tag, str(self.files[tag]), *self._times, self._faces[place]]
         self._running[place] = subprocess.Popen([*module, *given])
 
     def _strike(self) -> None:

@@ -1,4 +1,5 @@
-"""What happens to a cluster in a drill by seed: cuts, stops, deaths, full disks and crowds, several at a time.
+"""What happens to a cluster in a drill by seed: cuts, stops, deaths, sick disks, wrong clocks and crowds, often several
+at a time.
 
 Each accident begins, lasts, and is undone by itself. `FAULTS` names them all.
 """
@@ -36,6 +37,7 @@ class Field:
         self.cluster, self.random, self.load = cluster, random, load
         self.nodes = cluster.ids
         self._cuts: dict[int, set[Cut]] = {}
+        self._hidden: set[str] = set()
         self._numbers = itertools.count()
         self._held: set[str] = set()
         """Processes that are stopped or down."""
@@ -51,6 +53,10 @@ class Field:
     def some_time(self) -> float:
         """Seconds: mostly a few, sometimes longer than sessions last."""
         return min(LONGEST_S, 0.1 + self.random.expovariate(1 / 4))
+
+    def a_long_time(self) -> float:
+        """Return a time in seconds that is longer than a cluster may take to go on without the node that is struck."""
+        return self.random.uniform(12.0, 25.0)
 
     def a_node(self, *, leading: bool = False) -> str:
         leaders = {node.grpc: node.id for node in self.cluster.file.nodes}
@@ -71,8 +77,19 @@ class Field:
             del self._cuts[number]
             await self._apply()
 
+    @asynccontextmanager
+    async def hidden(self, node: str) -> AsyncIterator[None]:
+        """Let nobody connect to the node, which still connects to everybody."""
+        self._hidden.add(node)
+        await self._apply()
+        try:
+            yield
+        finally:
+            self._hidden.discard(node)
+            await self._apply()
+
     async def _apply(self) -> None:
-        await asyncio.to_thread(self.cluster.network.cut, set().union(*self._cuts.values()))
+        await asyncio.to_thread(self.cluster.network.cut, set().union(*self._cuts.values()), set(self._hidden))
 
     @asynccontextmanager
     async def holding(self, process: str) -> AsyncIterator[bool]:
@@ -108,11 +125,19 @@ class Field:
 
 Fault = Callable[[Field], Awaitable[None]]
 FAULTS: dict[str, Fault] = {}
+ONE_ILL: set[str] = set()
+"""Faults that leave two healthy nodes, which reach each other and the metadata store."""
 
 
 def fault(work: Fault) -> Fault:
     FAULTS[work.__name__] = work
     return work
+
+
+def one_ill(work: Fault) -> Fault:
+    """Register a fault that leaves two healthy nodes, which reach each other and the metadata store."""
+    ONE_ILL.add(work.__name__)
+    return fault(work)
 
 
 def both(one: Iterable[str], other: Iterable[str]) -> set[Cut]:
@@ -129,26 +154,26 @@ async def _cut_for_a_while(field: Field, cuts: set[Cut], seconds: float | None =
 # ── networks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@fault
+@one_ill
 async def cut_from_peers(field: Field) -> None:
     """ZooKeeper sees it, clients reach it, the other nodes do not."""
     node = field.a_node(leading=True)
     await _cut_for_a_while(field, both([node], field.others(node)))
 
 
-@fault
+@one_ill
 async def cut_from_zookeeper(field: Field) -> None:
     node = field.a_node(leading=True)
     await _cut_for_a_while(field, both([node], [ZOOKEEPER]))
 
 
-@fault
+@one_ill
 async def cut_from_all_but_clients(field: Field) -> None:
     node = field.a_node(leading=True)
     await _cut_for_a_while(field, both([node], [*field.others(node), ZOOKEEPER]))
 
 
-@fault
+@one_ill
 async def cut_from_all(field: Field) -> None:
     node = field.a_node()
     await _cut_for_a_while(field, both([node], [*field.others(node), ZOOKEEPER, CLIENTS]))
@@ -168,6 +193,13 @@ async def deaf(field: Field) -> None:
     node = field.a_node(leading=True)
     unheard = [*field.others(node), *field.random.choice(([], [ZOOKEEPER], [CLIENTS], [ZOOKEEPER, CLIENTS]))]
     await _cut_for_a_while(field, {(each, node) for each in unheard})
+
+
+@one_ill
+async def unreachable(field: Field) -> None:
+    """The node connects to everybody and holds its session; nobody can connect to it, as with a wrong `advertise`."""
+    async with field.hidden(field.a_node(leading=True)):
+        await asyncio.sleep(field.a_long_time())
 
 
 @fault
@@ -220,7 +252,7 @@ async def _stop_and_continue(field: Field, process: str, seconds: float) -> None
         os.kill(pid, signal.SIGCONT)
 
 
-@fault
+@one_ill
 async def stopped(field: Field) -> None:
     node = field.a_node(leading=True)
     async with field.holding(node) as is_free:
@@ -241,7 +273,7 @@ async def all_stopped(field: Field) -> None:
     await asyncio.gather(*map(one, field.nodes))
 
 
-@fault
+@one_ill
 async def hiccups(field: Field) -> None:
     """A node runs half of the time, by tenths of a second."""
     node = field.a_node(leading=True)
@@ -258,12 +290,12 @@ async def stopped_zookeeper(field: Field) -> None:
             await _stop_and_continue(field, ZOOKEEPER, field.some_time())
 
 
-@fault
+@one_ill
 async def killed(field: Field) -> None:
     await _down_and_up(field, field.a_node(leading=True), field.cluster.kill)
 
 
-@fault
+@one_ill
 async def told_to_stop(field: Field) -> None:
     await _down_and_up(field, field.a_node(leading=True), field.cluster.terminate)
 
@@ -294,7 +326,7 @@ async def killed_zookeeper(field: Field) -> None:
                 await asyncio.to_thread(field.cluster.start_zookeeper)
 
 
-@fault
+@one_ill
 async def full_disk(field: Field) -> None:
     node = field.a_node(leading=True)
     await asyncio.to_thread(field.cluster.fill_disk, node)
@@ -302,16 +334,63 @@ async def full_disk(field: Field) -> None:
     await asyncio.to_thread(field.cluster.free_disk, node)
 
 
+@one_ill
+async def blocked_loop(field: Field) -> None:
+    """A node's event loop stands still while its other threads run, as behind a pipe that nobody reads."""
+    node, seconds = field.a_node(leading=True), field.a_long_time()
+    async with field.holding(node) as is_free:
+        if is_free:
+            field.cluster.block_loop(node, seconds)
+            await asyncio.sleep(seconds)
+
+
+@one_ill
+async def hung_disk(field: Field) -> None:
+    """No write to a node's disk ends, and none fails."""
+    node = field.a_node(leading=True)
+    async with field.holding(node) as is_free:
+        if is_free:
+            await asyncio.to_thread(field.cluster.freeze_disk, node)
+            try:
+                await asyncio.sleep(field.a_long_time())
+            finally:
+                await asyncio.to_thread(field.cluster.thaw_disk, node)
+
+
+@one_ill
+async def no_inodes(field: Field) -> None:
+    """A node's disk takes bytes, and no more files."""
+    node = field.a_node(leading=True)
+    async with field.holding(node) as is_free:
+        if is_free:
+            await asyncio.to_thread(field.cluster.use_up_inodes, node)
+            try:
+                await asyncio.sleep(field.a_long_time())
+            finally:
+                await asyncio.to_thread(field.cluster.free_inodes, node)
+
+
 JUMPS_S = (3.0, 60.0, 3600.0)
 
 
-@fault
+@one_ill
 async def wrong_date(field: Field) -> None:
     """A node's wall clock jumps, forwards or back, and is set right after a while."""
     node, jump = field.a_node(leading=True), field.random.choice(JUMPS_S) * field.random.choice((1, -1))
     field.cluster.set_date(node, jump)
     await asyncio.sleep(field.some_time())
     field.cluster.set_date(node, 0.0)
+
+
+@fault
+async def wrong_dates(field: Field) -> None:
+    """The wall clocks of a majority jump together, forwards or back, and are set right after a while."""
+    nodes, jump = field.random.sample(field.nodes, 2), field.random.choice(JUMPS_S) * field.random.choice((1, -1))
+    for node in nodes:
+        field.cluster.set_date(node, jump)
+    await asyncio.sleep(field.a_long_time())
+    for node in nodes:
+        field.cluster.set_date(node, 0.0)
 
 
 REPAIRED_MAX_S = 180.0

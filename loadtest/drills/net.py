@@ -1,10 +1,13 @@
 """A local cluster whose nodes and ZooKeeper have a network each, so that any direction between any two can be cut.
 
-Each has a network namespace with one end of a pair of virtual links; the other ends are ports of one bridge. Who sends
-to whom is decided by fixed neighbour entries: a direction is cut by giving the receiver a link address that nobody has.
-Packets then vanish as in a broken network: no reset, no error. Clients are in the namespace of the caller.
+Each member has a network namespace with one end of a pair of virtual links; the other ends are ports of one bridge.
+Each member has two addresses: it listens at the first one, and its own connections begin at the second one. Fixed
+neighbour entries decide who reaches whom. A direction is cut by giving the receiver a link address that nobody has. A
+member is hidden if the others have the wrong link address for its first address alone: it reaches them, and they do not
+reach it, as with a wrong `advertise`. Packets then vanish as in a broken network: no reset, no error. Clients are in
+the namespace of the caller.
 
-Needs Linux, root, and `ip` and `tc` of iproute2; no packet filter.
+Needs Linux, root, `ip` and `tc` of iproute2, and mkfs.ext4 and fsfreeze; no packet filter.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,15 +31,18 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.env.secret import make_secret
 from kvstore.server.config import NodeConfig
-from loadtest.drills.dated_node import write_ahead
+from loadtest.drills.struck_node import write_ahead, write_block
 from tests.cluster.harness import Cluster
 
 CLIENTS, ZOOKEEPER = "clients", "zookeeper"
 DISK_BYTES = 3000 << 20
-"""Of each node's own file system, which can be filled."""
+"""Size of each node's own file system, which can be filled and frozen."""
+INODES = 4_000
+"""Inodes of each node's own file system, few enough to use up."""
 RETENTION_S, ROLL_S, ROLL_BYTES = 120, 60.0, 32 << 20
 BRIDGE = "kvbr"
 NETWORKS_MAX = 240
+TOOLS = ("ip", "tc", "mount", "mkfs.ext4", "fsfreeze")
 _NOBODY = "02:4b:56:ff:ff:ff"
 _CLONE_NEWNET = 0x4000_0000
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +53,7 @@ Cut = tuple[str, str]
 
 def is_possible() -> bool:
     """Whether this process may make networks."""
-    return os.geteuid() == 0 and all(shutil.which(each) for each in ("ip", "tc", "mount"))
+    return os.geteuid() == 0 and all(shutil.which(each) for each in TOOLS)
 
 
 class Network:
@@ -59,16 +66,20 @@ class Network:
         self._bridge = f"{BRIDGE}{number}"
         self._prefix = f"10.213.{number}"
         self._cut: set[Cut] = set()
+        self._hidden: set[str] = set()
 
     def ip(self, member: str) -> str:
+        """Return the address at which the member listens."""
         return f"{self._prefix}.{self.members.index(member) + 1}"
 
-    def cut(self, cuts: Iterable[Cut]) -> None:
-        """From now on just these directions are cut."""
-        wanted = set(cuts)
-        for source, target in sorted(wanted ^ self._cut):
-            self._set_neighbour(source, target, is_cut=(source, target) in wanted)
-        self._cut = wanted
+    def cut(self, cuts: Iterable[Cut], hidden: Iterable[str] = ()) -> None:
+        """Cut exactly these directions, and hide exactly these members."""
+        before = self._cut, self._hidden
+        self._cut, self._hidden = set(cuts), set(hidden)
+        changed = self._cut ^ before[0]
+        changed |= {(each, member) for member in self._hidden ^ before[1] for each in self.members if each != member}
+        for source, target in sorted(changed):
+            self._set_neighbours(source, target)
 
     def slow(self, member: str, rate: str | None) -> None:
         """Let the member send no more than `rate` (as `tc` reads it); None: as much as it likes."""
@@ -89,7 +100,9 @@ class Network:
                 _enter(own.fileno())
 
     def close(self) -> None:
-        for member in self.members[1:]:
+        for place, member in enumerate(self.members[1:], 1):
+            # A namespace ends some time after its name, and would keep the name of the bridge's port until then.
+            _run("ip", "link", "del", self._port(place), check=False)
             _run("ip", "netns", "del", self._space(member), check=False)
         _run("ip", "link", "del", self._bridge, check=False)
 
@@ -98,26 +111,39 @@ class Network:
         _run("ip", "address", "add", f"{self.ip(CLIENTS)}/24", "dev", self._bridge)
         _run("ip", "link", "set", self._bridge, "up")
         for place, member in enumerate(self.members[1:], 1):
-            port, space = f"{self._bridge}p{place}", self._space(member)
+            port, space = self._port(place), self._space(member)
             _run("ip", "netns", "add", space)
             peer = ["peer", "name", "eth0", "address", self._mac(member), "netns", space]
             _run("ip", "link", "add", port, "type", "veth", *peer)
             _run("ip", "link", "set", port, "master", self._bridge, "up")
-            self._in(member, "ip", "address", "add", f"{self.ip(member)}/24", "dev", "eth0")
+            for address in (self.ip(member), self._outgoing_ip(member)):
+                self._in(member, "ip", "address", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 self._in(member, "ip", "link", "set", device, "up")
+            route = [f"{self._prefix}.0/24", "dev", "eth0", "src", self._outgoing_ip(member)]
+            self._in(member, "ip", "route", "replace", *route)
         for source, target in itertools.permutations(self.members, 2):
-            self._set_neighbour(source, target, is_cut=False)
+            self._set_neighbours(source, target)
 
-    def _set_neighbour(self, source: str, target: str, *, is_cut: bool) -> None:
-        device = self._bridge if source == CLIENTS else "eth0"
-        address = _NOBODY if is_cut else self._mac(target)
-        entry = ["replace", self.ip(target), "lladdr", address, "nud", "permanent", "dev", device]
-        self._in(source, "ip", "neigh", *entry)
+    def _set_neighbours(self, source: str, target: str) -> None:
+        is_cut, device = (source, target) in self._cut, self._bridge if source == CLIENTS else "eth0"
+        ways = [(self.ip(target), is_cut or target in self._hidden)]
+        if target != CLIENTS:
+            ways.append((self._outgoing_ip(target), is_cut))
+        for address, is_lost in ways:
+            link = _NOBODY if is_lost else self._mac(target)
+            self._in(source, "ip", "neigh", "replace", address, "lladdr", link, "nud", "permanent", "dev", device)
+
+    def _outgoing_ip(self, member: str) -> str:
+        """Return the address at which the member's own connections begin."""
+        return f"{self._prefix}.{self.members.index(member) + 101}"
 
     def _in(self, member: str, *command: str) -> None:
         inside = () if member == CLIENTS else ("ip", "netns", "exec", self._space(member))
         _run(*inside, *command)
+
+    def _port(self, place: int) -> str:
+        return f"{self._bridge}p{place}"
 
     def _space(self, member: str) -> str:
         return f"{self._bridge}-{member}"
@@ -138,9 +164,9 @@ class _Local(LocalCluster):
             return super().start_node(name)
 
     def _command(self, node: NodePlace) -> list[str]:
-        """By a date that can be wrong: `WiredCluster.set_date`."""
+        """Run the node so that a drill can set its wall clock and block its event loop."""
         _, _, *rest = super()._command(node)
-        return [sys.executable, "-m", "loadtest.drills.dated_node", str(date_file(self.data_dir, node.id)), *rest[1:]]
+        return [sys.executable, "-m", "loadtest.drills.struck_node", str(date_file(self.data_dir, node.id)), *rest[1:]]
 
     def start_zookeeper(self) -> int:
         cluster = self.load()
@@ -179,6 +205,32 @@ class WiredCluster(Cluster):
     def free_disk(self, node: str) -> None:
         (Path(self.file.node(node).data_dir) / "filler").unlink(missing_ok=True)
 
+    def use_up_inodes(self, node: str) -> None:
+        """Leave no inode on the node's file system."""
+        fillers = self._fillers(node)
+        fillers.mkdir()
+        with suppress(OSError):
+            for number in itertools.count():
+                (fillers / str(number)).touch()
+
+    def free_inodes(self, node: str) -> None:
+        shutil.rmtree(self._fillers(node), ignore_errors=True)
+
+    def _fillers(self, node: str) -> Path:
+        return Path(self.file.node(node).data_dir) / "fillers"
+
+    def freeze_disk(self, node: str) -> None:
+        """Make every write to the node's file system wait, without an error, until `thaw_disk`."""
+        _run("fsfreeze", "--freeze", self.file.node(node).data_dir)
+
+    def thaw_disk(self, node: str) -> None:
+        _run("fsfreeze", "--unfreeze", self.file.node(node).data_dir, check=False)
+
+    def block_loop(self, node: str, seconds: float) -> None:
+        """Block the node's event loop; its other threads keep running."""
+        write_block(date_file(self.local.data_dir, node), seconds)
+        os.kill(self.pid(node), signal.SIGUSR2)
+
     def set_date(self, node: str, ahead_s: float) -> None:
         """Let the node's wall clock be ahead by so much from now on, also after a restart."""
         write_ahead(date_file(self.local.data_dir, node), ahead_s)
@@ -197,6 +249,7 @@ class WiredCluster(Cluster):
             super().end()
         finally:
             for home in self.local.data_dir.glob("n[0-9]*"):
+                _run("fsfreeze", "--unfreeze", str(home), check=False)
                 _run("umount", "--lazy", str(home), check=False)
 
     def _found(self) -> None:
@@ -213,7 +266,7 @@ class WiredCluster(Cluster):
         for node in cluster.nodes:
             home = Path(node.data_dir)
             home.mkdir(parents=True)
-            _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(home))
+            _mount_disk(data_dir.parent / f"{node.id}.ext4", home)
             config = _with_a_short_log(layout.node_config(planned, planned.node(node.id), data_dir))
             there = {what: getattr(node, what) for what in layout.PORTS}
             Path(node.config).write_text(toml.to_toml(replace(config, insecure=True, **there)))
@@ -221,6 +274,14 @@ class WiredCluster(Cluster):
 
     def _moved(self, address: str, node: str) -> str:
         return f"{self.network.ip(node)}:{address.rpartition(':')[2]}"
+
+
+def _mount_disk(image: Path, home: Path) -> None:
+    """Make a file system in a sparse file and mount it. Raises CalledProcessError."""
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    _run("mkfs.ext4", "-q", "-m", "0", "-N", str(INODES), str(image))
+    _run("mount", "-o", "loop", str(image), str(home))
 
 
 def _with_a_short_log(config: NodeConfig) -> NodeConfig:

@@ -20,10 +20,11 @@ from statistics import median
 import psutil
 
 from loadtest.drills import crowds as crowds
+from loadtest.drills.contest import Contest
 from loadtest.drills.faults import check_files
 from loadtest.drills.load import Load
 from loadtest.drills.mixed import Door, MixedLoad, NotDone, Unknown
-from loadtest.drills.nemesis import FAULTS, REPAIRED_MAX_S, Field
+from loadtest.drills.nemesis import FAULTS, ONE_ILL, REPAIRED_MAX_S, Field
 from loadtest.drills.net import WiredCluster
 from loadtest.drills.stage import Counts, Report, Stage
 from loadtest.drills.stale import StaleReaders
@@ -36,7 +37,11 @@ BEGIN_WITHIN_S = 4.0
 BACK_MAX_S, STARTED_MAX_S = 10.0, 20.0
 """The second one if a process was started again: Python takes its time."""
 BACK_WAIT_S = 60.0
+GAP_MAX_S = 10.0
+"""Longest time without an acknowledged write of a partition while two healthy nodes reach each other."""
 STARTS = frozenset({"wiped", "killed", "two_killed", "killed_zookeeper", "told_to_stop"})
+LOCK_TTL_S, LOCK_GRACE_S = 3.0, 6.0
+"""The default grace: the wall clocks of nodes differ."""
 MEMORY_MAX_MIB = 1_500.0
 MEMORY_GROWTH_MAX = 1.2
 """The largest process in the last third of the rounds, against the third before: it may hold more keys, not leak."""
@@ -81,14 +86,20 @@ async def _round(stage: Stage, load: Load, random: Random, names: list[str], tit
     for each in readers:
         await each.start()
     until = time.perf_counter() + ROUND_S
-    while time.perf_counter() < until:
-        await _accidents(stage, field, names, title)
+    folder = cluster.local.data_dir / "locks"
+    folder.mkdir(exist_ok=True)
+    seed, times = random.getrandbits(32), {"ttl_s": LOCK_TTL_S, "grace_s": LOCK_GRACE_S}
+    with Contest(cluster, folder, locks=1, holders=2, seed=seed, **times) as contest:
+        while time.perf_counter() < until:
+            await _accidents(stage, field, names, title)
+    held_twice = contest.held_twice()
+    stage.report.add_safety(f"{title}: locks held twice, of {len(contest.acquired())} acquisitions", len(held_twice))
     for each in readers:
         await each.stop()
     await mixed.stop()
     stage.report.add_safety(f"{title}: wrong answers to crowds", len(field.wrong))
     stage.report.add(f"{title}: lost disks not repaired in {REPAIRED_MAX_S:.0f} s", len(field.unrepaired), most=0)
-    for each in (*field.wrong, *field.unrepaired):
+    for each in (*field.wrong, *field.unrepaired, *held_twice[:5]):
         stage.say(each)
     await _judge(stage, mixed, title)
     return _look_at_processes(stage, field, title)
@@ -104,8 +115,13 @@ async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -
         await asyncio.sleep(start)
         await FAULTS[name](field)
 
+    began = time.perf_counter()
     await asyncio.gather(*map(one, chosen, starts))
     healed = time.perf_counter()
+    if len(chosen) == 1 and chosen[0] in ONE_ILL:
+        gaps = {each: field.load.longest_gap(each, began, healed)[0] for each in field.load.partitions}
+        what = f"{title}: {chosen[0]}: longest gap in acknowledged writes"
+        stage.report.add(what, max(gaps.values()), most=GAP_MAX_S, unit="s")
     ways = [_is_back_by(field, node, healed) for node in field.nodes]
     back = await asyncio.gather(_is_back_by_client(field, healed), *ways)
     took = max(back)

@@ -62,3 +62,24 @@ def test_who_may_not_make_networks_is_told_so_at_once(monkeypatch: pytest.Monkey
     on(Machine("bridge"), monkeypatch)
     with pytest.raises(subprocess.CalledProcessError):
         Network(["n1"])
+
+
+def test_hidden_member_loses_only_the_address_it_listens_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: dict[tuple[str, str], bool] = {}
+
+    def run(*command: str, check: bool = True) -> None:
+        del check
+        if "neigh" in command:
+            source = command[3] if command[1] == "netns" else net.CLIENTS
+            lost[source, command[command.index("replace") + 1]] = net._NOBODY in command
+
+    monkeypatch.setattr(net, "_run", run)
+    network = Network(["n1", "n2"])
+    network.cut([], hidden=["n1"])
+    assert {where for where, is_lost in lost.items() if is_lost} == {
+        (net.CLIENTS, "10.213.0.2"),
+        ("kvbr0-n2", "10.213.0.2"),
+    }
+    assert lost["kvbr0-n2", "10.213.0.102"] is False
+    network.cut([])
+    assert not any(lost.values())
