@@ -2,7 +2,7 @@
 
     command := array | inline
     array   := "*" count CRLF count × ( "$" length CRLF bytes CRLF )
-    inline  := words split at blanks, quoted as in a shell, up to LF
+    inline  := words split at blanks, quoted as for redis-server, up to LF
 
 No length is believed before it is checked, nothing nests, and nothing is kept beyond COMMAND_BYTES_MAX: a command that
 is too large is skipped byte by byte and answered with an error, so that its connection lives. Only what cannot be read
@@ -360,28 +360,34 @@ def _words(line: bytes) -> Words:
     return words
 
 
+_SINGLE, _DOUBLE = b"'"[0], b'"'[0]
 _ESCAPES = {0x6E: 0x0A, 0x72: 0x0D, 0x74: 0x09, 0x62: 0x08, 0x61: 0x07}
 
 
 def _word(line: bytes, at: int) -> tuple[bytes, int]:
-    quote = line[at] if line[at] in b"\"'" else None
-    if quote is None:
-        end = at
-        while end < len(line) and not line[end : end + 1].isspace():
-            end += 1
-        return line[at:end], end
-    word = bytearray()
-    at += 1
-    while at < len(line) and line[at] != quote:
-        if line[at] == 0x5C and quote == 0x22 and at + 1 < len(line):
-            at = _escaped(line, at + 1, word)
-        else:
-            word.append(line[at])
-            at += 1
-    closed = at < len(line)
-    if not closed or not (at + 1 == len(line) or line[at + 1 : at + 2].isspace()):
+    """Return the word that begins at `at` and where it ends, by the rules of redis-server: a quote may open inside a
+    word, and must end it. Raises ProtocolError."""
+    word, quote = bytearray(), 0
+    while at < len(line):
+        char = line[at]
+        if quote:
+            if char == 0x5C and (quote == _DOUBLE or line[at + 1 : at + 2] == b"'") and at + 1 < len(line):
+                at = _escaped(line, at + 1, word)
+                continue
+            if char == quote:
+                if line[at + 1 : at + 2].strip():
+                    break
+                return bytes(word), at + 1
+        elif line[at : at + 1].isspace():
+            return bytes(word), at
+        elif char in (_SINGLE, _DOUBLE):
+            quote, at = char, at + 1
+            continue
+        word.append(char)
+        at += 1
+    if quote:
         raise ProtocolError("unbalanced quotes in request")
-    return bytes(word), at + 1
+    return bytes(word), at
 
 
 def _escaped(line: bytes, at: int, word: bytearray) -> int:

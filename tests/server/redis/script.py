@@ -71,7 +71,11 @@ def escaped(data: bytes) -> str:
 
 
 def unescaped(text: str) -> bytes:
-    return text.encode().decode("unicode_escape").encode("latin1")
+    """Return the bytes that `escaped` writes as `text`. Raises AssertionError if there are none: a reader would take an
+    escape that Python drops for the bytes as they stand."""
+    data = text.encode().decode("unicode_escape").encode("latin1")
+    assert escaped(data) == text, f"expected {escaped(data)}, got {text}"
+    return data
 
 
 def read(path: Path) -> list[Script]:
@@ -83,6 +87,8 @@ def read(path: Path) -> list[Script]:
             scripts.append(Script(rest, notes=notes))
             notes = []
         elif mark in (">", ">?", ">>"):
+            steps = scripts[-1].steps
+            assert not (steps and END in steps[-1].theirs), f"{path.name}: nobody answers {line}: the connection ended"
             scripts[-1].steps.append(Step(line, notes=notes))
             notes = []
         elif mark == "<":
