@@ -26,8 +26,20 @@ from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_batch_count, 
 
 SHOWN = 60
 """Characters of what came, in errors."""
-MEANT = ("If-Match", "If-None-Match", "If-Unmodified-Since", "Kvstore-TTL-Ms", "Kvstore-Request")
-"""Headers that change what a write does: whoever sends one where it has no meaning is told so."""
+MEANT = (
+    "If-Match",
+    "If-None-Match",
+    "If-Unmodified-Since",
+    "Content-Range",
+    "X-HTTP-Method-Override",
+    "X-Method-Override",
+    "Kvstore-TTL-Ms",
+    "Kvstore-Request",
+)
+"""Headers that change what a write does. A route that does not honour one refuses it: with `Content-Range` the body is
+only a part of the value (RFC 9110, 14.4). The gateway itself reads Content-Encoding, Transfer-Encoding and Expect."""
+TAGS_MAX = 100
+"""Entity tags in one If-Match or If-None-Match: they are read in one turn of the event loop."""
 RING = ""
 """The name under which a token has the version of the ring."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
@@ -99,7 +111,7 @@ def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str])
     known_headers = {each.name for each in route.parameters if each.is_header}
     for name in MEANT if route.is_write else ():
         if name not in known_headers and name in headers:
-            raise InvalidRequest(f"{route.name} has no header {name}")
+            raise InvalidRequest(f"expected no {name} header in {route.name}, got one; send the request without it")
     return Asked(route, key, given)
 
 
@@ -247,6 +259,8 @@ def _tags_of(text: str, name: str) -> list[tuple[bool, int]]:
             break
         is_version = _VERSION.fullmatch(tag[2]) and int(tag[2]) <= NUMBER_MAX
         found.append((tag[1] is not None, int(tag[2]) if is_version else 0))
+        if len(found) > TAGS_MAX:
+            raise InvalidRequest(f"expected at most {TAGS_MAX} entity tags in {name}, got more")
         at = tag.end()
     if at < len(text) or not found:
         raise InvalidRequest(f'want {name} to be * or entity tags as `ETag` has them ("17"), got {text[:SHOWN]!r}')

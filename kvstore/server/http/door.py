@@ -33,6 +33,8 @@ from kvstore.server.ui.dashboard import Dashboard
 
 HEADER_BYTES_MAX = 16_380
 """Of the first line, which may hold a key of which every byte is percent-encoded; and of each header."""
+HEADERS_BYTES_MAX = 64 << 10
+"""Of all headers of a request together: whoever answers reads them in one turn of the event loop."""
 CONNECTIONS_MAX = 512
 """One more takes the place of that on which nothing is under way, and has been for the longest time."""
 SILENT_S = 75.0
@@ -301,6 +303,12 @@ class Connections(web.Server):
             self._silent.pop(handler.transport, None)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        size = sum(len(name) + len(value) for name, value in request.raw_headers)
+        if size > HEADERS_BYTES_MAX:
+            text = f"431: expected at most {HEADERS_BYTES_MAX} bytes of headers, got {size}\n"
+            refusal = web.Response(text=text, status=431)
+            refusal.force_close()
+            return refusal
         transport = request.transport
         if transport is None or transport not in self._silent:
             return await self._answer(request)
