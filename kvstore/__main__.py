@@ -12,6 +12,7 @@ from pathlib import Path
 from kvstore.config import Setting, setting
 from kvstore.errors import StoreError
 from kvstore.places import fault_of
+from kvstore.standard_streams import prepare_standard_streams
 
 __all__ = ["main"]
 INSECURE = Setting("insecure", True)
@@ -43,6 +44,7 @@ def is_file_name(word: str) -> bool:
 
 def main() -> None:
     """Run a command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    prepare_standard_streams()
     try:
         found = plain_node_run(sys.argv[1:])
         if found is None:

@@ -20,19 +20,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.standard_streams import prepare_standard_streams
 from kvstore_loadtest.generator.options import Options, add_options, options_of, path_word
 from kvstore_loadtest.generator.workloads import Draws
 
+WEB_HOST = ("--web-host", "127.0.0.1")
+"""Whoever reaches the pages can load the cluster, so by default that is this machine alone."""
 LOCUSTFILE = Path(__file__).parent / "locustfile.py"
 
 
 def main() -> None:
+    prepare_standard_streams()
     parser = argparse.ArgumentParser(
         prog="kvstore-loadtest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     own = parser.add_argument_group("how it is run")
     own.add_argument("-f", "--locustfile", type=path_word, default=LOCUSTFILE, help="With users of your own.")
-    own.add_argument("--web", action="store_true", help="Serve Locust's pages, by default at port 8089.")
+    own.add_argument(
+        "--web",
+        action="store_true",
+        help="Serve Locust's pages, at port 8089 of this machine alone unless --web-host says otherwise.",
+    )
     add_options(parser)
     options = checked(parser, sys.argv[1:])
     mine = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -68,8 +76,11 @@ def run_locust(
 ) -> int:
     """Run Locust; returns its exit code. Interrupted or asked to end, it still writes its report."""
     output = subprocess.DEVNULL if is_quiet else None
-    frame = () if has_pages else ("--headless", "--only-summary")
+    is_placed = any(word.partition("=")[0] == WEB_HOST[0] for word in words)
+    frame = (() if is_placed else WEB_HOST) if has_pages else ("--headless", "--only-summary")
     command = [sys.executable, "-m", "locust", "-f", str(file), *frame, *words]
+    # A shell starts what runs in its background with SIGINT ignored, and Locust would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # In a session of its own: an interrupt reaches it by us, and once.
     process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from kvstore_loadtest.run import run_locust
 from loadtest import drill, ring_drill, run
 from loadtest.budget import Load
 from loadtest.budget import run_load as run_budget_load
@@ -46,6 +48,50 @@ def test_wrong_options_are_told_at_once(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+BACKGROUND = """
+import signal, time
+try:
+    print("runs", flush=True)
+    while True:
+        time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+"""In place of Locust: one that ends when it is interrupted."""
+
+
+def test_one_sigterm_ends_a_load_test_in_the_background(tmp_path: Path) -> None:
+    (tmp_path / "locust.py").write_text(BACKGROUND)
+    program = "from kvstore_loadtest.run import run_locust; run_locust([])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"runs\n"
+        process.terminate()
+        assert process.stdout.readline() == b"interrupted\n"
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"), [([], "127.0.0.1"), (["--web-host", "::1"], "::1"), (["--web-host=::1"], "::1")]
+)
+def test_pages_listen_on_this_machine_alone_unless_told(
+    words: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locust.py").write_text("import sys; open('words', 'w').write(' '.join(sys.argv))")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own handlers
+    assert run_locust(words, has_pages=True) == 0
+    (given,) = re.findall(r"--web-host[ =](\S+)", (tmp_path / "words").read_text())
+    assert given == wanted
 
 
 DEAF = """
