@@ -134,6 +134,25 @@ async def test_presence_and_absence_are_conditions(client: Face) -> None:
     assert await client.call("put", b"k", b"w", if_present=True) > version
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl_s": 5, "keep_ttl": True},
+        {"if_absent": True, "if_present": True},
+        {"if_absent": True, "if_version": 1},
+        {"if_present": True, "if_version": 0},
+    ],
+    ids=lambda options: "+".join(options),
+)
+async def test_put_refuses_options_that_contradict_each_other(client: Face, options: dict[str, Any]) -> None:
+    for value in (b"absent", b"present"):
+        with pytest.raises(InvalidRequest, match="expected"):
+            await client.call("put", b"k", value, **options)
+        item = await client.call("get", b"k")
+        assert item is None or (item.value, item.expires_ms) == (b"kept", 0)
+        await client.call("put", b"k", b"kept")
+
+
 async def test_a_delete_may_name_the_version(client: Face) -> None:
     version = await client.call("put", b"k", b"v")
     with pytest.raises(ConditionFailed):

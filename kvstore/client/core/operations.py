@@ -146,13 +146,13 @@ def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int |
         return None
     options = kv_pb2.Options()
     if ttl_s is not None:
-        if not 0 < ttl_s < TTL_S_MAX:
-            raise InvalidRequest(f"want a time to live of more than 0 s and less than {TTL_S_MAX} s, got {ttl_s}")
+        if not isinstance(ttl_s, int | float) or not 0 < ttl_s < TTL_S_MAX:
+            raise InvalidRequest(f"expected ttl_s to be more than 0 and less than {TTL_S_MAX} seconds, got {ttl_s!r}")
         options.expires_ms = max(1, round(ttl_s * 1000))
         flags |= kv_pb2.RELATIVE_TTL
     if if_version is not None:
-        if not 0 <= if_version < 1 << 63:
-            raise InvalidRequest(f"want a version of 0 to {(1 << 63) - 1}, got {if_version}")
+        if not isinstance(if_version, int) or not 0 <= if_version < 1 << 63:
+            raise InvalidRequest(f"expected a version from 0 to {(1 << 63) - 1}, got {if_version!r}")
         options.version = if_version
         flags |= kv_pb2.IF_VERSION
     options.flags = flags

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from kvstore import versions
 from kvstore.access import Right
-from kvstore.partition.state.commands import Code, Op
+from kvstore.errors import InvalidRequest
+from kvstore.partition.state.commands import Code, Flag, Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +33,34 @@ class Traits:
     """Its third field is a value: its size counts."""
     is_versioned: bool = False
     """Answered with a version, and nothing else if no record is asked for."""
+    flags: Flag = Flag.NONE
+    """The flags that it honours; a request with any other is refused, because its answer would not be the one that was
+    asked for."""
     since: int = versions.FIRST
     """The first cluster version at which every server knows it (docs/protocol.md V3)."""
 
 
 _READ, _WRITE = (Right.READ,), (Right.WRITE,)
+_VERSIONS = Flag.IF_ABSENT | Flag.IF_PRESENT | Flag.IF_VERSION
+_TIMES = Flag.IF_NO_TTL | Flag.IF_TTL | Flag.IF_LONGER | Flag.IF_SHORTER
+_PUTS = _VERSIONS | Flag.KEEP_TTL | Flag.RETURN_OLD | Flag.RELATIVE_TTL
+_RANGES = Flag.KEYS_ONLY | Flag.REVERSE | Flag.BARE | Flag.COUNT_ONLY
 
 TRAITS: dict[Code, Traits] = {
     Code.GET: Traits(needs=_READ, level_at=2, seq_at=3, is_in_batch=True),
     Code.META: Traits(needs=_READ, level_at=2, seq_at=3, is_in_batch=True),
-    Code.PUT: Traits(needs=_WRITE, is_in_batch=True, has_value=True, is_versioned=True),
-    Code.DELETE: Traits(needs=_WRITE, is_in_batch=True, is_versioned=True),
+    Code.PUT: Traits(needs=_WRITE, is_in_batch=True, has_value=True, is_versioned=True, flags=_PUTS),
+    Code.DELETE: Traits(needs=_WRITE, is_in_batch=True, is_versioned=True, flags=_VERSIONS | Flag.RETURN_OLD),
     Code.INCREMENT: Traits(needs=_READ + _WRITE, is_in_batch=True),
     Code.APPEND: Traits(needs=_WRITE, is_in_batch=True, has_value=True),
-    Code.EXPIRE: Traits(needs=_WRITE, is_in_batch=True),
-    Code.BATCH: Traits(needs=()),
+    Code.EXPIRE: Traits(needs=_WRITE, is_in_batch=True, flags=_TIMES | Flag.RELATIVE_TTL),
+    Code.BATCH: Traits(needs=(), flags=Flag.INDEPENDENT),
     Code.DELETE_RANGE: Traits(needs=_WRITE, is_keyless=True),
-    Code.SCAN: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True),
+    Code.SCAN: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True, flags=Flag.KEYS_ONLY),
     Code.SCAN_TOKENS: Traits(needs=_READ, level_at=3, is_keyless=True),
     Code.COUNT: Traits(needs=_READ, level_at=2, is_keyless=True),
-    Code.CHECK: Traits(needs=_READ, is_in_batch=True, is_versioned=True),
-    Code.RANGE: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True, since=2),
+    Code.CHECK: Traits(needs=_READ, is_in_batch=True, is_versioned=True, flags=_VERSIONS),
+    Code.RANGE: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True, flags=_RANGES, since=2),
 }
 
 # Plain integers: what comes off a wire is one.
@@ -73,6 +81,36 @@ VERSIONED = frozenset(int(code) for code, each in TRAITS.items() if each.is_vers
 SINCE = {int(code): each.since for code, each in TRAITS.items() if each.since > versions.FIRST}
 """Those that servers of the first release do not know."""
 NEEDS = {int(code): each.needs for code, each in TRAITS.items()}
+FLAGS = {int(code): int(each.flags) for code, each in TRAITS.items()}
+_EXCLUSIVE = (
+    _VERSIONS,
+    Flag.IF_NO_TTL | Flag.IF_TTL,
+    Flag.IF_NO_TTL | Flag.IF_LONGER | Flag.IF_SHORTER,
+    Flag.KEEP_TTL | Flag.RELATIVE_TTL,
+)
+"""Of each of these sets a request may have one flag: two would contradict each other."""
+
+
+def check_flags(code: int, flags: int, expires_ms: int = 0) -> int:
+    """Return the flags of an operation that a client asks for. Raises InvalidRequest for a flag that the operation does
+    not honour, for flags that contradict each other, and for an expiry beside KEEP_TTL."""
+    if not flags:
+        return flags
+    if unknown := flags & ~FLAGS[code]:
+        raise InvalidRequest(f"expected {Code(code).name} with {_names(FLAGS[code])}, got {_names(unknown)} too")
+    for each in _EXCLUSIVE:
+        if (flags & each).bit_count() > 1:
+            raise InvalidRequest(f"expected one of {_names(each)} in {Code(code).name}, got {_names(flags & each)}")
+    if flags & Flag.KEEP_TTL and expires_ms:
+        raise InvalidRequest(f"expected KEEP_TTL or an expiry in {Code(code).name}, got both")
+    return flags
+
+
+def _names(flags: int) -> str:
+    """Name the flags; those that nobody knows by their number."""
+    known = [each.name for each in Flag if each and flags & each]
+    unknown = flags & ~sum(Flag)
+    return ", ".join([*map(str, known), *([f"{unknown:#x}"] if unknown else [])]) or "no flags"
 
 
 def version_of(op: Op) -> int:

@@ -7,9 +7,9 @@ from itertools import repeat
 
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
+from kvstore.partition.state.commands import Code, Level, Op, RequestId
 from kvstore.partition.state.operations import size_of
-from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS
+from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS, check_flags
 from kvstore.proto import brief, kv_pb2
 from kvstore.ring.hashing import TOKENS
 
@@ -25,7 +25,6 @@ _GET, _PUT, _DELETE = int(Code.GET), int(Code.PUT), int(Code.DELETE)
 _RANGES = frozenset((int(Code.SCAN), int(Code.RANGE)))
 _NO_OPTIONS = kv_pb2.Options()
 _LEVELS = frozenset(int(level) for level in Level)
-_FLAGS = int(sum(Flag))  # `&` on a Flag costs ten times as much
 
 
 def ops_of(lane: kv_pb2.Lane | brief.Lane) -> list[Op | StoreError]:
@@ -135,7 +134,7 @@ def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: Reques
     # What is remembered is logged, with its results, and who may do no more than read these keys must not do that.
     if request is not None and all(each[0] in APPLIES_NOTHING for each in ops):
         request = None
-    return (Code.BATCH, ops[0][1], ops, check_flags(flags), request)
+    return (Code.BATCH, ops[0][1], ops, check_flags(Code.BATCH, flags), request)
 
 
 def _op_in_batch(part: kv_pb2.Operation) -> Op:
@@ -163,20 +162,6 @@ def _op(
     return build(key, value, options, request, level, token)
 
 
-def check_flags(flags: int) -> int:
-    """The flags. Raises InvalidRequest if there is one that nobody knows."""
-    if flags & ~_FLAGS:
-        raise InvalidRequest(f"unknown flags {flags & ~_FLAGS:#x}")
-    return flags
-
-
-def _scan_flags(flags: int) -> int:
-    """Raises InvalidRequest for flags that a scan does not heed: its answer would be another one than was asked for."""
-    if flags & ~Flag.KEYS_ONLY:
-        raise InvalidRequest(f"want of a SCAN no flag but KEYS_ONLY, got {flags:#x}: ask for a RANGE")
-    return flags
-
-
 def _limit(options: kv_pb2.Options) -> int:
     return min(options.limit or SCAN_KEYS_MAX, SCAN_KEYS_MAX)
 
@@ -194,26 +179,26 @@ _BUILD: dict[int, _Build] = {
     Code.GET: lambda key, value, o, request, level, token: (Code.GET, key, level, token),
     Code.META: lambda key, value, o, request, level, token: (Code.META, key, level, token),
     Code.PUT: lambda key, value, o, request, level, token: (
-        (Code.PUT, key, value, o.expires_ms, check_flags(o.flags), o.version, request)
+        (Code.PUT, key, value, o.expires_ms, check_flags(Code.PUT, o.flags, o.expires_ms), o.version, request)
     ),
     Code.DELETE: lambda key, value, o, request, level, token: (
-        (Code.DELETE, key, check_flags(o.flags), o.version, request)
+        (Code.DELETE, key, check_flags(Code.DELETE, o.flags), o.version, request)
     ),
     Code.INCREMENT: _increment,
     Code.APPEND: lambda key, value, o, request, level, token: (Code.APPEND, key, value, request),
     Code.EXPIRE: lambda key, value, o, request, level, token: (
-        (Code.EXPIRE, key, o.expires_ms, check_flags(o.flags), request)
+        (Code.EXPIRE, key, o.expires_ms, check_flags(Code.EXPIRE, o.flags), request)
     ),
     Code.CHECK: lambda key, value, o, request, level, token: (
-        (Code.CHECK, key, check_flags(o.flags), o.version, None)  # as a batch that can change nothing
+        (Code.CHECK, key, check_flags(Code.CHECK, o.flags), o.version, None)  # as a batch that can change nothing
     ),
     Code.BATCH: _batch,
     Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),
     Code.SCAN: lambda key, value, o, request, level, token: (
-        (Code.SCAN, key, value, _limit(o), _scan_flags(o.flags), level, token)
+        (Code.SCAN, key, value, _limit(o), check_flags(Code.SCAN, o.flags), level, token)
     ),
     Code.RANGE: lambda key, value, o, request, level, token: (
-        (Code.RANGE, key, value, _limit(o), check_flags(o.flags), level, token)
+        (Code.RANGE, key, value, _limit(o), check_flags(Code.RANGE, o.flags), level, token)
     ),
     Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, _limit(o), level),
     Code.COUNT: lambda key, value, o, request, level, token: (Code.COUNT, b"", level),

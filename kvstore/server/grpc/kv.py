@@ -14,6 +14,7 @@ from kvstore.env import Env
 from kvstore.env.histogram import Histogram
 from kvstore.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from kvstore.partition.state.commands import Code, Flag, Op, Result
+from kvstore.partition.state.traits import check_flags
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.calls import check_cluster
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
@@ -23,7 +24,6 @@ from kvstore.server.feed.watch import send_watch
 from kvstore.server.grpc.batch_budget import BudgetedBackend
 from kvstore.server.grpc.decode import (
     batch_op,
-    check_flags,
     check_level,
     check_numbers,
     check_operation_sizes,
@@ -88,7 +88,15 @@ class KV(kv_pb2_grpc.KVServicer):
             check_operation_sizes(Code.PUT, key, value)
             check_numbers(request.expires_ms, request.version)
             id = request_id(request.request)
-            op = (Code.PUT, key, value, request.expires_ms, check_flags(flags), request.version, id)
+            op = (
+                Code.PUT,
+                key,
+                value,
+                request.expires_ms,
+                check_flags(Code.PUT, flags, request.expires_ms),
+                request.version,
+                id,
+            )
             result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         except StoreError as error:
             await abort(context, error)
@@ -105,7 +113,7 @@ class KV(kv_pb2_grpc.KVServicer):
         try:
             check_operation_sizes(Code.DELETE, request.key, b"")
             check_numbers(request.version)
-            flags = check_flags(request.flags)
+            flags = check_flags(Code.DELETE, request.flags)
             op = (Code.DELETE, request.key, flags, request.version, request_id(request.request))
             result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         except StoreError as error:

@@ -1,7 +1,12 @@
 """The table of traits names every operation, and places what the constructors place."""
 
+import itertools
+
+import pytest
+
+from kvstore.errors import InvalidRequest
 from kvstore.partition.state import commands, traits
-from kvstore.partition.state.commands import Code, Level, Op
+from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.partition.state.operations import MUTATIONS
 
 
@@ -33,3 +38,38 @@ def test_no_write_of_a_later_release_is_without_a_rule_for_its_leader() -> None:
     """A leader does what it knows. A read concerns no other server; a write of a later release is to be refused until
     its state's `log_version` allows it (V4). There is none: whoever adds one adds that, and the case to this test."""
     assert set(traits.SINCE) <= traits.READS
+
+
+@pytest.mark.parametrize("code", Code)
+def test_flags_that_an_operation_does_not_honour_are_refused(code: Code) -> None:
+    for flag in (*Flag, Flag(0)):
+        if not flag or flag & traits.FLAGS[code]:
+            assert traits.check_flags(code, int(flag)) == flag
+        else:
+            with pytest.raises(InvalidRequest, match=f"expected {code.name} with .*, got {flag.name} too"):
+                traits.check_flags(code, int(flag))
+    with pytest.raises(InvalidRequest, match="got 0x100000"):
+        traits.check_flags(code, 1 << 20)
+
+
+def test_flags_that_contradict_each_other_are_refused() -> None:
+    """Each pair, so that a new flag is either compatible with every other one or listed here."""
+    refused = set()
+    for code, (one, other) in itertools.product(Code, itertools.combinations(Flag, 2)):
+        if (one | other) & traits.FLAGS[code] == one | other:
+            try:
+                traits.check_flags(code, int(one | other))
+            except InvalidRequest:
+                refused.add((one, other))
+    assert refused == {
+        (Flag.IF_ABSENT, Flag.IF_PRESENT),
+        (Flag.IF_ABSENT, Flag.IF_VERSION),
+        (Flag.IF_PRESENT, Flag.IF_VERSION),
+        (Flag.KEEP_TTL, Flag.RELATIVE_TTL),
+        (Flag.IF_NO_TTL, Flag.IF_TTL),
+        (Flag.IF_NO_TTL, Flag.IF_LONGER),
+        (Flag.IF_NO_TTL, Flag.IF_SHORTER),
+        (Flag.IF_LONGER, Flag.IF_SHORTER),
+    }
+    with pytest.raises(InvalidRequest, match="expected KEEP_TTL or an expiry"):
+        traits.check_flags(Code.PUT, int(Flag.KEEP_TTL), 5)
