@@ -89,7 +89,7 @@ def up(
     if moved:
         from kvstore.devcluster.moving import move_here
 
-        move_here(data_dir.absolute())
+        move_here(data_dir.resolve())
     if zookeeper is not None and metadata is not None:
         raise ConfigError("want one of --zookeeper and --metadata, got both")
     is_kind = metadata in set(Kind)

@@ -59,7 +59,7 @@ def start_standalone(
     """Start a server with its files in `directory` (0: on free ports; else on this one and the next), and wait until it
     serves. `detached`: it survives signals to this process's group. `settings`: more arguments; with a `--cert-file`
     among them clients speak TLS with it. Raises ConfigError without etcd, Unavailable."""
-    directory = directory.absolute()
+    directory = directory.resolve()
     (directory / "data").mkdir(mode=0o700, parents=True, exist_ok=True)
     client, peer = (port, port + 1) if port else free_ports(2)
     return _ready_or_killed(
@@ -74,7 +74,7 @@ def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
     members = ",".join(f"m{peer}=http://{_HOST}:{peer}" for _, peer in places)
     processes: list[EtcdProcess] = []
     for client, peer in places:
-        folder = directory.absolute() / f"etcd-{peer}"
+        folder = directory.resolve() / f"etcd-{peer}"
         (folder / "data").mkdir(mode=0o700, parents=True)
         name = ("--name", f"m{peer}", "--initial-cluster", members)
         processes.append(_spawn(folder, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=False, settings=name))

@@ -75,7 +75,7 @@ class LocalCluster:
     """The local cluster of one data directory."""
 
     def __init__(self, data_dir: Path, progress: Progress = lambda _: None) -> None:
-        self.data_dir = local_path(data_dir).absolute()
+        self.data_dir = local_path(data_dir).resolve()
         self._progress = progress
         self._record = Record(self.data_dir)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ class StoreProcess:
             except psutil.Error:
                 return False
             if arguments:
-                return self.mark in arguments
+                return _names(arguments, self.mark)
             time.sleep(POLL_S)  # empty for a moment while a process replaces its program, as a starting Java does
         return False
 
@@ -135,9 +135,20 @@ def process_with_or_none(*words: str) -> tuple[int, list[str]] | None:
     server that its directory's file does not tell of."""
     for process in psutil.process_iter(["cmdline"]):
         arguments = process.info["cmdline"] or []
-        if all(word in arguments for word in words):
+        if all(_names(arguments, word) for word in words):
             return int(process.pid), arguments
     return None
+
+
+def is_same_place(one: str | Path, other: str | Path) -> bool:
+    """Return True if both paths lead to one place: a data directory may be reached through a symbolic link."""
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def _names(arguments: Sequence[str], word: str) -> bool:
+    if word in arguments:
+        return True
+    return word.startswith("/") and any(each.startswith("/") and is_same_place(each, word) for each in arguments)
 
 
 def recorded_or_none(directory: Path, program: str) -> tuple[int, str] | None:
@@ -157,7 +168,7 @@ def found_or_none(
 ) -> Server | None:
     """The server that runs in `directory`, whoever started it: also one that its file does not tell of, or tells of an
     earlier one, and that `unrecorded_or_none` finds by its pid and address."""
-    directory = directory.absolute()
+    directory = directory.resolve()
     for look in (partial(recorded_or_none, program=kind.program), unrecorded_or_none):
         if (found := look(directory)) is not None:
             pid, address = found

@@ -22,7 +22,13 @@ from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from kvstore.devcluster.store_process import StoreProcess, found_or_none, process_with_or_none, record_or_kill
+from kvstore.devcluster.store_process import (
+    StoreProcess,
+    found_or_none,
+    is_same_place,
+    process_with_or_none,
+    record_or_kill,
+)
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.rpc.login import without_login
@@ -32,6 +38,7 @@ VERSION_MIN = (3, 9, 5)
 TICK_MS = 500
 SESSION_TIMEOUT_MAX_MS = 60_000
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_DATA_DIR = re.compile(r"^dataDir=(.*)/version-2$", re.MULTILINE)
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
 _PORTS = (10_000, 20_000)
@@ -91,7 +98,8 @@ class ZooKeeperProcess(StoreProcess):
     def is_ready(self) -> bool:
         """Whether it serves clients; a member of an ensemble does so only in a quorum. Another server at its address is
         not it."""
-        return f"dataDir={self.directory / 'data'}/" in four_letters(self.address, "conf")
+        found = _DATA_DIR.search(four_letters(self.address, "conf"))
+        return found is not None and is_same_place(found[1], self.directory / "data")
 
 
 def start_standalone(
@@ -107,7 +115,7 @@ def start_standalone(
     `detached`: it survives signals to this process's group. `settings`: more lines for zoo.cfg. Raises ConfigError
     without pyspark or Java, Unavailable.
     """
-    directory = directory.absolute()
+    directory = directory.resolve()
     process = _launch(directory, _HOST, port or free_port(), settings, detached=detached, environ=environ)
     return _ready_or_killed([process])[0]
 
@@ -116,7 +124,7 @@ def start_ensemble(
     directory: Path, size: int = 3, *, environ: Mapping[str, str] = os.environ
 ) -> list[ZooKeeperProcess]:
     """Start an ensemble on free ports, each member in its own folder below `directory`, and wait until all serve."""
-    directory = directory.absolute()
+    directory = directory.resolve()
     ports = free_ports(3 * size)
     members = "".join(f"server.{i + 1}={_HOST}:{ports[3 * i + 1]}:{ports[3 * i + 2]}\n" for i in range(size))
     processes: list[ZooKeeperProcess] = []

@@ -22,6 +22,14 @@ class _Sleeper(StoreProcess):
     mark = "sleeper"
 
 
+class _Configured(StoreProcess):
+    """A process that is known by its configuration, as ZooKeeper is."""
+
+    @property
+    def mark(self) -> str:
+        return str(self.directory / "zoo.cfg")
+
+
 @pytest.fixture
 def sleeper(tmp_path: Path) -> _Sleeper:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "sleeper"])
@@ -74,3 +82,20 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) 
     ending.stop()
     assert not ending.is_running()
     assert not psutil.pid_exists(ending.pid)
+
+
+def test_server_is_known_by_every_path_to_its_directory(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    words = [[str(real / "zoo.cfg"), str(link)], [str(link / "zoo.cfg"), str(real)]]
+    for started, asked in words:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", started])
+        try:
+            process = _Configured(Path(asked), "127.0.0.1:1", child.pid)
+            assert process.is_running()
+            assert store_process.process_with_or_none(str(Path(asked) / "zoo.cfg")) is not None
+        finally:
+            child.kill()
+            child.wait()
+    assert not store_process.is_same_place(real / "zoo.cfg", tmp_path / "zoo.cfg")
