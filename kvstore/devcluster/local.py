@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.founding import found_access
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.pages import http_ok, is_stranger, python_of, rise_waits_for, why_not
+from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import has_threads, is_alive
 from kvstore.devcluster.record import Progress, Record, replace_file
@@ -343,13 +343,11 @@ class LocalCluster:
         if cluster.own_zookeeper and self._own_store_or_none(cluster) is None:
             wanted += layout.store_listeners(cluster)
         deadline = time.monotonic() + PORTS_TIMEOUT_S
-        while taken := [f"{address} ({what})" for what, address in wanted if not _is_free(address)]:
+        while taken := [f"{address} ({what})" for what, address in wanted if not is_free(address)]:
             if time.monotonic() < deadline:
                 time.sleep(POLL_S)  # perhaps of one of ours that was killed a moment ago
                 continue
-            raise ConfigError(
-                f"taken by another process: {', '.join(taken)}; choose others with --port-offset, for example 20000"
-            )
+            raise ConfigError(taken_message(taken))
 
 
 def secure_folder(cluster: ClusterFile) -> SecureFolder | None:
@@ -478,14 +476,3 @@ def _signal(pid: int, how: signal.Signals) -> None:
         os.kill(pid, how)
     except ProcessLookupError:
         return
-
-
-def _is_free(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, int(port)))
-        except OSError:
-            return False
-    return True

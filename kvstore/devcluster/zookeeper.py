@@ -256,7 +256,7 @@ def free_ports(count: int) -> list[int]:
     """Ports of loopback that nobody listens on just now, and that the kernel does not give to outgoing connections:
     else one of these could take a port before its server has started, or while it restarts. Nobody else who asks here
     is given them as long as this process runs."""
-    outgoing, ports = _outgoing_ports(), range(*_PORTS)
+    outgoing, ports = outgoing_ports(), range(*_PORTS)
     begin = random.randrange(len(ports))
     candidates = (port for port in itertools.chain(ports[begin:], ports[:begin]) if port not in outgoing)
     takeable = (port for port in candidates if port not in _given and _is_free(port) and _is_claimed(port))
@@ -267,8 +267,8 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def _outgoing_ports() -> range:
-    """Those that the kernel gives to outgoing connections, where it says so."""
+def outgoing_ports() -> range:
+    """Return the ports that the kernel gives to outgoing connections; empty if it does not say."""
     try:
         first, last = map(int, _OUTGOING.read_text(encoding="ascii").split())
     except (OSError, ValueError):

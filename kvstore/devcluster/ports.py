@@ -1,0 +1,33 @@
+"""Ports that a local cluster listens on: whether they are free, and what to do if they are not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from kvstore.devcluster.zookeeper import outgoing_ports
+
+
+def is_free(address: str) -> bool:
+    """Return True if a process could listen on the address now."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
+
+
+def taken_message(taken: Sequence[str]) -> str:
+    """Return the error for taken ports, each as `host:port (what)`. The kernel may have given one of them to an
+    outgoing connection; then no listening process shows up in `ss -ltn`."""
+    text = f"taken by another process: {', '.join(taken)}; choose others with --port-offset, for example 20000"
+    outgoing = outgoing_ports()
+    if any(int(each.partition(" ")[0].rpartition(":")[2]) in outgoing for each in taken):
+        text += (
+            f". The kernel gives ports from {outgoing[0]} to {outgoing[-1]} to outgoing connections, so one of these "
+            "may have the port although nothing listens on it: choose an offset that leaves all ports below"
+        )
+    return text
