@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvstore.config import Setting, setting
 from kvstore.errors import StoreError
+from kvstore.extras import install_hint
 from kvstore.places import fault_of
 from kvstore.standard_streams import prepare_standard_streams
 
@@ -64,7 +65,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "kvstore":
             raise
-        sys.exit(f"kvstore: no module {error.name}: this command wants what `pip install 'kvstore-log[node]'` brings")
+        sys.exit(f"kvstore: no module {error.name}: {install_hint('node')}")
 
 
 if __name__ == "__main__":

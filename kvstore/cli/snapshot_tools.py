@@ -19,6 +19,7 @@ from kvstore.cli.cluster import Tools, with_tools
 from kvstore.cli.output import as_table
 from kvstore.cli.snapshot_options import UpTo
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, StoreError, Unavailable
+from kvstore.extras import install_hint
 
 if TYPE_CHECKING:
     from kvstore.client.core.config import ClientConfig
@@ -61,8 +62,8 @@ def need_spark(*modules: str) -> None:
     """Raises ConfigError if what the work needs is not installed."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
-            without = "" if name == "pyarrow" else ", or say --master none, which does without and is slower"
-            raise ConfigError(f"{name} is not installed: install kvstore-log[spark]{without}")
+            without = "" if name == "pyarrow" else ", or use --master none, which works without it and is slower"
+            raise ConfigError(f"{name} is not installed: {install_hint('node', 'spark')}{without}")
 
 
 def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tuple[ClientConfig, str]:

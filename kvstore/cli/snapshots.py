@@ -369,7 +369,7 @@ def delta(
 ) -> None:
     """Bring a Delta table to a snapshot: one row for each key, one version of the table for each snapshot.
 
-    Adds what came since the snapshot at which the table is. Needs no cluster and no Spark, but kvstore-log[delta].
+    Adds what came since the snapshot at which the table is. Needs no cluster and no Spark, but the extra `delta`.
     """
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import delta as tables

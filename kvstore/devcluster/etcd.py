@@ -22,6 +22,7 @@ import psutil
 from kvstore.devcluster.store_process import StoreProcess, found_or_none, process_with_or_none, record_or_kill
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError
+from kvstore.extras import install_hint
 from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 4)
@@ -107,7 +108,7 @@ def find_etcd() -> Path:
     found = shutil.which("etcd") or (str(beside) if beside.exists() else None)
     if found is None:
         raise ConfigError(
-            "no etcd on the PATH: install it (Debian: etcd-server), or kvstore-log[local], or use one by --metadata"
+            f"no etcd on the PATH: install it (Debian: etcd-server), {install_hint('local')}, or name one by --metadata"
         )
     try:
         said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)

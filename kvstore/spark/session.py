@@ -18,6 +18,7 @@ import psutil
 
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError
+from kvstore.extras import install_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,7 @@ def open_session(
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
     except ImportError:
-        raise ConfigError("Spark is not installed: install kvstore-log[spark]") from None
+        raise ConfigError(f"Spark is not installed: {install_hint('spark')}") from None
     os.environ |= environment(os.environ)
     chosen = {"spark.app.name": name, "spark.master": master, **SETTINGS, **(settings or {})}
     conf = SparkConf().setAll(list(chosen.items()))

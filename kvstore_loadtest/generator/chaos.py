@@ -18,6 +18,7 @@ import gevent
 from gevent.event import Event as Flag
 
 from kvstore.errors import StoreError
+from kvstore.extras import install_hint
 from kvstore_loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
 from kvstore_loadtest.generator.options import Options
 from kvstore_loadtest.report.figures import Event
@@ -41,8 +42,7 @@ def chaos_of(options: Options) -> Chaos:
         cluster = _local(options.data_dir)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"--shape chaos starts nodes: no module {error.name}: it wants what "
-            "`pip install 'kvstore-log[node,local,loadtest]'` brings"
+            f"--shape chaos starts nodes: no module {error.name}: {install_hint('node', 'local', 'loadtest')}"
         ) from None
     return Chaos(cluster, options.data_dir, options.report.parent, faults)
 

@@ -312,13 +312,13 @@ def test_spark_is_asked_for_only_when_it_is_needed(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(*modules: str) -> None:
-        raise ConfigError(f"{modules[0]} is not installed: install kvstore-log[spark]")
+        raise ConfigError(f"{modules[0]} is not installed: install the extra spark")
 
     monkeypatch.setattr("kvstore.cli.snapshot_tools.need_spark", absent)
     assert run("list", store.root)[0] == 0
     assert run("prune", store.root, "--keep", 1)[0] == 0
     code, _, err = run("verify", store.root)
-    assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install kvstore-log[spark]\n")
+    assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install the extra spark\n")
 
 
 def test_little_work_starts_no_spark_unless_it_is_told_to(

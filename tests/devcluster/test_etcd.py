@@ -32,7 +32,7 @@ def test_a_program_that_says_nothing_is_told(tmp_path: Path, monkeypatch: pytest
 def test_without_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(ConfigError, match=r"no etcd on the PATH: install it .* or kvstore-log.local"):
+    with pytest.raises(ConfigError, match=r"no etcd on the PATH: install it .* run `make setup`"):
         find_etcd()
     beside = program(tmp_path, "etcd Version: 3.5.1")
     assert find_etcd() == beside

@@ -114,7 +114,7 @@ def test_a_server_serves_in_a_folder_of_any_name(tmp_path: Path) -> None:
 
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"kvstore-log.local"):
+    with pytest.raises(ConfigError, match="pyspark: run `make setup`"):
         jars_folder()
 
 

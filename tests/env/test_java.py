@@ -58,7 +58,7 @@ def test_a_configured_java_that_does_not_do_is_never_replaced_in_silence(tmp_pat
 
 
 def test_without_any_java_the_error_says_what_was_found_and_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is none in JAVA_HOME or on PATH.*kvstore-log.local"):
+    with pytest.raises(ConfigError, match=r"there is none in JAVA_HOME or on PATH.*run `make setup`"):
         find_java({"PATH": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"PATH .* is Java 11"):
         find_java({"PATH": str(home(tmp_path, "a", "11") / "bin")})

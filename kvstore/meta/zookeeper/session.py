@@ -43,6 +43,7 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
+from kvstore.extras import install_hint
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin
 from kvstore.meta.store import SessionState
 
@@ -319,6 +320,6 @@ def _login_options(login: MetadataLogin) -> dict[str, Any]:
     if login.mechanism is Mechanism.DIGEST:
         return options | {"auth_data": [("digest", f"{login.user}:{login.secret}")]}
     if find_spec("puresasl") is None:
-        raise ConfigError('metadata.auth "sasl": want the package pure-sasl: install kvstore-log[sasl]')
+        raise ConfigError(f'metadata.auth "sasl": pure-sasl is not installed: {install_hint("sasl")}')
     sasl = {"mechanism": "DIGEST-MD5", "username": login.user, "password": login.secret}
     return options | {"sasl_options": sasl}

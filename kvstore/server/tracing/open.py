@@ -10,6 +10,7 @@ import grpc
 from kvstore.env import Env
 from kvstore.env.traces import Traces
 from kvstore.errors import ConfigError
+from kvstore.extras import install_hint
 from kvstore.server.routing.backend import Backend
 from kvstore.server.tracing_config import TracingConfig
 
@@ -49,8 +50,7 @@ def _exporter_class() -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        want = "want the extra `tracing` to be installed (kvstore-log[tracing])"
-        raise ConfigError(f"tracing.endpoint: {want}, got {error}") from error
+        raise ConfigError(f"tracing.endpoint: {error}: {install_hint('tracing')}") from error
     return OTLPSpanExporter
 
 

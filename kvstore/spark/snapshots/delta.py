@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.errors import ConfigError, InvalidRequest, Unavailable
+from kvstore.extras import install_hint
 from kvstore.spark.snapshots.chains import complete_until_ms
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
@@ -50,7 +51,7 @@ def export(
         import deltalake
         from deltalake.exceptions import DeltaError
     except ImportError:
-        raise ConfigError("deltalake is not installed: install kvstore-log[delta]") from None
+        raise ConfigError(f"deltalake is not installed: {install_hint('node', 'delta')}") from None
     with _told(table, DeltaError):
         at = _at_or_none(deltalake, table)
         missing = _missing(chain, at, table)

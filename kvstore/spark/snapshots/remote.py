@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, cast
 from uuid import uuid4
 
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.extras import install_hint
 
 BLOCK_BYTES = 8 << 20
 """What is read ahead."""
@@ -283,7 +284,7 @@ def _opened(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
         from fsspec.dircache import DirCache
     except ImportError:
-        raise ConfigError(f"{_told(url)}: a URL needs fsspec: install kvstore-log[remote]") from None
+        raise ConfigError(f"{_told(url)}: a URL needs fsspec: {install_hint('node', 'remote')}") from None
     place = (os.getpid(), *url.split("/")[:3])
     if (fs := _shared.get(place)) is not None:
         return fs, str(fs._strip_protocol(url))

@@ -170,7 +170,7 @@ async def test_nodes_of_another_user_are_named_and_left(zookeeper_chroot: str) -
 @pytest.fixture
 def sasl_zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
     """A server that takes nobody who does not log in by SASL."""
-    pytest.importorskip("puresasl", reason="kvstore-log[sasl] is not installed")
+    pytest.importorskip("puresasl", reason="the extra sasl is not installed")
     jaas = tmp_path / "jaas.conf"
     jaas.write_text(JAAS.format())
     process = start_standalone(
