@@ -28,7 +28,7 @@ from kvstore.errors import (
 )
 from kvstore.meta.layout import Identity
 from kvstore.meta.store import MetadataStore
-from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.copier import Copier, Mark
 from kvstore.wal.copies.pace import Pace
@@ -88,6 +88,8 @@ class OpenLog:
         self.lost: StoreError | None = None
         """Why no more can be appended."""
         self._opened = opened
+        self._before_open = opened.recovered_end
+        """The last entry before the open ledger."""
         self._ports = ports
         self._lists = lists
         self._creator = creator
@@ -329,7 +331,9 @@ class OpenLog:
             if self._first_append is not None:
                 bound = self._first_append[0]
                 listed = listed.with_exact(old.ledger, bound)  # nobody looks at it again
-            listed = listed.with_ledger(metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms)
+            listed = listed.with_ledger(
+                metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms, closed_end=self._before_open
+            )
             try:
                 await self._write_list(listed, metadata)
             except (MetadataUnknown, LedgerFenced):
@@ -341,6 +345,9 @@ class OpenLog:
 
     def _switch(self, metadata: LedgerMetadata) -> None:
         """From here on entries go to the new ledger; every entry of the old one is acknowledged."""
+        old = self._handle
+        if (last := old.writer.last_confirmed) != NO_ENTRY:
+            self._before_open = Position(old.ledger, last)
         self._handle, self._first_append = self._open(metadata), None
         held, self._held = self._held, None
         for payload, first_seq, done in held or ():
