@@ -22,7 +22,6 @@ from kvstore.errors import (
     NoSuchNode,
     NotEnoughBookies,
     OutcomeUnknown,
-    Overloaded,
     StoreError,
     VersionConflict,
 )
@@ -48,8 +47,8 @@ from kvstore.wal.takeover import TakenOver
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 1_000
-"""Entries that may wait for their acknowledgement or for the end of a roll. A leader that keeps a few in flight never
-gets there."""
+"""Entries that may wait for their acknowledgement or for the end of a roll. Leaders stop far below it
+(kvstore/partition/leading/entry_in_flight.py); one that does not loses its log."""
 CLOSE_RETRY_S = 0.5
 
 
@@ -133,21 +132,24 @@ class OpenLog:
         return self._handle
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
-        """Send an entry; see LeaderLog. Raises Overloaded, with nothing done, when far too many are under way."""
+        """Send an entry; see LeaderLog."""
         if self.lost is not None or self._is_sealing:
             reason = self.lost or "it is being closed"
             refusal = NotEnoughBookies(f"partition {self.partition}: its log is closed to this leader: {reason}")
             self._loop.call_soon(done, None, 0.0, refusal)
             return
         handle = self._handle
-        if self._held is not None:
-            if len(self._held) >= IN_FLIGHT_MAX:
-                raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for the next ledger")
-            self._held.append(_Held(payload, first_seq, done))
+        writer, held = handle.writer, self._held
+        waiting = len(held) if held is not None else writer.last_added - writer.last_confirmed
+        if waiting >= IN_FLIGHT_MAX:
+            self._lose(
+                OutcomeUnknown(f"partition {self.partition}: expected at most {IN_FLIGHT_MAX} entries in flight")
+            )
+            self._loop.call_soon(done, None, 0.0, self.lost)
             return
-        writer = handle.writer
-        if writer.last_added - writer.last_confirmed >= IN_FLIGHT_MAX:
-            raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for an acknowledgement")
+        if held is not None:
+            held.append(_Held(payload, first_seq, done))
+            return
         if self._first_append is None:
             self._first_append = first_seq, self._ports.clock.now()
             self._wake.set()
