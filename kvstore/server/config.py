@@ -25,6 +25,8 @@ from kvstore.wal.config import Keepers, LogConfig
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _WILDCARDS = ("0.0.0.0", "[::]", "::")
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
+STATES = "partitions"
+"""Where the states of replicas are below the data directory."""
 BOOKIE_CONNECTIONS_MIN = 16
 """Every other node of the cluster holds a connection to the bookie, and stores no copies there if it is refused."""
 ORPHAN_LEASES_MIN = 2
