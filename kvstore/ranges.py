@@ -18,18 +18,23 @@ class Range:
     most: float = math.inf
     is_above: bool = False
     is_below: bool = False
+    is_zero_allowed: bool = False
+    """True if 0 is allowed although it is below `least`: it switches something off."""
 
     def admits(self, value: float) -> bool:
         """Tell whether the setting may be so. What is not a number, and infinity, never."""
+        if self.is_zero_allowed and value == 0:
+            return True
         if not math.isfinite(value) or value < self.least or value > self.most:
             return False
         return not (self.is_above and value == self.least) and not (self.is_below and value == self.most)
 
     def __str__(self) -> str:
+        zero = "0, or " if self.is_zero_allowed else ""
         if math.isinf(self.most):
-            return f"{'more than' if self.is_above else 'at least'} {plain(self.least)}"
+            return f"{zero}{'more than' if self.is_above else 'at least'} {plain(self.least)}"
         word = "to below" if self.is_below else "to"
-        return f"{plain(self.least)} {word} {plain(self.most)}"
+        return f"{zero}{plain(self.least)} {word} {plain(self.most)}"
 
 
 def at_least(least: float) -> Range:
@@ -42,6 +47,10 @@ def above(least: float) -> Range:
 
 def between(least: float, most: float) -> Range:
     return Range(least, most)
+
+
+def zero_or(least: float, most: float) -> Range:
+    return Range(least, most, is_zero_allowed=True)
 
 
 def plain(number: float) -> str:
@@ -73,6 +82,14 @@ def range_faults(settings: Any) -> list[str]:
 
 NEVER = "1e9"
 """Of seconds: thirty years."""
+SECONDS_MAX = 10**9
+MS_MAX = 10**12
+"""The longest time of a setting: the one that says never. Sums of several still fit in 64 bits."""
+COUNT_MAX = 10**6
+BYTES_MAX = 1 << 40
+"""The largest number, and the most bytes, of what nothing else bounds: more than one machine has."""
+PERIOD_MIN_S = 0.05
+"""The shortest time from one periodic check to the next: the event loop must have time for anything else."""
 
 
 def _shown(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvstore.ranges import WrongSettings, above, at_least, between, range_faults
+from kvstore.ranges import BYTES_MAX, COUNT_MAX, SECONDS_MAX, WrongSettings, between, range_faults
 
 DELAY_S_MAX = 2**31 - 1
 
@@ -20,18 +20,18 @@ class AutorecoveryConfig:
     lost_bookie_delay_s: Annotated[int, between(0, DELAY_S_MAX)] = 60
     """How long a bookie is away before it counts as lost: longer than a restart. The first auditor of a cluster writes
     its value into the metadata store, and from then on that one counts (`kvstore autorecovery lost-bookie-delay`)."""
-    check_interval_s: Annotated[float, at_least(0)] = 604_800.0
+    check_interval_s: Annotated[float, between(0, SECONDS_MAX)] = 604_800.0
     """From one check of every entry to the next. 0: never."""
-    check_ledgers_per_s: Annotated[float, above(0)] = 50.0
+    check_ledgers_per_s: Annotated[float, between(0.01, COUNT_MAX)] = 50.0
     """How many ledgers that check asks their bookies about, at most."""
-    placement_interval_s: Annotated[float, at_least(0)] = 3_600.0
+    placement_interval_s: Annotated[float, between(0, SECONDS_MAX)] = 3_600.0
     """From one audit of the zones that copies stand in to the next. 0: never."""
 
     worker: bool = True
     """Whether this node makes missing copies again, if it has a bookie or `log.bookies` is external."""
-    bytes_per_s: Annotated[int, above(0)] = 16 << 20
+    bytes_per_s: Annotated[int, between(1 << 10, BYTES_MAX)] = 16 << 20
     """Copies are made at this rate, by this node's leaders and its worker together."""
-    open_ledger_grace_s: Annotated[float, above(0)] = 30.0
+    open_ledger_grace_s: Annotated[float, between(0.1, SECONDS_MAX)] = 30.0
     """A ledger that is not closed, and has no leader, is recovered when one of its bookies is lost and nothing has come
     to it for so long."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from kvstore.errors import ConfigError
-from kvstore.ranges import Range, above, at_least, between, range_faults
+from kvstore.ranges import BYTES_MAX, SECONDS_MAX, Range, above, between, range_faults, zero_or
 
 MIB = 1 << 20
 JOURNAL_DIR = "bookie/journal"
@@ -31,19 +31,19 @@ class StorageConfig:
     """Those of them whose disks are lost: the bookie starts without them, for good."""
     segment_bytes: Annotated[int, between(1 << 10, 2 << 30)] = 64 * MIB
     """Size of a file of the journal, allocated at once; one is made ahead. A node wants at least 1 MiB."""
-    reserve_bytes: Annotated[int, at_least(0)] = 256 * MIB
+    reserve_bytes: Annotated[int, between(0, BYTES_MAX)] = 256 * MIB
     """Free space below which the bookie becomes read-only. What is left serves fences, recovery and restarts."""
-    reclaim_interval_s: Annotated[float, above(0)] = 60.0
+    reclaim_interval_s: Annotated[float, between(0.1, 86_400)] = 60.0
     """Between two looks for ledgers that were deleted."""
     sparse_share: Annotated[float, Range(0, 1, is_below=True)] = 0.5
     """A full segment with a smaller share of live bytes is rewritten."""
-    rewrite_bytes_per_s: Annotated[int, above(0)] = 16 * MIB
+    rewrite_bytes_per_s: Annotated[int, between(1_000, BYTES_MAX)] = 16 * MIB
     """How fast the live bytes of sparse segments are written again."""
-    scrub_bytes_per_s: Annotated[int, at_least(0)] = 4 * MIB
+    scrub_bytes_per_s: Annotated[int, zero_or(1_000, BYTES_MAX)] = 4 * MIB
     """How fast stored bytes are read again to find damage; 0: never."""
-    scrub_first_s: Annotated[float, at_least(1)] = 600.0
+    scrub_first_s: Annotated[float, between(1, SECONDS_MAX)] = 600.0
     """From the start of the bookie to the first round; between two rounds it is `scrub_rest_s`."""
-    scrub_rest_s: Annotated[float, at_least(1)] = 3_600.0
+    scrub_rest_s: Annotated[float, between(1, SECONDS_MAX)] = 3_600.0
     """From the end of one round of that to the next."""
     admit_raw_adds: bool = False
     """Store what clients add, whatever key and digest it has, to ledgers that are closed without entries: for Apache's

@@ -18,13 +18,20 @@ from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
-from kvstore.ranges import WrongSettings, at_least, range_faults
+from kvstore.ranges import BYTES_MAX, COUNT_MAX, MS_MAX, SECONDS_MAX, WrongSettings, between, range_faults
 from kvstore.server.tracing_config import TracingConfig
 from kvstore.wal.config import Keepers, LogConfig
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _WILDCARDS = ("0.0.0.0", "[::]", "::")
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
+STATES = "partitions"
+"""Where the states of replicas are below the data directory."""
+BOOKIE_CONNECTIONS_MIN = 16
+"""Every other node of the cluster holds a connection to the bookie, and stores no copies there if it is refused."""
+ORPHAN_LEASES_MIN = 2
+"""How many times the lease an orphan's age must be: a new leader makes its ledger, then waits out the former leader's
+lease, and lists the ledger only then."""
 
 
 class Role(StrEnum):
@@ -38,19 +45,20 @@ class Role(StrEnum):
 class Limits:
     """How much a server takes on before it refuses. All of them are per process."""
 
-    connections_max: Annotated[int, at_least(1)] = 10_000
+    connections_max: Annotated[int, between(1, COUNT_MAX)] = 10_000
     """RESP connections; one more is closed with an error."""
-    grpc_connections_max: Annotated[int, at_least(1)] = 2_500
+    grpc_connections_max: Annotated[int, between(1, COUNT_MAX)] = 2_500
     """gRPC connections; one more is closed."""
-    http_connections_max: Annotated[int, at_least(1)] = 512
+    http_connections_max: Annotated[int, between(1, COUNT_MAX)] = 512
     """HTTP connections; for one more the one on which nothing has been asked for the longest time is closed."""
-    bookie_connections_max: Annotated[int, at_least(1)] = 1_024
-    """Connections to the bookie; for one more the oldest that has never asked for anything is closed, or the new."""
-    output_bytes_max: Annotated[int, at_least(1)] = 128 << 20
+    bookie_connections_max: Annotated[int, between(BOOKIE_CONNECTIONS_MIN, COUNT_MAX)] = 1_024
+    """Connections to the bookie; for one more the oldest that has never asked for anything is closed, or the new. Every
+    other node of the cluster holds one."""
+    output_bytes_max: Annotated[int, between(1, BYTES_MAX)] = 128 << 20
     """Replies that RESP connections hold, and room reserved for others; over all of them."""
-    waiting_max: Annotated[int, at_least(1)] = 10_000
+    waiting_max: Annotated[int, between(1, COUNT_MAX)] = 10_000
     """Operations that wait because their partition's leader is not known."""
-    forwarded_max: Annotated[int, at_least(1)] = 20_000
+    forwarded_max: Annotated[int, between(1, COUNT_MAX)] = 20_000
     """Operations sent to one other server and not yet answered."""
 
     def __post_init__(self) -> None:
@@ -72,7 +80,7 @@ class Limits:
 class ServerConfig:
     """Settings of a server's operations."""
 
-    slow_ms: Annotated[int, at_least(0)] = 100
+    slow_ms: Annotated[int, between(0, MS_MAX)] = 100
     """Operations that took longer are in the slow log, with where the time went; 0: none is."""
     redis_flush: bool = False
     """Whether Redis' FLUSHDB and FLUSHALL delete all keys of the store; else they are refused."""
@@ -147,9 +155,9 @@ class NodeConfig:
     """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""
     zookeeper_tls: Tls | None = None
     """How to reach a ZooKeeper that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
-    repair_after_s: Annotated[float, at_least(0)] = 600.0
+    repair_after_s: Annotated[float, between(0, SECONDS_MAX)] = 600.0
     """A server that is away for longer gets no second chance: its replicas are made anew on others. 0: never."""
-    retired_keep_s: Annotated[float, at_least(0)] = 86_400.0
+    retired_keep_s: Annotated[float, between(0, SECONDS_MAX)] = 86_400.0
     """How long the state of a replica that has left is kept, set aside: as time that the node runs. 0: not at all; 1e9:
     until somebody removes it."""
     limits: Limits = field(default_factory=Limits)
@@ -178,6 +186,13 @@ class NodeConfig:
             faults.append(f"id: {fault}")
         if self.storage.segment_bytes < 1 << 20:
             faults.append(f"storage.segment_bytes: want 1 MiB to 2 GiB, got {self.storage.segment_bytes}")
+        least_s = ORPHAN_LEASES_MIN * self.partition.listed_lease_ms / 1000
+        if self.log.orphan_age_s < least_s:
+            faults.append(
+                f"log.orphan_age_s: expected at least {least_s:g}, {ORPHAN_LEASES_MIN} times partition.lease_ms and "
+                f"hidden_pause_ms together, got {self.log.orphan_age_s:g}; a shorter age deletes the ledgers of new "
+                "leaders while they wait for the former lease to end"
+            )
         if self.roles is not None and not self.roles:
             faults.append("roles: want at least one of bookie, server")
         if self.is_external and self.plays != (Role.SERVER,):

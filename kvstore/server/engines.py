@@ -25,6 +25,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.engine_rocks import EngineDamaged, RocksEngine
 from kvstore.partition.state.rocks_memory import RocksMemory
+from kvstore.server.config import STATES
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Engines:
     def __init__(self, disk: Disk, config: PartitionConfig, end: Callable[[str], None]) -> None:
         self._disk, self._config, self._end = disk, config, end
         self._memory = RocksMemory(config.memory_bytes)
-        self._delete([f"partitions/{name}" for name in self._disk.list("partitions") if _REMOVED.fullmatch(name)])
+        self._delete([f"{STATES}/{name}" for name in self._disk.list(STATES) if _REMOVED.fullmatch(name)])
 
     def open(self, partition: PartitionId) -> Engine:
         """The state, or the one that was retired last. Raises OSError; ConfigError if it is damaged and one
@@ -80,7 +81,7 @@ class Engines:
 
     def find(self) -> list[PartitionId]:
         """The partitions of which there is something here that is not set aside."""
-        names = self._disk.list("partitions")
+        names = [name for name in self._disk.list(STATES) if not name.startswith(".")]
         return [PartitionId(name) for name in names if not (_RETIRED.fullmatch(name) or _REMOVED.fullmatch(name))]
 
     def statistics(self) -> dict[str, int]:
@@ -97,16 +98,16 @@ class Engines:
 
     def _retired(self) -> list[tuple[PartitionId, int, int, str]]:
         """(partition, number, age, path) of each."""
-        names = filter(None, map(_RETIRED.fullmatch, self._disk.list("partitions")))
-        return [(PartitionId(name[1]), int(name[2]), int(name[3]), f"partitions/{name[0]}") for name in names]
+        names = filter(None, map(_RETIRED.fullmatch, self._disk.list(STATES)))
+        return [(PartitionId(name[1]), int(name[2]), int(name[3]), f"{STATES}/{name[0]}") for name in names]
 
     def _rename(self, old: str, new: str) -> None:
         self._disk.rename(old, new)
-        self._disk.sync_dir("partitions")
+        self._disk.sync_dir(STATES)
 
     def _remove(self, partition: PartitionId, path: str) -> None:
         """As one step: half a state could look like a whole one, or like one that is damaged."""
-        found = filter(None, map(_REMOVED.fullmatch, self._disk.list("partitions")))
+        found = filter(None, map(_REMOVED.fullmatch, self._disk.list(STATES)))
         number = 1 + max((int(each[2]) for each in found if each[1] == partition), default=0)
         removed = f"{_home(partition)}.removed-{number}"
         self._rename(path, removed)
@@ -168,7 +169,7 @@ def _delete_trees(paths: list[str]) -> None:
 
 
 def _home(partition: PartitionId) -> str:
-    return f"partitions/{partition}"
+    return f"{STATES}/{partition}"
 
 
 def _state(partition: PartitionId) -> str:

@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from kvstore.ranges import WrongSettings, above, range_faults
+from kvstore.ranges import BYTES_MAX, PERIOD_MIN_S, SECONDS_MAX, WrongSettings, between, range_faults
 from kvstore.types import DigestType, Quorum
+
+CHECK_EVERY_S_MAX = 3.0
+"""A leader gives a bookie up after 3 s of silence, and its log after 6 s without an acknowledgement. It counts both in
+these checks (kvstore/wal/leading/standstill.py)."""
+ROLL_ENTRIES_MAX = 10_000_000
+"""A bookie keeps the places of an open ledger's entries in memory."""
+FRAGMENTS_MAX = 1_000
+"""The metadata of one ledger must fit in a node of the metadata store, 1 MiB."""
 
 
 class Keepers(StrEnum):
@@ -32,17 +40,17 @@ class LogConfig:
     """Allow an ack quorum of 1, which loses acknowledged writes with one disk."""
     digest: DigestType = DigestType.CRC32C
     """Checksum of each entry of new ledgers, by its number on Apache's wire. 2 has a key, and costs more."""
-    roll_bytes: Annotated[int, above(0)] = 256 << 20
+    roll_bytes: Annotated[int, between(1, BYTES_MAX)] = 256 << 20
     """A ledger is rolled after so many payload bytes."""
-    roll_entries: Annotated[int, above(0)] = 250_000
+    roll_entries: Annotated[int, between(1, ROLL_ENTRIES_MAX)] = 250_000
     """... or so many entries."""
-    roll_age_s: Annotated[float, above(0)] = 900.0
+    roll_age_s: Annotated[float, between(0.1, SECONDS_MAX)] = 900.0
     """... or so long after its first entry."""
-    roll_fragments: Annotated[int, above(0)] = 32
+    roll_fragments: Annotated[int, between(2, FRAGMENTS_MAX)] = 32
     """... or when its ensemble has changed so often."""
-    check_every_s: Annotated[float, above(0)] = 2.0
+    check_every_s: Annotated[float, between(PERIOD_MIN_S, CHECK_EVERY_S_MAX)] = 2.0
     """How often a leader asks whether to roll, and whether copies are missing."""
-    orphan_age_s: Annotated[float, above(0)] = 600.0
+    orphan_age_s: Annotated[float, between(2, SECONDS_MAX)] = 600.0
     """A ledger of this partition that no list names is swept after this time."""
 
     def __post_init__(self) -> None:

@@ -31,10 +31,9 @@ class Listed:
     lease_ms: int
 
 
-# docs/protocol.md G16
 @dataclass(frozen=True, slots=True)
-class TrimmedEnd:
-    """The last entry of all that was trimmed."""
+class LogEnd:
+    """The last entry of a part of the log, as the list stores it."""
 
     ledger: LedgerId
     entry: EntryId
@@ -48,8 +47,12 @@ class LedgerList:
     ledgers: tuple[Listed, ...] = ()
     trimmed_seq: Seq = _FIRST
     """Sequences below this one were trimmed."""
-    trimmed_end: TrimmedEnd | None = None
-    """Who has applied up to here has missed nothing."""
+    trimmed_end: LogEnd | None = None
+    """The last entry of all that was trimmed. A replica that has applied it has missed nothing (docs/protocol.md
+    G16)."""
+    closed_end: LogEnd | None = None
+    """The last entry of all ledgers before the last two, which are CLOSED (docs/protocol.md G25). None if an older
+    build wrote the list."""
 
     @property
     def infos(self) -> list[ListedLedger]:
@@ -58,12 +61,27 @@ class LedgerList:
     def names(self, ledger: LedgerId) -> bool:
         return any(each.id == ledger for each in self.ledgers)
 
-    def with_ledger(self, ledger: LedgerId, first_seq: Seq, *, epoch: int, lease_ms: int) -> LedgerList:
-        """The list with a new ledger at its end, `first_seq` being a lower bound."""
+    def with_ledger(
+        self, ledger: LedgerId, first_seq: Seq, *, epoch: int, lease_ms: int, closed_end: Position | None = None
+    ) -> LedgerList:
+        """Return the list with a new ledger at its end. `first_seq` is a lower bound. `closed_end` is the last entry
+        before the ledger that was the last one until now, or None if it is unknown."""
         assert epoch >= self.epoch, f"epoch {epoch} comes after {self.epoch}"
         assert not self.ledgers or ledger > self.ledgers[-1].id, "ledger ids of one log rise"
         first = max(first_seq, self.ledgers[-1].first_seq if self.ledgers else Seq(0))
-        return replace(self, epoch=epoch, ledgers=(*self.ledgers, Listed(ledger, first, False, epoch, lease_ms)))
+        ledgers = (*self.ledgers, Listed(ledger, first, False, epoch, lease_ms))
+        end = None if closed_end is None else LogEnd(*closed_end)
+        return replace(self, epoch=epoch, ledgers=ledgers, closed_end=end)
+
+    # docs/protocol.md G25
+    def closed_before(self, after: Position) -> LedgerId | None:
+        """Return the first of the last two ledgers if no entry stands between `after` and that ledger, else None: a
+        reader at `after` continues there without the metadata of the ledgers before it."""
+        if self.closed_end is None or not self.ledgers:
+            return None
+        first = self.ledgers[-2:][0].id
+        is_past = Position(self.closed_end.ledger, self.closed_end.entry) <= after < Position(first, NO_ENTRY)
+        return first if is_past else None
 
     def with_exact(self, ledger: LedgerId, first_seq: Seq) -> LedgerList:
         """The list with the true first sequence of a ledger whose predecessor is closed."""
@@ -76,10 +94,10 @@ class LedgerList:
         """The list without its oldest ledgers, which end at `ends`; NO_ENTRY for one without entries."""
         assert 0 < len(ends) < len(self.ledgers), "the last ledger is never trimmed"
         kept = self.ledgers[len(ends) :]
-        end = self.trimmed_end or TrimmedEnd(*BEGINNING)
+        end = self.trimmed_end or LogEnd(*BEGINNING)
         for gone, last in zip(self.ledgers, ends, strict=False):
             if last != NO_ENTRY:
-                end = TrimmedEnd(gone.id, last)
+                end = LogEnd(gone.id, last)
         return replace(self, ledgers=kept, trimmed_seq=kept[0].first_seq, trimmed_end=end)
 
     def trimmable(self, durable_seq: Seq, pinned: LedgerId | None) -> list[LedgerId]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from kvstore.errors import UndecodableNode
 from kvstore.meta import codec
 from kvstore.types import LedgerId, Seq
-from kvstore.wal.ledger_list import LedgerList, Listed, TrimmedEnd
+from kvstore.wal.ledger_list import LedgerList, Listed, LogEnd
 
 PLAIN_MAX = 500
 """Ledgers that are written one by one, as every build can read them."""
@@ -38,7 +38,8 @@ class _Packed:
     count: int
     epoch: int = 0
     trimmed_seq: Seq = _FIRST
-    trimmed_end: TrimmedEnd | None = None
+    trimmed_end: LogEnd | None = None
+    closed_end: LogEnd | None = None
 
 
 def encode(listed: LedgerList) -> bytes:
@@ -54,7 +55,7 @@ def encode(listed: LedgerList) -> bytes:
         _differences(each.lease_ms for each in ledgers),
     )
     packed = zlib.compress(_bytes_of(array("q", itertools.chain.from_iterable(columns))))
-    document = _Packed(packed, len(ledgers), listed.epoch, listed.trimmed_seq, listed.trimmed_end)
+    document = _Packed(packed, len(ledgers), listed.epoch, listed.trimmed_seq, listed.trimmed_end, listed.closed_end)
     return codec.encode(document, format=2)
 
 
@@ -63,7 +64,8 @@ def decode(data: bytes, *, what: str) -> LedgerList:
     if codec.format_of(data, what=what) == 1:
         return codec.decode(LedgerList, data, what=what)
     document = codec.decode(_Packed, data, what=what, format=2)
-    return LedgerList(document.epoch, _unpacked(document, what), document.trimmed_seq, document.trimmed_end)
+    ledgers = _unpacked(document, what)
+    return LedgerList(document.epoch, ledgers, document.trimmed_seq, document.trimmed_end, document.closed_end)
 
 
 def _unpacked(document: _Packed, what: str) -> tuple[Listed, ...]:

@@ -226,7 +226,8 @@ class LeaderLog(Protocol):
         ...
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
-        """Send an entry to the write set; entries may be in flight together. Held back during a roll."""
+        """Send an entry to the write set; entries may be in flight together. Held back during a roll. The caller keeps
+        far fewer than 1,000 in flight: beyond that the log is lost."""
         ...
 
     def close_for_good(self) -> None:

@@ -15,7 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.env.ports import Nursery
-from kvstore.errors import MetadataLost, MetadataUnknown, NoSuchNode, StoreError, VersionConflict
+from kvstore.errors import (
+    MetadataLost,
+    MetadataUnknown,
+    NoSuchLedger,
+    NoSuchNode,
+    StoreError,
+    UndecodableNode,
+    VersionConflict,
+)
 from kvstore.types import NO_ENTRY, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
@@ -103,7 +111,8 @@ class LogTakeover:
             # Not the end that was found above: another recovery may have been first, and found more or less.
             end = await self._checked_end(listed, taken, applied)
             epoch = listed.epoch + 1
-            new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms)
+            before = await self._closed_end(listed, taken)
+            new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms, closed_end=before)
             version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
         except (MetadataUnknown, PerhapsListed):
             raise  # it may be listed
@@ -138,7 +147,7 @@ class LogTakeover:
     ) -> Position:
         """The log's end as far as is known. Raises MetadataLost if the state here is further, VersionConflict if only
         because another recovery has found more meanwhile."""
-        end = await self._end(listed, taken)
+        end = await self._end(listed, taken, taken)
         if (here := applied()) is None or here <= end:
             return end
         for each in taken:
@@ -149,17 +158,29 @@ class LogTakeover:
             "the metadata store is an older copy of itself (docs/operations.md, An older copy of the metadata)"
         )
 
-    async def _end(self, listed: LedgerList, taken: list[LedgerTakeover]) -> Position:
-        """The last entry of the log before the new ledger; its last ledgers are taken over, the others closed."""
-        for takeover in reversed(taken):
+    async def _end(self, listed: LedgerList, taken: list[LedgerTakeover], counted: list[LedgerTakeover]) -> Position:
+        """Return the last entry of the log up to the last ledger in `counted`, the first of the last ledgers, which
+        are `taken` over. Reads no other ledger, unless an older build wrote the list."""
+        for takeover in reversed(counted):
             if takeover.last != NO_ENTRY:
                 return Position(takeover.ledger, takeover.last)
+        if (closed := listed.closed_end) is not None:
+            return Position(closed.ledger, closed.entry)
         for each in reversed(listed.ledgers[: -len(taken)] if taken else ()):
             metadata, _ = await self._ports.ledgers.read(each.id)
             if metadata.last_entry != NO_ENTRY:
                 return Position(each.id, metadata.last_entry)
         trimmed = listed.trimmed_end
         return Position(trimmed.ledger, trimmed.entry) if trimmed else BEGINNING
+
+    # docs/protocol.md G25
+    async def _closed_end(self, listed: LedgerList, taken: list[LedgerTakeover]) -> Position | None:
+        """Return the last entry before the last listed ledger. None if an older build wrote the list and the ledger
+        that has this entry cannot be read."""
+        try:
+            return await self._end(listed, taken, taken[:-1])
+        except (UndecodableNode, NoSuchLedger):
+            return None
 
 
 def _shown(position: Position) -> str:

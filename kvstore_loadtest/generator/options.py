@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
@@ -12,6 +11,7 @@ from typing import Any
 
 from kvstore.client import ClientConfig, Level
 from kvstore.client.core.config import parse_url
+from kvstore.env.files.write_trial import write_fault
 from kvstore.env.transport import split_address
 from kvstore.places import fault_of
 from kvstore_loadtest.generator import shapes
@@ -167,7 +167,7 @@ class Options:
     @property
     def pulse_folder(self) -> Path:
         """On the store's disk if that is here, else on the report's."""
-        is_local = not self.store and not self.resp and os.access(self.data_dir, os.W_OK)
+        is_local = not self.store and not self.resp and write_fault(self.data_dir) is None
         return self.data_dir if is_local else self.report.parent
 
     def document(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from kvstore.env.secret import make_secret
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
 from tests.certificates import Files
+from tests.env.namespaces import need_mounts, run_mounted
 
 GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "/d", "secret_file": "/s"}
 
@@ -114,9 +115,9 @@ def test_a_file_without_faults_is_told_so_and_what_it_names_is_looked_at(tmp_pat
     answer = checked(file)
     assert answer.exit_code == 1
     for line in (
-        f":3: fault: data_dir: want a directory, got a file: {tmp_path}/data",
+        f":3: fault: data_dir: {tmp_path}/data: expected to look at the directory, got ENOTDIR",
         f":4: fault: secret_file: {tmp_path}/secret: others can use this secret (mode 0644)",
-        f":5: fault: log_dir: want a directory, got a file: {tmp_path}/node.toml",
+        f":5: fault: log_dir: {tmp_path}/node.toml: expected to look at the directory, got ENOTDIR",
     ):
         assert line in answer.stdout
     assert checked(file, "--only-file").exit_code == 0
@@ -257,7 +258,10 @@ def test_a_setting_that_is_read_no_more_is_a_warning_so_that_nodes_start_with_ol
 @pytest.mark.parametrize("name", ["retired_keep_s", "repair_after_s", "partition.lead_back_s"])
 def test_never_is_a_number(tmp_path: Path, name: str) -> None:
     answer = checked(node_file(tmp_path), "--set", f"{name}=inf")
-    assert f"fault: {name}: want at least 0, got inf, which is no number; where 0 is not never, 1e9 is" in answer.stdout
+    assert (
+        f"fault: {name}: want 0 to 1000000000, got inf, which is no number; where 0 is not never, 1e9 is"
+        in answer.stdout
+    )
     assert checked(node_file(tmp_path), "--set", f"{name}=1e9").exit_code == 0
 
 
@@ -269,7 +273,7 @@ def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:
 def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Path) -> None:
     file = node_file(tmp_path)
     answer = checked(file, "--set", "id=n7", "--set", "partition.lease_ms=-1", "--set", "http=127.0.0.1:8500")
-    assert f"{file}: fault: partition.lease_ms: want at least 0, got -1\n" in answer.stdout
+    assert f"{file}: fault: partition.lease_ms: want 0 to 120000, got -1\n" in answer.stdout
     assert f"{file}: node n7, bookie and server: no faults, no warnings\n" == checked(file, "--set", "id=n7").stdout
 
 
@@ -282,6 +286,38 @@ def test_a_disk_that_is_lost_keeps_no_node_down(tmp_path: Path) -> None:
     file.write_text(f'{file.read_text()}lost_dirs = ["{gone}"]\n')
     answer = checked(file)
     assert (answer.exit_code, "on the file system of" in answer.stdout) == (0, False), answer.stdout
+
+
+CHECK = """
+import sys
+from kvstore.__main__ import main
+sys.argv = ["kvstore", "node", "check", "--config", f"{sys.argv[1]}/node.toml"]
+main()
+"""
+MOUNTED = [
+    ("data", "data_dir", "mount -o remount,ro", "fault"),
+    ("data/partitions", "data_dir", "mount -o remount,ro", "fault"),
+    ("data/bookie/journal", "storage.journal_dir", "mount -o remount,ro", "fault"),
+    ("data/bookie/index", "storage.index_dir", "mount -o remount,ro", "fault"),
+    ("logs", "log_dir", "mount -o remount,ro", "fault"),
+    ("data/bookie/journal", "storage.journal_dir", "mount -o remount,size=4k", "warning"),
+]
+
+
+@pytest.mark.parametrize(("place", "name", "change", "weight"), MOUNTED)
+def test_node_check_writes_where_the_node_would(
+    tmp_path: Path, place: str, name: str, change: str, weight: str
+) -> None:
+    """Permissions, and root's above all, say nothing of a file system that has gone read-only. A full disk keeps no
+    node from starting: it serves what it has."""
+    need_mounts(tmp_path)
+    node_file(tmp_path, f'log_dir = "{tmp_path}/logs"\n')
+    mount = f'mkdir -p "$1/{place}"\nmount -t tmpfs -o size=4k tmpfs "$1/{place}"\n'
+    if weight == "warning":
+        mount += f'head -c 4096 /dev/zero > "$1/{place}/all"\n'
+    found = run_mounted(f'{mount}{change} "$1/{place}"', CHECK, tmp_path)
+    assert found.returncode == (weight == "fault"), found.stdout + found.stderr
+    assert f": {weight}: {name}: {tmp_path}/{place}: expected to " in found.stdout
 
 
 def test_a_disk_that_cannot_be_looked_at_is_a_fault_among_the_others(
@@ -297,5 +333,6 @@ def test_a_disk_that_cannot_be_looked_at_is_a_fault_among_the_others(
     monkeypatch.setattr(Path, "stat", stat)
     more = f'log_dir = "{tmp_path}/node.toml"\n[storage]\njournal_dirs = ["bookie/journal", "{disk}"]\n'
     answer = checked(node_file(tmp_path, more))
-    assert f":7: fault: storage.journal_dirs: {disk}: Input/output error" in answer.stdout
-    assert ":5: fault: log_dir: want a directory" in answer.stdout
+    looked = "expected to look at the directory, got"
+    assert f":7: fault: storage.journal_dirs: {disk}: {looked} EIO (Input/output error)" in answer.stdout
+    assert f":5: fault: log_dir: {tmp_path}/node.toml: {looked} ENOTDIR" in answer.stdout

@@ -235,10 +235,10 @@ def test_what_an_operator_says_of_the_bookies_disks_reaches_it(tmp_path: Path) -
     ("line", "fault"),
     [
         ("segment_bytes = 4096", "storage.segment_bytes: want 1 MiB to 2 GiB, got 4096"),
-        ("reserve_bytes = -1", "storage.reserve_bytes: want at least 0, got -1"),
+        ("reserve_bytes = -1", "storage.reserve_bytes: want 0 to 1099511627776, got -1"),
         ('journal_dir = "../x"', "storage.journal_dir: want a path without . and .., got '../x'"),
         ('index_dir = "bookie/journal"', "want another directory than journal_dir"),
-        ("scrub_first_s = 0.5", "storage.scrub_first_s: want at least 1, got 0.5"),
+        ("scrub_first_s = 0.5", "storage.scrub_first_s: want 1 to 1000000000, got 0.5"),
         (
             "scrub_byte_per_s = 1",
             "storage.scrub_byte_per_s: unknown; did you mean scrub_bytes_per_s? known are journal_dir",

@@ -15,9 +15,15 @@ import pytest
 
 from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import ConfigError
-from kvstore.partition.config import PartitionConfig
+from kvstore.partition.config import (
+    MEMORY_BYTES_MIN,
+    WRITE_BUFFER_BYTES_MAX,
+    WRITE_BUFFER_BYTES_MIN,
+    PartitionConfig,
+)
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.engine_rocks import EngineDamaged
+from kvstore.ranges import BYTES_MAX
 from kvstore.server import engines
 from kvstore.server.engines import Engines
 from kvstore.types import PartitionId
@@ -30,10 +36,10 @@ ROWS = [(b"k%04d" % number, Random(number).randbytes(100)) for number in range(2
 class Node:
     """The engines of one directory, and what they end the process for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: PartitionConfig | None = None) -> None:
         self.home = path / "partitions" / "p1"
         self.ends: list[str] = []
-        self.engines = Engines(DirectoryDisk(path), PartitionConfig(), self.ends.append)
+        self.engines = Engines(DirectoryDisk(path), config or PartitionConfig(), self.ends.append)
 
     async def write(self) -> None:
         engine = self.engines.open(P1)
@@ -51,6 +57,27 @@ class Node:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("write_buffer_bytes", "memory_bytes"),
+    [
+        (WRITE_BUFFER_BYTES_MIN, MEMORY_BYTES_MIN),
+        (MEMORY_BYTES_MIN, MEMORY_BYTES_MIN),
+        (WRITE_BUFFER_BYTES_MIN, BYTES_MAX),
+        (WRITE_BUFFER_BYTES_MAX, BYTES_MAX),
+    ],
+)
+async def test_engine_opens_with_the_bounds_of_its_memory(
+    tmp_path: Path, write_buffer_bytes: int, memory_bytes: int
+) -> None:
+    config = PartitionConfig(write_buffer_bytes=write_buffer_bytes, memory_bytes=memory_bytes)
+    node = Node(tmp_path, config)
+    await node.write()
+    engine = node.engines.open(P1)
+    assert engine.get(ROWS[7][0]) == ROWS[7][1]
+    engine.close()
+    assert node.ends == []
 
 
 def deleted() -> None:

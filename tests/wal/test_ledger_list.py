@@ -3,8 +3,8 @@
 import pytest
 
 from kvstore.meta import codec
-from kvstore.types import NO_ENTRY, EntryId, LedgerId, Seq
-from kvstore.wal.ledger_list import LedgerList, Listed, TrimmedEnd
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
+from kvstore.wal.ledger_list import LedgerList, Listed, LogEnd
 
 
 def listed(*firsts: int, exact: bool = True, lease_ms: int = 500) -> LedgerList:
@@ -16,7 +16,7 @@ def listed(*firsts: int, exact: bool = True, lease_ms: int = 500) -> LedgerList:
 def test_the_document_is_json_with_these_fields() -> None:
     assert codec.encode(listed(1)) == (
         b'{"format":1,"epoch":1,"ledgers":[{"id":10,"first_seq":1,"exact":true,"epoch":1,"lease_ms":500}],'
-        b'"trimmed_seq":0,"trimmed_end":null}'
+        b'"trimmed_seq":0,"trimmed_end":null,"closed_end":null}'
     )
 
 
@@ -89,15 +89,40 @@ def test_a_pin_holds_its_ledger_and_all_after_it() -> None:
 # docs/protocol.md G16
 def test_trimming_remembers_the_last_entry_that_went() -> None:
     after = listed(1, 20, 30, 40).without_first([EntryId(3), EntryId(5)])
-    assert after.trimmed_end == TrimmedEnd(LedgerId(11), EntryId(5))
+    assert after.trimmed_end == LogEnd(LedgerId(11), EntryId(5))
     assert after.trimmed_seq == 30
     assert [each.id for each in after.ledgers] == [12, 13]
 
 
 def test_an_empty_ledger_that_goes_is_not_the_end_of_anything() -> None:
     once = listed(1, 20, 30, 40, 50).without_first([EntryId(3), NO_ENTRY])
-    assert once.trimmed_end == TrimmedEnd(LedgerId(10), EntryId(3))
-    assert once.without_first([NO_ENTRY]).trimmed_end == TrimmedEnd(LedgerId(10), EntryId(3))
+    assert once.trimmed_end == LogEnd(LedgerId(10), EntryId(3))
+    assert once.without_first([NO_ENTRY]).trimmed_end == LogEnd(LedgerId(10), EntryId(3))
+
+
+# docs/protocol.md G25
+def test_list_names_the_end_before_its_last_two_ledgers() -> None:
+    closed = Position(LedgerId(10), EntryId(7))
+    after = listed(1, 20).with_ledger(LedgerId(12), Seq(30), epoch=2, lease_ms=100, closed_end=closed)
+    assert after.closed_end == LogEnd(LedgerId(10), EntryId(7))
+    assert after.without_first([EntryId(7)]).closed_end == after.closed_end
+    assert after.with_ledger(LedgerId(13), Seq(30), epoch=2, lease_ms=100).closed_end is None, "it is another one's"
+
+
+# docs/protocol.md G25
+def test_reader_behind_the_closed_end_continues_in_the_last_two_ledgers() -> None:
+    closed = Position(LedgerId(10), EntryId(7))
+    after = listed(1, 20).with_ledger(LedgerId(12), Seq(30), epoch=2, lease_ms=100, closed_end=closed)
+    assert after.closed_before(closed) == 11
+    assert after.closed_before(Position(LedgerId(10), EntryId(6))) is None, "an entry is missing"
+    assert after.closed_before(Position(LedgerId(11), EntryId(0))) is None, "it stands in the last two itself"
+    assert listed(1, 20).closed_before(closed) is None, "an older build wrote the list"
+
+
+# docs/protocol.md G25
+def test_list_of_an_older_build_has_no_closed_end() -> None:
+    data = b'{"format":1,"epoch":1,"ledgers":[],"trimmed_seq":0,"trimmed_end":null}'
+    assert codec.decode(LedgerList, data, what="x").closed_end is None
 
 
 def test_the_wait_is_the_largest_lease_of_the_last_two_and_a_margin() -> None:

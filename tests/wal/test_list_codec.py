@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.errors import UndecodableNode
 from kvstore.meta import codec
 from kvstore.types import EntryId, LedgerId, Seq
-from kvstore.wal.ledger_list import GROW_FROM, GROW_STEP, GROWTH_MAX, LedgerList, Listed, TrimmedEnd
+from kvstore.wal.ledger_list import GROW_FROM, GROW_STEP, GROWTH_MAX, LedgerList, Listed, LogEnd
 from kvstore.wal.list_codec import PLAIN_MAX, decode, encode
 from kvstore.wal.lists import CROWDED_BYTES, LIST_BYTES_MAX
 
@@ -22,7 +22,8 @@ def long(count: int) -> LedgerList:
         Listed(LedgerId(7 + 37 * n + n % 11), Seq(1000 * n + n * n % 977), n % 5 > 0, 1 + n // 3, 500)
         for n in range(count)
     )
-    return LedgerList(1 + count // 3, lines, Seq(5), TrimmedEnd(LedgerId(3), EntryId(4)))
+    ends = LogEnd(LedgerId(3), EntryId(4)), LogEnd(LedgerId(900), EntryId(7))
+    return LedgerList(1 + count // 3, lines, Seq(5), *ends)
 
 
 def test_a_short_list_is_written_out() -> None:
@@ -34,6 +35,7 @@ def test_the_bytes_of_a_long_list() -> None:
     document = json.loads(encode(long(PLAIN_MAX + 1)))
     assert (document["format"], document["count"], document["epoch"]) == (2, 501, 168)
     assert (document["trimmed_seq"], document["trimmed_end"]) == (5, {"ledger": 3, "entry": 4})
+    assert document["closed_end"] == {"ledger": 900, "entry": 7}
     columns = zlib.decompress(base64.b64decode(document["packed"]))
     assert len(columns) == 5 * 8 * 501
     assert columns[:16].hex() == "07000000000000002600000000000000", "the first id, and how much the second is above it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,11 @@ from kvstore.cli.node.toml_lines import line_of, lines_of
 from kvstore.cli.output import as_json
 from kvstore.config import Fault, Setting
 from kvstore.env.certificates import WARN_S, Certificates
+from kvstore.env.files.write_trial import WriteFault, nearest, write_fault
 from kvstore.env.secret import read_secret
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, StoreError
-from kvstore.server.config import NodeConfig
+from kvstore.server.config import STATES, NodeConfig, Role
 
 FILE_BYTES_MAX = 1 << 20
 MEMORY_SHARE_MAX = 0.5
@@ -122,10 +122,32 @@ def faults_around(config: NodeConfig) -> list[Fault]:
     found += _traces_faults(config)
     if config.tls.serves:
         found += _tried("tls", lambda: _certificates_fit(config.tls))
-    places = {"data_dir": config.data_dir, "log_dir": config.log_dir}
-    places |= {f"storage.{name}": Path(each) for name, each in _outside(config)}
-    found += [Fault(name, fault) for name, place in places.items() if place and (fault := _place_fault(place))]
-    return found
+    return found + [Fault(name, str(fault)) for name, fault in _write_faults(config) if not fault.is_full]
+
+
+def _write_faults(config: NodeConfig) -> Iterator[tuple[str, WriteFault]]:
+    """Try every directory that the node writes to, each once."""
+    tried = set[Path]()
+    for name, place in _places(config):
+        if place.absolute() not in tried:
+            tried.add(place.absolute())
+            if fault := write_fault(place):
+                yield name, fault
+
+
+def _places(config: NodeConfig) -> Iterator[tuple[str, Path]]:
+    """The directories that the node writes to, with the names of their settings."""
+    yield "data_dir", config.data_dir
+    if config.log_dir is not None:
+        yield "log_dir", config.log_dir
+    if Role.SERVER in config.plays:
+        yield "data_dir", config.data_dir / STATES
+    if Role.BOOKIE in config.plays:
+        storage = config.storage
+        yield "storage.index_dir", config.data_dir / storage.index_dir
+        name = "journal_dirs" if storage.journal_dirs else "journal_dir"
+        for each in _in_use(storage.directories, config):
+            yield f"storage.{name}", config.data_dir / each
 
 
 def _traces_faults(config: NodeConfig) -> Iterator[Fault]:
@@ -142,7 +164,8 @@ def _traces_faults(config: NodeConfig) -> Iterator[Fault]:
 
 
 def warnings_around(config: NodeConfig) -> Iterator[Fault]:
-    """Find what will go wrong on this machine later, or slowly."""
+    """Find what will go wrong on this machine later, or slowly. A full disk keeps no node from starting."""
+    yield from (Fault(name, str(fault)) for name, fault in _write_faults(config) if fault.is_full)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.partition.memory_bytes > memory * MEMORY_SHARE_MAX:
         yield Fault("partition.memory_bytes", f"more than half of this machine's memory, {memory} bytes")
@@ -168,7 +191,7 @@ def _shared_disks(config: NodeConfig) -> Iterator[Fault]:
     disks: dict[int, str] = {}
     for each in _in_use(config.storage.journal_dirs, config):
         try:
-            device = _nearest(config.data_dir / each).stat().st_dev
+            device = nearest(config.data_dir / each).stat().st_dev
         except OSError:
             continue  # a fault, said already
         other = disks.setdefault(device, each)
@@ -182,43 +205,9 @@ def _certificates_fit(tls: Tls) -> None:
         raise ConfigError(fault)
 
 
-def _outside(config: NodeConfig) -> Iterator[tuple[str, str]]:
-    """Directories of the bookie that are not below the data directory, with the names of their settings."""
-    storage = config.storage
-    named = [("index_dir", storage.index_dir), ("journal_dir", storage.journal_dir)]
-    named += [("journal_dirs", each) for each in _in_use(storage.journal_dirs, config)]
-    yield from ((name, each) for name, each in named if each.startswith("/"))
-
-
 def _in_use(directories: Sequence[str], config: NodeConfig) -> list[str]:
     """Those that are not named as lost: the node leaves these alone, and may start without them."""
     return [each for each in directories if each not in config.storage.lost_dirs]
-
-
-def _place_fault(place: Path) -> str:
-    """Why no files can be made in a directory, which is made if it is not there; empty if they can."""
-    try:
-        there = _nearest(place)
-        if not stat.S_ISDIR(there.stat().st_mode):
-            return f"want a directory, got a file: {there}"
-    except OSError as error:
-        return f"{error.filename or place}: {error.strerror or error}"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{there}: want it writable for this user"
-    return ""
-
-
-def _nearest(place: Path) -> Path:
-    """The place itself, or what there is of the way to it. Raises OSError for what cannot be looked at, as on a disk
-    that has failed."""
-    place = place.absolute()
-    for each in (place, *place.parents):
-        try:
-            each.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        return each
-    return place
 
 
 def _tried(name: str, use: Callable[[], object]) -> Iterator[Fault]:

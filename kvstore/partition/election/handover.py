@@ -37,7 +37,7 @@ APART_S = 3.0
 """Between two hand-overs in which a server has a part: each costs its partition a moment, so never several at once."""
 AGAIN_S = 2.0
 """After a hand-over that did not come about."""
-STEADY_MAX_S = 600.0
+STEADY_MIN_S, STEADY_MAX_S = 1.0, 600.0
 
 
 # docs/protocol.md P26
@@ -122,7 +122,7 @@ class Steady:
         """A hand-over was begun; `released` if this leader stopped for it."""
         self._not_before = now + AGAIN_S
         if released:
-            self._wanted_s = min(self._wanted_s * 2, STEADY_MAX_S)
+            self._wanted_s = min(max(self._wanted_s, STEADY_MIN_S) * 2, STEADY_MAX_S)
             self.reset()
 
 

@@ -14,6 +14,7 @@ from kvstore.errors import (
     MetadataError,
     NoSuchLedger,
     StoreError,
+    UndecodableNode,
     WrittenByNewer,
 )
 from kvstore.partition.state.engine import wait_caught_up
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 POLL_MS = 10_000
 """Of one read. What comes meanwhile is handed out at once."""
 RETRY_S, DELETED_S = 0.1, 5.0
-"""Between two attempts to read; the second where somebody has deleted what is to be read."""
+"""Between two attempts to read; the second if the next ledger is deleted or cannot be decoded."""
 ROOM_S = 1.0
 """Between two attempts to write to an engine that found no room."""
 ENTRIES_PER_TURN = 16
@@ -45,7 +46,7 @@ class Tail:
         self._progress = asyncio.Event()
         self._reader: LogReader | None = None
         self._told = ""
-        """What was last told of a ledger that somebody has deleted."""
+        """The last error that was logged about a ledger that is deleted or cannot be decoded."""
         self.entries = 0
         self.installs = 0
 
@@ -79,10 +80,12 @@ class Tail:
             except NoSuchLedger:
                 log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
                 await self._install()
-            except LedgerDeleted as error:  # it lasts until somebody does something
+            except (LedgerDeleted, UndecodableNode) as error:  # it lasts until somebody does something
                 if str(error) != self._told:
                     self._told = str(error)
-                    log.error("%s", error)
+                    log.error("partition=%s position=%s cannot read on: %s", self._partition, self.position, error)
+                if self._state.position is None and isinstance(error, UndecodableNode):
+                    await self._install()  # this replica gives no state up for it
                 await asyncio.sleep(DELETED_S)
             except (LedgerError, MetadataError) as error:
                 log.debug("partition=%s tail waits: %s", self._partition, error)

@@ -21,6 +21,7 @@ from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.retention import Retention
 from kvstore.partition.state.state import State
+from kvstore.ranges import PERIOD_MIN_S
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog
 
@@ -106,7 +107,7 @@ class Upkeep:
         """While this replica leads: it may be another that should."""
         steady = Steady(self._config.lead_back_s)
         spread = zlib.crc32(self._partition.encode()) / (1 << 32)
-        look_s = min(LOOK_S, self._config.lead_back_s / 3)
+        look_s = max(PERIOD_MIN_S, min(LOOK_S, self._config.lead_back_s / 3))
         while True:
             if self._replica.leading_log is None:
                 steady.reset()

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from kvstore.env.files.write_trial import nearest, write_fault
 from kvstore.errors import ConfigError, Corrupted, Unavailable
 from kvstore.places import local_path
 from kvstore.spark.snapshots import manifest as manifests
@@ -51,17 +52,11 @@ class DirectoryStore(SnapshotStore):
         return self.root / f"{WORK}{snapshot}"
 
     def check_writable(self) -> None:
-        place = self.root
-        while not place.exists():
-            place = place.parent
+        place = nearest(self.root)
         if not place.is_dir():
             raise ConfigError(f"{place} is no directory: give --to one, or the name of one that is to be made")
-        if not os.access(place, os.W_OK | os.X_OK):
-            why = "a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "no permission"
-            raise ConfigError(f"{place} cannot be written to: {why}")
-        found = os.statvfs(place)
-        if found.f_blocks and not found.f_bfree:
-            raise _no_room(place)
+        if fault := write_fault(self.root):
+            raise _no_room(place) if fault.is_full else ConfigError(str(fault))
 
     def begin(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)

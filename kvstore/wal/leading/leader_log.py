@@ -22,13 +22,12 @@ from kvstore.errors import (
     NoSuchNode,
     NotEnoughBookies,
     OutcomeUnknown,
-    Overloaded,
     StoreError,
     VersionConflict,
 )
 from kvstore.meta.layout import Identity
 from kvstore.meta.store import MetadataStore
-from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.copier import Copier, Mark
 from kvstore.wal.copies.pace import Pace
@@ -48,8 +47,8 @@ from kvstore.wal.takeover import TakenOver
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 1_000
-"""Entries that may wait for their acknowledgement or for the end of a roll. A leader that keeps a few in flight never
-gets there."""
+"""Entries that may wait for their acknowledgement or for the end of a roll. Leaders stop far below it
+(kvstore/partition/leading/entry_in_flight.py); one that does not loses its log."""
 CLOSE_RETRY_S = 0.5
 
 
@@ -88,6 +87,8 @@ class OpenLog:
         self.lost: StoreError | None = None
         """Why no more can be appended."""
         self._opened = opened
+        self._before_open = opened.recovered_end
+        """The last entry before the open ledger."""
         self._ports = ports
         self._lists = lists
         self._creator = creator
@@ -131,21 +132,24 @@ class OpenLog:
         return self._handle
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
-        """Send an entry; see LeaderLog. Raises Overloaded, with nothing done, when far too many are under way."""
+        """Send an entry; see LeaderLog."""
         if self.lost is not None or self._is_sealing:
             reason = self.lost or "it is being closed"
             refusal = NotEnoughBookies(f"partition {self.partition}: its log is closed to this leader: {reason}")
             self._loop.call_soon(done, None, 0.0, refusal)
             return
         handle = self._handle
-        if self._held is not None:
-            if len(self._held) >= IN_FLIGHT_MAX:
-                raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for the next ledger")
-            self._held.append(_Held(payload, first_seq, done))
+        writer, held = handle.writer, self._held
+        waiting = len(held) if held is not None else writer.last_added - writer.last_confirmed
+        if waiting >= IN_FLIGHT_MAX:
+            self._lose(
+                OutcomeUnknown(f"partition {self.partition}: expected at most {IN_FLIGHT_MAX} entries in flight")
+            )
+            self._loop.call_soon(done, None, 0.0, self.lost)
             return
-        writer = handle.writer
-        if writer.last_added - writer.last_confirmed >= IN_FLIGHT_MAX:
-            raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for an acknowledgement")
+        if held is not None:
+            held.append(_Held(payload, first_seq, done))
+            return
         if self._first_append is None:
             self._first_append = first_seq, self._ports.clock.now()
             self._wake.set()
@@ -329,7 +333,9 @@ class OpenLog:
             if self._first_append is not None:
                 bound = self._first_append[0]
                 listed = listed.with_exact(old.ledger, bound)  # nobody looks at it again
-            listed = listed.with_ledger(metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms)
+            listed = listed.with_ledger(
+                metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms, closed_end=self._before_open
+            )
             try:
                 await self._write_list(listed, metadata)
             except (MetadataUnknown, LedgerFenced):
@@ -341,6 +347,9 @@ class OpenLog:
 
     def _switch(self, metadata: LedgerMetadata) -> None:
         """From here on entries go to the new ledger; every entry of the old one is acknowledged."""
+        old = self._handle
+        if (last := old.writer.last_confirmed) != NO_ENTRY:
+            self._before_open = Position(old.ledger, last)
         self._handle, self._first_append = self._open(metadata), None
         held, self._held = self._held, None
         for payload, first_seq, done in held or ():

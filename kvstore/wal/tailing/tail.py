@@ -12,7 +12,15 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvstore.env.ports import Nursery
-from kvstore.errors import BookieError, Corrupted, LedgerDeleted, MetadataError, NoSuchEntry, NoSuchLedger
+from kvstore.errors import (
+    BookieError,
+    Corrupted,
+    LedgerDeleted,
+    MetadataError,
+    NoSuchEntry,
+    NoSuchLedger,
+    UndecodableNode,
+)
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
@@ -201,8 +209,8 @@ class TailReader:
         while True:
             reader = self._reader
             assert reader is not None
-            if self._is_stale:
-                await self._refresh(reader)
+            if self._is_stale and not await self._refresh(reader):
+                continue
             if self._next <= self._end.limit:
                 return await self._batch(reader)
             if reader.metadata.state is not LedgerState.CLOSED or not await self._move_on(reader):
@@ -214,6 +222,9 @@ class TailReader:
         """Find the ledger to begin with; False if nothing is listed yet. Raises NoSuchLedger if it was trimmed."""
         listed, _ = await self._lists.read(self._partition)
         self._known = [each.id for each in listed.ledgers]
+        if (later := listed.closed_before(self._after)) is not None:
+            await self._open(later, EntryId(0))
+            return True
         if listed.names(self._after.ledger):
             await self._open(self._after.ledger, EntryId(self._after.entry + 1))
             return True
@@ -232,7 +243,8 @@ class TailReader:
 
     # docs/protocol.md G6
     async def _metadata(self, ledger: LedgerId) -> LedgerMetadata:
-        """As it is stored. Raises NoSuchLedger if the ledger was trimmed, LedgerDeleted if the list has it still."""
+        """As it is stored. Raises NoSuchLedger if the ledger was trimmed, LedgerDeleted if the list has it still,
+        UndecodableNode."""
         try:
             return (await self._ports.ledgers.read(ledger))[0]
         except NoSuchLedger as error:
@@ -272,21 +284,33 @@ class TailReader:
         if ledger not in ids and ledger == self._known[-1]:
             self._check_not_trimmed(listed)
         self._known = sorted({*(known for known in self._known if known >= ledger), *ids})
-        following = next((known for known in self._known if known > ledger), None)
+        following = listed.closed_before(self._after) or next((known for known in self._known if known > ledger), None)
         if following is None:
             return False
         await self._open(following, EntryId(0))
         return True
 
-    async def _refresh(self, reader: EntryReader) -> None:
+    async def _refresh(self, reader: EntryReader) -> bool:
+        """Read the present ledger's metadata again. Return False if another ledger is read now, because this one's
+        metadata are lost and every entry of it was handed out."""
         self._is_stale = False
         try:
             reader.metadata = await self._metadata(reader.metadata.ledger)
+        except (UndecodableNode, LedgerDeleted):
+            self._is_stale = True
+            listed, _ = await self._lists.read(self._partition)
+            later = listed.closed_before(self._after)
+            if later is None:
+                return True
+            self._known = [each.id for each in listed.ledgers]
+            await self._open(later, EntryId(0))
+            return False
         except MetadataError:
             self._is_stale = True  # what is known goes on until the store is back
-            return
+            return True
         self._looked_at = self._ports.clock.now()
         self._end.ensemble_changed()
+        return True
 
     # Entries of the present ledger.
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import InvalidRequest, Overloaded
+from kvstore.partition.config import IN_FLIGHT_LIMIT, PartitionConfig
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX
 from kvstore.partition.state.commands import Level, get, put
 from kvstore.partition.state.marks import Mark
@@ -31,6 +32,24 @@ def test_records_beyond_what_may_be_under_way_are_refused_and_leave_nothing_behi
     assert p.do(put(b"a", b"1"), put(b"b", b"1")) == [1, 2]
     assert p.state.position == p.log.acknowledged[-1].position
     assert p.do(get(b"b", Level.STRICT)).value == b"1"
+
+
+def test_leader_with_the_most_entries_in_flight_leaves_slots_for_records() -> None:
+    """The disks are slow: nothing is acknowledged."""
+    p = Partition(PartitionConfig(expiry_sweep_s=0, entries_in_flight_max=IN_FLIGHT_LIMIT)).start()
+    tokens = []
+    for number in range(2 * IN_FLIGHT_LIMIT):
+        tokens += p.submit(put(b"%d" % number, b"1"))
+        p.settle()
+    assert len(p.log.under_way) == IN_FLIGHT_LIMIT
+    record = p.loop.create_task(p.leader.append_record(Mark("pin", 0, takes=False)))
+    p.settle()
+    assert len(p.log.under_way) == IN_FLIGHT_LIMIT + 1
+    while p.log.under_way:
+        p.acknowledge()
+    assert record.done()
+    assert [p.result(token) for token in tokens[:3]] == [1, 2, 3]
+    assert not p.fatal
 
 
 def test_many_that_came_with_a_malformed_operation_go_out_no_faster_than_the_log_takes_them(p: Partition) -> None:

@@ -17,7 +17,7 @@ from tests.partition.one_partition import P1, TIME_MS, Partition
 
 KEYS = [b"key-%d" % number for number in range(60)]
 MANY_KEYS = [b"other-%d" % number for number in range(900)]
-WINDOW_MS, STEP_MS = 60, 4
+WINDOW_MS, STEP_MS = 1_020, 68
 U64 = 1 << 64
 
 Step = list[list[Op]]

@@ -10,7 +10,7 @@ from kvstore.partition.state import move_records
 from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Kind, control
 from kvstore.partition.state.move_records import MoveRecord, Own
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
-from kvstore.wal.ledger_list import BEGINNING, LedgerList, Listed, TrimmedEnd
+from kvstore.wal.ledger_list import BEGINNING, LedgerList, Listed, LogEnd
 from kvstore.wal.ports import LogEntry
 from kvstore.wal.seek import Found
 
@@ -48,7 +48,7 @@ class MemoryLog:
 
     @property
     def listed(self) -> LedgerList:
-        end = TrimmedEnd(*self.end) if self.trimmed_seq else None
+        end = LogEnd(*self.end) if self.trimmed_seq else None
         return LedgerList(1, tuple(self.ledgers), Seq(self.trimmed_seq), end)
 
     def put(self, *items: tuple[bytes, bytes], expires_ms: int = 0) -> int:

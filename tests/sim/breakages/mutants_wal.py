@@ -450,3 +450,25 @@ def _own_end(patch: pytest.MonkeyPatch) -> None:
         return recorded
 
     patch.setattr(opener.LedgerTakeover, "close", close)
+
+
+# docs/protocol.md G25
+@mutant("a takeover lists its own end as the closed one")
+def _closed_end_too_late(patch: pytest.MonkeyPatch) -> None:
+    async def closed_end(self: Any, listed: Any, taken: Any) -> Any:
+        return await self._end(listed, taken, taken)
+
+    patch.setattr(LogTakeover, "_closed_end", closed_end)
+
+
+# docs/protocol.md G25
+@mutant("a roll lists the closed end of the roll before")
+def _closed_end_too_early(patch: pytest.MonkeyPatch) -> None:
+    original = OpenLog._switch
+
+    def switch(self: Any, metadata: Any) -> None:
+        before = self._before_open
+        original(self, metadata)
+        self._before_open = before
+
+    patch.setattr(OpenLog, "_switch", switch)

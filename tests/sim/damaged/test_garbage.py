@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from kvstore.errors import Unavailable
 from kvstore.meta import paths
 from kvstore.meta.memory_tree import Node as TreeNode
 from kvstore.meta.store import Create
 from kvstore.types import LedgerId, ServerId
+from kvstore.wal import list_codec
+from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.log import PartitionLogs
 from tests.sim.judges.operations import Status
 from tests.sim.stories.scenarios import P, Stage, knobs, play
 from tests.sim.strikes.knobs import Knobs
@@ -148,4 +153,38 @@ def test_something_strange_in_the_leaders_place_that_nobody_put_there_is_removed
         await stage.until_led_by_another(leader)
         leader.start()
 
+    play(story, chosen(), 1)
+
+
+# docs/protocol.md P34, G25
+def test_partition_is_led_again_after_fruitless_takeovers_over_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last two ledgers are empty, and nobody can decode the one before, in which the log ends."""
+    fruitless = 0
+    open_as_leader = PartitionLogs.open_as_leader
+
+    async def open_in_vain(self: PartitionLogs, *what: Any) -> OpenLog:
+        nonlocal fruitless
+        opened = await open_as_leader(self, *what)
+        if fruitless:
+            fruitless -= 1
+            opened.close_for_good()
+            raise Unavailable("its leader ends before its first append")
+        return opened
+
+    async def story(stage: Stage) -> None:
+        nonlocal fruitless
+        await write(stage, 50)
+        tree, leader, fruitless = stage.cluster.metadata.tree, stage.leader, 2
+        leader.crash()
+        await stage.until(lambda: fruitless == 0)
+        lines = list_codec.decode(tree.get(paths.partition_log(P))[0], what="the list").ledgers
+        path = paths.ledger(lines[-3].id)
+        before = rot(stage, path)
+        await stage.until_led_by_another(leader)
+        leader.start()
+        await asyncio.sleep(5.0)
+        await serves(stage, path)
+        heal(stage, path, before)
+
+    monkeypatch.setattr(PartitionLogs, "open_as_leader", open_in_vain)
     play(story, chosen(), 1)

@@ -1,5 +1,5 @@
 """What no write to the metadata store may ever do, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
-G1 to G3, the end of a partition H5)."""
+G1 to G3 and G25, the end of a partition H5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 
 from kvstore.meta import ledger_metadata, paths
 from kvstore.ring import PartitionState, Ring, decode
-from kvstore.types import EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position
 
 _LOG = re.compile(re.escape(paths.PARTITIONS) + r"/([^/]+)/log")
 _STEPS = {
@@ -153,11 +153,24 @@ class MetadataRules:
         for was, now in zip(kept, after, strict=False):
             self._line_step(was, now)
         self._check_states(partition, after)
+        if (closed_end := orjson.loads(data).get("closed_end")) is not None:
+            self._check_closed_end(after, dropped, Position(closed_end["ledger"], closed_end["entry"]))
         for line in after[len(kept) :]:
             self._appended(partition, kept, line)
             kept = [*kept, line]
         if dropped:
             self._trimmed(partition, dropped)
+
+    def _check_closed_end(self, lines: list[Listed], dropped: list[Listed], said: Position) -> None:
+        """What was trimmed earlier than this write is not known here any more."""
+        ends = [
+            Position(line.id, self.ledgers[line.id].last_entry)
+            for line in [*dropped, *lines[:-2]]
+            if line.id in self.ledgers and self.ledgers[line.id].last_entry != NO_ENTRY
+        ]
+        first = lines[-2:][0].id
+        is_end = said == ends[-1] if ends else said < Position(first, NO_ENTRY)
+        self._expect(is_end, "G25 the closed end is the last entry before the last two ledgers", (said, lines))
 
     def _line_step(self, was: Listed, now: Listed) -> None:
         if was.exact or not now.exact:

@@ -19,12 +19,36 @@ from kvstore.wal.config import LogConfig
 from kvstore.wal.copies import copier
 from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.handle import AppendDone, LedgerHandle
+from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
 from kvstore.wal.leading.standstill import STALL_MAX_S
-from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, FrozenStore, run
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Appended, Bench, FrozenStore, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 from tests.sim.ledgers_and_logs.model_bookies import ModelBookie
 
 pytestmark = pytest.mark.sim
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_leader_with_too_many_entries_in_flight_loses_its_log(rolls: bool) -> None:
+    """No bookie answers. The leader's bound is far below the log's: that it is passed is a fault, and an exception out
+    of the event loop would end the process, with every other partition."""
+
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs(SMALL if rolls else NEVER))
+        lost: list[StoreError] = []
+        log.on_lost(lost.append)
+        for bookie in (B1, B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        entries = Appended()
+        for number in range(IN_FLIGHT_MAX + 20):
+            log.append(b"%d" % number, Seq(number + 1), entries.done)
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(1)
+        assert [type(error) for error in lost] == [OutcomeUnknown]
+        assert entries.confirmed == []
+        assert len(entries.errors) == IN_FLIGHT_MAX + 20
+
+    run(case)
 
 
 # docs/protocol.md G10

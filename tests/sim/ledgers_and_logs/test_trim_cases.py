@@ -17,7 +17,7 @@ from kvstore.types import EntryId, LedgerId, LedgerState, Position, Seq
 from kvstore.wal.creator import OWNER_KEY, owner_of
 from kvstore.wal.leading import trim
 from kvstore.wal.leading.trim import TRIMMED_MAX
-from kvstore.wal.ledger_list import Listed, TrimmedEnd
+from kvstore.wal.ledger_list import Listed, LogEnd
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import LogReader
@@ -161,7 +161,7 @@ def test_a_ledger_that_somebody_has_deleted_goes_with_those_around_it() -> None:
         assert [each.id for each in (await bench.listed()).ledgers] == [each.id for each in lines[-2:]]
         assert writer.log.trimmer.deleted == {lines[1].id}
         last = max(position for position in writer.entries.confirmed if position.ledger == lines[-3].id)
-        assert (await bench.listed()).trimmed_end == TrimmedEnd(last.ledger, last.entry), "who stands there goes on"
+        assert (await bench.listed()).trimmed_end == LogEnd(last.ledger, last.entry), "who stands there goes on"
 
     run(case)
 

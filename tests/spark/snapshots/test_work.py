@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -23,6 +22,7 @@ from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.planning import Wanted
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.work import Piece, Plan, Work, note_of
+from tests.env.namespaces import need_mounts, run_mounted
 from tests.spark.snapshots.made import full, incremental, places_of, some_log
 
 PIECES = tuple(
@@ -320,19 +320,29 @@ def test_where_no_snapshot_can_be_made_is_known_before_it_is_begun(tmp_path: Pat
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_directory_that_cannot_be_written_or_is_full_is_known_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {"f_flag": 0, "f_blocks": 9, "f_bfree": 0}
-    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**found))
-    with pytest.raises(ConfigError, match=f"no space left at {tmp_path}: make room there"):
-        DirectoryStore(tmp_path / "new").check_writable()
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written to: no permission"):
-        DirectoryStore(tmp_path / "new").check_writable()
-    found["f_flag"] = os.ST_RDONLY
-    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written to: a read-only file system"):
-        DirectoryStore(tmp_path / "new").check_writable()
+ASK = """
+import sys
+from pathlib import Path
+from kvstore.errors import ConfigError
+from kvstore.spark.snapshots.directory import DirectoryStore
+try:
+    DirectoryStore(Path(sys.argv[1]) / "new").check_writable()
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mount", "told"),
+    [
+        ('mount -t tmpfs -o nr_inodes=1 tmpfs "$1"', "no space left at {place}: make room there"),
+        ('mount -t tmpfs tmpfs "$1"\nmount -o remount,ro "$1"', "{place}: expected to make a directory, got EROFS"),
+    ],
+)
+def test_full_or_read_only_directory_is_refused_before_a_snapshot(tmp_path: Path, mount: str, told: str) -> None:
+    need_mounts(tmp_path)
+    found = run_mounted(mount, ASK, tmp_path)
+    assert told.format(place=tmp_path) in found.stdout, found.stdout + found.stderr
 
 
 def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: DirectoryStore) -> None:
