@@ -1,7 +1,7 @@
 """Since when each of the other servers has not been heard. Decides only.
 
 What it knows comes from links that exist anyway: the bytes that arrive on them, their loss, and attempts to connect.
-Servers use it to judge a leader and each other (docs/protocol.md, P38, P39), so it measures only time in which this
+Servers use it to judge a leader and each other (docs/protocol.md, P25, P40), so it measures only time in which this
 process was awake: a process that stood still has heard nobody, and that says nothing about the others.
 """
 
