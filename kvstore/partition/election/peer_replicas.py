@@ -38,9 +38,6 @@ class Survey:
     """False if most of those that answered do not reach the candidate at its address."""
 
 
-NOBODY_ASKED = Survey(Incumbent.GONE, is_reached=True)
-
-
 class _Heard(Enum):
     """The answer of one of them to the question whether it serves."""
 

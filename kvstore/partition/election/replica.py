@@ -21,13 +21,14 @@ from kvstore.errors import (
 )
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import deposing, peer_replicas, role_events
+from kvstore.partition.election.candidate_fitness import CandidateFitness
 from kvstore.partition.election.claiming import Claiming
 from kvstore.partition.election.date_fitness import DateFitness
 from kvstore.partition.election.deposing import LeaderWatch
 from kvstore.partition.election.following import Following
 from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.election.leader_znode import Claims
-from kvstore.partition.election.peer_replicas import HOLD_S, NOBODY_ASKED, PeerReplicas
+from kvstore.partition.election.peer_replicas import HOLD_S, PeerReplicas
 from kvstore.partition.election.publishing import Publishing
 from kvstore.partition.election.ranking import furthest
 from kvstore.partition.election.role_events import Command, Event
@@ -81,6 +82,7 @@ class Replica:
         self._claims, self._logs = claims, logs
         self._peer_replicas = PeerReplicas(env, partition, server, peers, replicas)
         self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
+        self._candidate_fitness = CandidateFitness(env, tail, self._peer_replicas)
         self._watch = LeaderWatch(env, partition, server, peers, self._peer_replicas, claims, self._feed)
         self._nonce = env.random.randbytes(8).hex()
         self._owner = RoleMachine(server, self._nonce)
@@ -233,6 +235,8 @@ class Replica:
         is_fit = not self._owner.is_barred and self._fitness.look()
         if self.role is not Role.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
+        if why := await self._candidate_fitness.why_refuse(is_planned=asked.is_planned):
+            raise Unavailable(f"partition {self._partition}: {self.server} is not fit to lead: {why}")
         if asked.is_planned and not self._turns.take(self._env.clock.now()):
             raise Unavailable(f"{self.server} has a part in another hand-over")
         try:
@@ -324,15 +328,18 @@ class Replica:
                 await wait_within(self._reread, REREAD_S)
 
     async def _rank(self, asks: bool) -> None:
-        survey = self._env.nursery.spawn(self._peer_replicas.survey(), name="ask serving") if asks else None
+        survey = self._env.nursery.spawn(self._candidate_fitness.survey(asks=asks), name="ask serving")
         try:
             rank = await self._publishing.rank(self._replicas())
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
             rank = len(self._peer_replicas.servers)
         rank += min((1 << self._vain_leads) - 1, VAIN_RANK_MAX)
-        found = NOBODY_ASKED if survey is None else await survey
-        self._feed(role_events.Ranked(rank, found.incumbent, found.is_reached))
+        incumbent, why = await survey
+        if why and why != self.lead_failure:
+            self.lead_failure = why
+            log.warning("partition=%s is not fit to lead: %s", self._partition, why)
+        self._feed(role_events.Ranked(rank, incumbent, is_fit=not why))
 
     # ── tailing and leading ───────────────────────────────────────────────────────────────────────────────────────────
 
