@@ -54,11 +54,8 @@ async def test_probe_of_a_sound_disk_finds_nothing_and_leaves_nothing(tmp_path: 
 async def test_probe_names_inodes_when_none_is_free_and_bytes_are(small: Path) -> None:
     probe = probe_of(DirectoryDisk(small))
     assert await anew(probe) == ""
-    made = []
-    with pytest.raises(OSError, match="No space left"):
-        for number in range(9):
-            made.append(small / f"{number}")
-            made[-1].touch(exist_ok=False)
+    for number in range(7):  # the root has the eighth
+        (small / f"{number}").touch(exist_ok=False)
     assert await anew(probe) == "no inodes are free, 8 are used"
     (small / "0").unlink()
     assert await anew(probe) == ""
