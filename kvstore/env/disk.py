@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import fcntl
 import os
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +20,15 @@ from kvstore.env.syncs import Done, Syncs, ThreadSyncs
 from kvstore.errors import ConfigError
 
 LOCK_NAME = "LOCK"
+PROBE_NAME = "write-probe"
+"""The file by which a directory is probed. One that a crash leaves is removed by the next probe."""
+PROBE_BYTES = 512
+_WHY = {
+    errno.EDQUOT: "its disk quota is used up",
+    errno.EROFS: "its file system is read-only",
+    errno.EIO: "its disk fails",
+    errno.EACCES: "this process may not write there",
+}
 _HOLDER_BYTES = 32
 _FILE_MODE = 0o640
 _DIRECTORY_MODE = 0o750
@@ -153,6 +165,17 @@ class DirectoryDisk:
         found = os.statvfs(self.real_path(path))
         return found.f_bavail * found.f_frsize
 
+    def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
+        """In a thread of its own, which a disk that hangs keeps, and no end of this process waits for."""
+        loop, real = asyncio.get_running_loop(), self.real_path(path)
+
+        def probe() -> None:
+            error = _write_and_remove(real)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done, error)
+
+        threading.Thread(target=probe, name="write probe", daemon=True).start()
+
     def real_path(self, path: str) -> str:
         """Raises ValueError for a path that is not plainly below the root; "" is the root itself."""
         if not path:
@@ -166,6 +189,46 @@ class DirectoryDisk:
     def close(self) -> None:
         """Free what syncs are done with. For processes that end, this is done by their end."""
         self._syncs.close()
+
+
+def _reason_of(error: OSError, path: str) -> str:
+    """Return in a few words why the directory cannot be written to. May block, as the disk may."""
+    if error.errno == errno.ENOSPC:
+        return _shortage(path) or "no space is left on its disk"
+    why = _WHY.get(error.errno or 0)
+    return why or f"writing fails: {error.strerror or error}"
+
+
+def _shortage(path: str) -> str:
+    """Return what the directory's file system lacks, although bytes may be free; empty if it says nothing of the kind.
+    Raises OSError."""
+    found = os.statvfs(path)
+    if found.f_flag & os.ST_RDONLY:
+        return "its file system is read-only"
+    if found.f_files and not found.f_favail:  # file systems without a fixed number of inodes say 0 of 0
+        return f"no inodes are free, {found.f_files:,} are used"
+    return ""
+
+
+def _write_and_remove(directory: str) -> OSError | None:
+    """Create, write, sync and remove a file. Blocks. Return the error, its text for an operator, or None."""
+    path = f"{directory}/{PROBE_NAME}"
+    try:
+        if os.path.lexists(path):
+            os.unlink(path)  # with a new file it is known that an inode is free
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(fd, bytes(PROBE_BYTES), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+            os.unlink(path)
+    except OSError as error:
+        try:
+            return OSError(error.errno, _reason_of(error, directory))
+        except OSError:
+            return error
+    return None
 
 
 class DirectoryLock:

@@ -176,6 +176,13 @@ class Node:
         self.engines.wipe()
         self.declare_lost(())
 
+    def use_up_inodes(self) -> None:
+        """Let nobody make a file on its disk, although bytes are free; `free_inodes` undoes it."""
+        self.disk.has_inodes, self.engines.are_full = False, True
+
+    def free_inodes(self) -> None:
+        self.disk.has_inodes, self.engines.are_full = True, False
+
     def declare_lost(self, paths: tuple[str, ...]) -> None:
         """Directories of its bookie that the operator declares lost, as of the next start."""
         self.lost_dirs = paths

@@ -49,6 +49,8 @@ class Tail:
         """The last error that was logged about a ledger that is deleted or cannot be decoded."""
         self.entries = 0
         self.installs = 0
+        self.trouble = ""
+        """Why nothing can be applied now; empty if that is not so."""
 
     @property
     def position(self) -> Position:
@@ -64,6 +66,7 @@ class Tail:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
+                self.trouble = str(error)
                 log.warning("partition=%s waits for room: %s", self._partition, error)
                 await asyncio.sleep(ROOM_S)
 
@@ -126,6 +129,7 @@ class Tail:
     def take(self, entries: Sequence[LogEntry]) -> None:
         """Apply entries that have come while their read waits. Raises what `run` does."""
         self._state.apply_all(entries)
+        self.trouble = ""
         self.entries += len(entries)
         self._progress.set()
 

@@ -27,7 +27,7 @@ from rocksdict import (
 )
 
 from kvstore.env.clock import SystemClock
-from kvstore.partition.state.engine import ROOM_BYTES, Batch, ViewClosed
+from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, Batch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
 
 BLOOM_BITS_PER_KEY = 10
@@ -155,7 +155,7 @@ class RocksEngine:
         memtables = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
         files = int(self._db.property_value(_FILES) or 0)
         is_slow = memtables >= BEHIND_MEMTABLES or files >= BEHIND_FILES
-        return is_slow or self._memory.is_over() or not self._has_room()
+        return is_slow or self._memory.is_over() or bool(self._shortage())
 
     def unflushed_bytes(self) -> int:
         """Return the size of the tables in memory that are not in a file yet."""
@@ -169,9 +169,14 @@ class RocksEngine:
         """Write the tables in memory to a file, in the engine's thread."""
         return self._threads.submit(self._flush)
 
-    def _has_room(self) -> bool:
+    def _shortage(self) -> str:
+        """Return what the disk has too little of; empty if it has enough of all."""
         disk = os.statvfs(self._path)
-        return disk.f_bavail * disk.f_frsize >= ROOM_BYTES
+        if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
+            return f"less than {ROOM_BYTES} bytes are free"
+        if disk.f_files and disk.f_favail < ROOM_INODES:  # 0 of 0: this file system has no fixed number of them
+            return f"fewer than {ROOM_INODES} inodes are free"
+        return ""
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
@@ -223,8 +228,8 @@ class RocksEngine:
     def _flush(self) -> OSError | None:
         """Whatever fails is returned: a flush that ended by an error of its thread would be waited for for ever."""
         try:
-            if not self._has_room():
-                return OSError(errno.ENOSPC, f"engine {self._path}: less than {ROOM_BYTES} bytes are free")
+            if shortage := self._shortage():
+                return OSError(errno.ENOSPC, f"engine {self._path}: {shortage}")
             self._db.flush()
         except OSError as error:
             return error

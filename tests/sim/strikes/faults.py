@@ -277,6 +277,17 @@ async def full_disk(chaos: Chaos) -> None:
 
 
 @fault
+async def inodes_used_up(chaos: Chaos) -> None:
+    """No file can be made on a node's disk for a while, although bytes are free: its engines take no write, and its
+    bookie begins no segment."""
+    if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
+        probe("fault.inodes_used_up")
+        node.use_up_inodes()
+        await chaos.a_pause(0.5, 12.0)
+        node.free_inodes()
+
+
+@fault
 async def disk_filled_and_freed(chaos: Chaos) -> None:
     """The disks of one node, or of all, have only a little room left, until their bookies are full and for a while
     longer. Trimming may free some; then there is room again, and without a restart each bookie must be written to."""

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from tests.sim.trace import Trace
     from tests.sim.world.oplog import OpLog
 
-declare("disk.sync_failed", "disk.power_cut_with_unsynced_writes", "disk.full", "disk.name_lost")
+declare("disk.sync_failed", "disk.power_cut_with_unsynced_writes", "disk.full", "disk.name_lost", "disk.no_inodes")
+
+PROBE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ class SimDisk:
         self._syncs_to_failure = 0
         self._unreadable: list[tuple[Inode, range]] = []
         self._dead: list[str] = []
+        self.has_inodes = True
+        """False: no file can be made, whatever is free."""
 
     # The port
 
@@ -132,6 +136,7 @@ class SimDisk:
                 raise FileNotFoundError(path)
             _check_path(path)
             self._need_dir(parent(path))
+            self._need_inode(path)
             self._inodes += 1
             inode = Inode(self._inodes)
             self.change_names(Create(path, inode))
@@ -189,6 +194,23 @@ class SimDisk:
     def free_bytes(self, path: str = "") -> int:
         self.check_working(path)
         return self._left_bytes()
+
+    def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
+        check_alive()
+        asyncio.get_running_loop().call_later(PROBE_S, lambda: done(self._probe_error(path)))
+
+    def _probe_error(self, path: str) -> OSError | None:
+        try:
+            self.check_working(path)
+            self._need_inode(path)
+        except OSError as error:
+            return error
+        return None if self._left_bytes() else OSError(ENOSPC, "no space is left on its disk")
+
+    def _need_inode(self, path: str) -> None:
+        if not self.has_inodes:
+            probe("disk.no_inodes")
+            raise OSError(ENOSPC, f"no inodes are free for {path}")
 
     def real_path(self, path: str) -> str:
         raise NotImplementedError(f"{path} is simulated: it has no path in the machine's file system")
@@ -275,7 +297,8 @@ class SimDisk:
             raise OSError(EIO, f"{path}: the disk is broken")
 
     def mend(self) -> None:
-        """No more failing reads or syncs, and room again."""
+        """No more failing reads or syncs, and room and inodes again."""
+        self.has_inodes = True
         self._unreadable.clear()
         self._syncs_to_failure = 0
         self.config = replace(self.config, capacity_bytes=1 << 40)

@@ -4,9 +4,11 @@ point after that."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from errno import ENOSPC
 from random import Random
 
 from kvstore.partition.state import rows
+from kvstore.partition.state.engine import Batch
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import PartitionId, Position
 from tests.sim.judges.probes import declare, probe
@@ -17,10 +19,17 @@ declare("engine.fell_back", "engine.taken_back")
 class SimEngine(MemoryEngine):
     """A MemoryEngine that knows which position its state had when it was flushed last."""
 
-    def __init__(self, flush_s: float) -> None:
+    def __init__(self, flush_s: float, is_full: Callable[[], bool] = lambda: False) -> None:
+        """`is_full`: whether its files cannot be made any more, which each write finds."""
         super().__init__(flush_s)
+        self._is_full = is_full
         self.durable: Position | None = None
         """What a crash leaves at the least."""
+
+    def write(self, batch: Batch) -> None:
+        if self._is_full():
+            raise OSError(ENOSPC, "no inodes are free for the simulated engine")
+        super().write(batch)
 
     def flush(self, done: Callable[[OSError | None], None]) -> None:
         position = self.position
@@ -56,6 +65,8 @@ class Engines:
 
     def __init__(self, random: Random) -> None:
         self._random = random
+        self.are_full = False
+        """True: none takes a write, although bytes are free: there are no inodes."""
         self._engines: dict[PartitionId, SimEngine] = {}
         self.retired: dict[PartitionId, tuple[SimEngine, int]] = {}
         """Set aside, with its age."""
@@ -66,7 +77,7 @@ class Engines:
             self._engines[partition], _ = self.retired.pop(partition)
             probe("engine.taken_back")
         if partition not in self._engines:
-            self._engines[partition] = SimEngine(self._random.choice((0.001, 0.05, 0.3)))
+            self._engines[partition] = SimEngine(self._random.choice((0.001, 0.05, 0.3)), lambda: self.are_full)
         engine = self._engines[partition]
         engine.fall_back(self._random)
         return engine
