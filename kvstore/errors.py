@@ -28,6 +28,7 @@ StoreError
 │   ├── NotEmpty
 │   ├── VersionConflict       somebody else wrote first
 │   ├── MetadataUnavailable   not connected; the call was not sent
+│   │   └── OlderMetadata     connected to an older copy of the metadata; no call is sent to it
 │   ├── MetadataUnknown       the connection broke while the call was under way
 │   ├── MetadataDenied        the store does not take who we say we are, or does not let us
 │   ├── MetadataLost          the store was reached, and has no more what this process needs
@@ -222,6 +223,11 @@ class VersionConflict(MetadataError):
 
 class MetadataUnavailable(MetadataError):
     """The metadata store is not connected. The call was not sent."""
+
+
+class OlderMetadata(MetadataUnavailable):
+    """The metadata store holds an older copy of the metadata than this process or another one has seen. The call was
+    not sent. Restore a later copy (docs/operations.md, Restoring the metadata store)."""
 
 
 class MetadataUnknown(MetadataError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.memory_tree import MemoryTree
-from kvstore.meta.store import Change, Delete, SessionState, SetData, Stat, Watch
+from kvstore.meta.store import Change, Delete, History, SessionState, SetData, Stat, Watch
 
 __all__ = ["MemoryStore", "MemoryTree"]
 
@@ -21,6 +21,7 @@ class MemoryStore:
         self.tree = tree or MemoryTree()
         self._session = self.tree.open_session()
         self._state = SessionState.CONNECTED
+        self.history: History = Generations(1)
         self._watches: list[_MemoryWatch] = []
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
 
@@ -88,6 +89,7 @@ class MemoryStore:
         if not self.tree.is_open(self._session):
             self._change(SessionState.LOST)
             self._session = self.tree.open_session()
+        self.history.generation += 1
         self._change(SessionState.CONNECTED)
         for watch in list(self._watches):
             watch.arm()
@@ -109,6 +111,16 @@ class MemoryStore:
         self._state = state
         for listener, context in self._listeners:
             asyncio.get_running_loop().call_soon(listener, state, context=context)
+
+
+class Generations:
+    """The History of a store whose servers number everything on, whatever happens to them."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+
+    def trust(self, is_trusted: bool) -> None:
+        """Nothing that a connection has told keeps this process from a server."""
 
 
 class _MemoryWatch:

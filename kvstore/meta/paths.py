@@ -38,10 +38,12 @@ ACCESS = "/access"
 NAMESPACES = "/namespaces"
 AGES = "/ages"
 """How old the directories of each bookie are."""
+HIGH_WATER = "/high-water"
+"""Each node's high-water mark."""
 VERSION = "/version"
 """Of the cluster: what all of its servers can do."""
 OLDER_COPY = "/older-copy"
-"""There if a bookie has found that this is an older copy of the metadata than there has been; says why."""
+"""Exists if a node has found that this store is an older copy of itself; says why."""
 
 COUNTED = "/counted"
 """How far ledger ids were counted in metadata that were moved here by a file."""
@@ -137,6 +139,11 @@ def cookie(bookie: BookieId) -> str:
 def age(bookie: BookieId) -> str:
     """The count that rises while the bookie stores: directories that are behind it are a copy."""
     return f"{AGES}/{bookie}"
+
+
+def high_water(node: str) -> str:
+    """The count that only this node raises: a copy of the metadata that has less than was acknowledged is older."""
+    return f"{HIGH_WATER}/{node}"
 
 
 def server(server_id: ServerId) -> str:

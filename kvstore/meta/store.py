@@ -40,6 +40,8 @@ class SessionState(Enum):
     """Connection lost; ephemerals live on until the session expires."""
     LOST = auto()
     """The session has expired: its ephemerals are gone, or will be; a new session is being made."""
+    OLDER = auto()
+    """Connected to an older copy of the metadata, of which nothing is read or written (docs/protocol.md B29)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,24 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
+class History(Protocol):
+    """The store's history, as far as a driver knows it from all of its connections."""
+
+    generation: int
+    """Number of connections so far, the present one included. A call is sent on the connection that was the present one
+    when the call was made, or refused with MetadataUnavailable."""
+
+    def trust(self, is_trusted: bool) -> None:
+        """Say whether the present connection leads to the store's history, which it does unless this says otherwise. A
+        driver refuses servers that know less of the history than trusted connections have told."""
+        ...
+
+
 class MetadataStore(Protocol):
     """One session with the store. All coroutine methods raise MetadataUnavailable or MetadataUnknown besides what they
     name."""
+
+    history: History
 
     @property
     def state(self) -> SessionState: ...

@@ -53,6 +53,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NotEmpty: Code.FAILED_PRECONDITION,
     errors.VersionConflict: Code.ABORTED,
     errors.MetadataUnavailable: Code.UNAVAILABLE,
+    errors.OlderMetadata: Code.FAILED_PRECONDITION,
     errors.MetadataUnknown: Code.UNKNOWN,
     errors.MetadataDenied: Code.FAILED_PRECONDITION,
     errors.MetadataLost: Code.FAILED_PRECONDITION,

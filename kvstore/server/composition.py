@@ -24,6 +24,7 @@ from kvstore.env.secret import ClusterSecret
 from kvstore.env.slow_log import SlowLog
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.history.verified import VerifiedStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
@@ -91,7 +92,8 @@ async def serve(
     `retire_engine` sets the state of a replica aside that is not here any more, `age_retired` makes those one older and
     removes the oldest, `find_engines` lists what is on this disk, `spoil_engine` sets aside the state of a replica that
     is damaged. `doors` opens what needs the real world, once operations can be taken. `can`: the highest cluster
-    version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable.
+    version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable,
+    MetadataLost.
     """
     clock = JudgedClock(env.clock, ServerId(config.id))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
@@ -102,6 +104,7 @@ async def serve(
         if traces is not None:
             env = replace(env, traces=traces)
             stack.push_async_callback(asyncio.to_thread, traces.close)
+        store = await _verified(env, store, config.id, stack)
         node = Node(config, env, store, secret)
         node.write_probe = write_probe
         await _follow_access(node, stack)
@@ -132,6 +135,16 @@ async def serve(
         yield node
         await node.begin_stopping()
         log.info("node=%s stops", config.id)
+
+
+# docs/protocol.md B29
+async def _verified(env: Env, store: MetadataStore, node: str, stack: AsyncExitStack) -> VerifiedStore:
+    """The metadata store as all parts of the node use it. Raises MetadataLost if it is an older copy of itself."""
+    verifying = env.nursery.child("metadata verification")
+    stack.push_async_callback(verifying.close)
+    verified = VerifiedStore(store, env.disk, node)
+    await verified.open(verifying)
+    return verified
 
 
 async def _follow_access(node: Node, stack: AsyncExitStack) -> None:

@@ -61,6 +61,8 @@ class Session:
         self.state = SessionState.LOST
         self.id = 0
         """The session's id, which is its lease's; 0 while LOST."""
+        self.generation = 0
+        """Number of connections so far."""
         self.link: Link | None = None
         """The connection to use; None unless CONNECTED."""
         self._endpoints, self._timeout_s, self._tls, self._login = endpoints, timeout_s, tls, login
@@ -68,7 +70,10 @@ class Session:
         self._is_closing = self._has_root = False
         self._patience_s = ATTACH_FIRST_S
         self._cluster = self._revision = 0
-        """The id of the etcd that was seen first, and its latest revision that was seen; 0: none yet."""
+        """The id of the etcd that was seen first, and the latest revision that earlier connections have told of; 0 at
+        first."""
+        self._told_revision, self._is_trusted = 0, True
+        """What the present connection has told, and whether that counts for later ones."""
         self.refused = asyncio.Event()
         """Set once etcd has refused the login or its user."""
         self.trouble = ""
@@ -81,6 +86,10 @@ class Session:
         if not link.broken.is_set():
             log.warning("metadata connection broken session=%x: %s", link.session, why)
             link.give_up()
+
+    def trust(self, is_trusted: bool) -> None:
+        """Say whether the present connection's revisions count for later connections."""
+        self._is_trusted = is_trusted
 
     async def close(self) -> None:
         """End the session. Does not wait long for etcd: the lease expires in any case."""
@@ -111,6 +120,7 @@ class Session:
     async def _connected(self, endpoint: str) -> bool:
         """One connection, from its beginning to its end; False if nothing became of it."""
         link, was_connected = Link(endpoint, self._tls, self._login), False
+        self._told_revision, self._is_trusted = 0, True
         try:
             async with asyncio.timeout(min(self._patience_s, OPEN_MAX_S)):
                 await link.opened()
@@ -118,6 +128,7 @@ class Session:
                 await link.log_in()
                 revision = await self._attach(link)
             was_connected, self.link, self.trouble = True, link, ""
+            self.generation += 1
             self._become(SessionState.CONNECTED, link.session)
             self._watches.call_all()
             await self._hold(link, revision)
@@ -128,6 +139,8 @@ class Session:
             self._note(f"endpoint={endpoint}: {str(error) or 'no answer in time'}")
         finally:
             self.link = None
+            if self._is_trusted:
+                self._revision = max(self._revision, self._told_revision)
             if self.state is SessionState.CONNECTED:
                 self._become(SessionState.SUSPENDED, self.id)
             await link.close()
@@ -154,7 +167,7 @@ class Session:
         put = RequestOp(request_put=PutRequest(key=own, lease=link.session))
         revision = (await link.txn(TxnRequest(success=[put]))).header.revision
         link.guard = Compare(key=own, target=Compare.MOD, mod_revision=revision)
-        self._revision = max(self._revision, revision)
+        self._told_revision = revision
         return revision
 
     # docs/protocol.md B29
@@ -215,7 +228,7 @@ class Session:
                 link.give_up()
             self._watches.on_event(event)
             revision = event.kv.mod_revision  # and not the next: it may have more events, in another message
-            self._revision = max(self._revision, revision)
+            self._told_revision = max(self._told_revision, revision)
         return revision
 
     def _become(self, state: SessionState, session: int = 0) -> None:

@@ -30,7 +30,7 @@ from kvstore.meta.etcd.session import Session
 from kvstore.meta.etcd.watches import Watches
 from kvstore.meta.login import MetadataLogin
 from kvstore.meta.memory_tree import Node
-from kvstore.meta.store import Change, Create, Delete, SessionState, SetData, Stat, Watch, check_change_sizes
+from kvstore.meta.store import Change, Create, Delete, History, SessionState, SetData, Stat, Watch, check_change_sizes
 from kvstore.proto.etcd_pb2 import Compare, RangeRequest, RequestOp, TxnRequest
 
 SESSION_TIMEOUT_S = 6
@@ -75,6 +75,7 @@ class EtcdStore:
             watches=self._watches,
             changed=self._state_changed,
         )
+        self.history: History = self._session
 
     @classmethod
     async def connect(

@@ -117,10 +117,19 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
     """Kazoo's client, but it takes requests only while connected, and tells every change of its state, from its
     threads."""
 
-    def __init__(self, changed: Callable[[GuardedClient, str], None], **options: Any) -> None:
+    def __init__(self, changed: Callable[[GuardedClient, str, int], None], **options: Any) -> None:
+        """`changed` gets the client, kazoo's state, and the number of this client's connections so far."""
         self._changed = changed
         self._guard = threading.RLock()
+        self._connections = 0
+        self.known_connection = 0
+        """The connection that the event loop knows of. Requests are sent on no other: kazoo may have replaced the
+        connection while the loop was busy, and nobody has verified the new one yet (docs/protocol.md B29)."""
         self._dropped_logins = 0
+        self._zxid_before = 0
+        """The last transaction that earlier connections have told of."""
+        self.is_trusted = True
+        """False if what the present connection tells is not to count for later ones."""
         self.is_refused = False
         """Its login, after which it ends, too."""
         self.resumable: Resumable | None = None
@@ -133,6 +142,7 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
 
     def _invoke_in_time(self, timeout_s: float, request: Any, xid: int | None = None) -> Any:
         """Send what opens a connection. One that is not answered soon is given up for the next one."""
+        self._zxid_before, self.is_trusted = self.last_zxid, True
         return self._invoke(min(timeout_s, self._session_timeout / 1000 * ANSWER_SHARE), request, xid)
 
     def _authenticate_or_fail(self, host: str, timeout_s: float) -> None:
@@ -152,6 +162,8 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         with self._guard:
             if self._state != KeeperState.CONNECTED:
                 raise NotSent(f"the connection is {self._state}")
+            if self.known_connection != self._connections and request is not _CONNECTION_DROP:
+                raise NotSent("the connection is new")
             # A watch that is refused on a connection that stands would be armed no more: the next connection does that.
             is_exempt = request is _CONNECTION_DROP or getattr(request, "watcher", None) is not None
             if len(self._queue) >= QUEUED_MAX and not is_exempt:
@@ -161,11 +173,16 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
     def _session_callback(self, state: str) -> None:
         with self._guard:
             before = self._state
+            if not self.is_trusted and state in (KeeperState.CONNECTING, KeeperState.CLOSED):
+                self.last_zxid, self.is_trusted = self._zxid_before, True
             if state == KeeperState.CLOSED and self._session_id:  # kazoo forgets it now
                 self.resumable = Resumable((self._session_id, self._session_passwd), self.last_zxid)
+            if state == KeeperState.CONNECTED != before:
+                self._connections += 1
+            connection = self._connections
             super()._session_callback(state)
         if state != before:
-            self._changed(self, state)
+            self._changed(self, state, connection)
 
     def drop_connection(self) -> None:
         """Break the connection as if the network had; kazoo connects again by itself."""
@@ -188,6 +205,8 @@ class Session:
         self.state = SessionState.LOST
         self.id = 0
         """The session's id; 0 while LOST."""
+        self.generation = 0
+        """Number of connections so far, of all clients."""
         self.refused = asyncio.Event()
         """Set once ZooKeeper has refused the login."""
         self._login = login
@@ -233,6 +252,10 @@ class Session:
         log.warning("metadata connection broken session=%x: %s", self.id, why)
         self.client.drop_connection()
 
+    def trust(self, is_trusted: bool) -> None:
+        """Say whether the present connection's transactions count for later connections."""
+        self.client.is_trusted = is_trusted
+
     async def close(self) -> None:
         """End the session. Waits for the server's confirmation, but not for long: the session expires in any case.
         Where there is none nobody confirms anything, so who could not connect is not kept waiting."""
@@ -265,15 +288,17 @@ class Session:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
-    def _heard(self, client: GuardedClient, state: str) -> None:
+    def _heard(self, client: GuardedClient, state: str, connection: int) -> None:
         """On kazoo's connection thread: pass on what it says, and do nothing else here."""
         identity = client.client_id
-        self._post(partial(self._on_state, client, state, identity[0] if identity else 0))
+        self._post(partial(self._on_state, client, state, identity[0] if identity else 0, connection))
 
-    def _on_state(self, client: GuardedClient, state: str, session: int) -> None:
+    def _on_state(self, client: GuardedClient, state: str, session: int, connection: int = 0) -> None:
         if self._is_closing or client is not self.client:
             return
         if state == KeeperState.CONNECTED:
+            client.known_connection = connection
+            self.generation += 1
             if session != self.id:
                 self._become(SessionState.LOST, 0)
             self._become(SessionState.CONNECTED, session)

@@ -37,6 +37,7 @@ from kvstore.meta.store import (
     Check,
     Create,
     Delete,
+    History,
     SessionState,
     SetData,
     Stat,
@@ -127,6 +128,7 @@ class ZooKeeperStore:
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
         self._standings: dict[str, Standing] = {}
         self._session = Session(hosts, session_timeout_s, tls=tls, login=login, changed=self._state_changed)
+        self.history: History = self._session
 
     @classmethod
     async def connect(

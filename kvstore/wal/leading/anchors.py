@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from kvstore.env.events import wait_within
-from kvstore.errors import MetadataError, MetadataLost, NoSuchNode, StoreError
+from kvstore.errors import MetadataError, MetadataLost, NoSuchNode, OlderMetadata, StoreError
 from kvstore.meta import paths
 from kvstore.meta.layout import Identity
 from kvstore.meta.store import MetadataStore, Watch
@@ -83,7 +83,7 @@ class Anchors:
         self._doubt.clear()
         try:
             await self._check(doubted)
-        except MetadataLost as error:
+        except (MetadataLost, OlderMetadata) as error:
             lose(error)
         except MetadataError:
             await asyncio.sleep(RETRY_S)

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
-from kvstore.meta.store import Change, Delete, SessionState, SetData, Stat, Watch
+from kvstore.meta.memory import Generations
+from kvstore.meta.store import Change, Delete, History, SessionState, SetData, Stat, Watch
 from tests.sim.world.loop import current_node
 from tests.sim.world.metadata import SimMetadata
 from tests.sim.world.metadata_link import Call, Connection
@@ -26,6 +27,7 @@ class SimStore:
         self._context = contextvars.copy_context()
         self._state = SessionState.LOST
         self._session = 0
+        self.history: History = Generations(0)
         self._is_closed = False
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
         self._watches: list[_SimWatch] = []
@@ -210,6 +212,7 @@ class SimStore:
             old.is_replaced = True
         self.connections = [connection]
         self.connection = connection
+        self.history.generation += 1
         self._become(SessionState.CONNECTED, connection.session)
         for watch in list(self._watches):
             watch.arm()

@@ -1,0 +1,1 @@
+"""Recognises an older copy of the metadata, and keeps a node from using it."""

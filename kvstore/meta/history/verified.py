@@ -1,0 +1,152 @@
+"""A metadata store that refuses every call while it holds an older copy of the metadata than was seen before. All calls
+of a node pass through this store, whichever driver is behind it (docs/protocol.md B29)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Sequence
+
+from kvstore.env.ports import Disk, Nursery
+from kvstore.meta.history.seen import Version
+from kvstore.meta.history.verifier import Verifier
+from kvstore.meta.store import Change, Create, MetadataStore, SessionState, SetData, Stat, Watch
+
+
+# docs/protocol.md B29
+class VerifiedStore:
+    """A MetadataStore in front of a driver's. `open` it before the first call; `close` closes the driver's, too."""
+
+    def __init__(self, inner: MetadataStore, disk: Disk, node: str) -> None:
+        self.history = inner.history
+        self._inner = inner
+        self._verifier = Verifier(inner, disk, node, self._changed)
+        self._told = SessionState.SUSPENDED
+        self._watches: list[_VerifiedWatch] = []
+        self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
+
+    async def open(self, nursery: Nursery) -> None:
+        """Verify the store, and each later connection in the background. Raises MetadataLost if the store is an older
+        copy, MetadataUnavailable, MetadataUnknown."""
+        await self._verifier.start(nursery)
+
+    @property
+    def state(self) -> SessionState:
+        state = self._inner.state
+        if state is not SessionState.CONNECTED or self._verifier.is_open:
+            return state
+        return SessionState.OLDER if self._verifier.older else SessionState.SUSPENDED
+
+    @property
+    def session(self) -> int:
+        return self._inner.session
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        self._verifier.check(path)
+        seen = self._verifier.seen
+        before = seen.highest(path)
+        data, stat = await self._inner.get(path)
+        if not seen.note(path, stat):
+            return await self._verifier.judge(path)
+        if before is not None and before < Version(stat.created, stat.version):
+            self._verifier.has_news = True
+        return data, stat
+
+    async def children(self, path: str) -> list[str]:
+        self._verifier.check(path)
+        return await self._inner.children(path)
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        self._verifier.check(path)
+        created = await self._inner.create(path, data, ephemeral=ephemeral, sequential=sequential)
+        self._verifier.has_news |= not ephemeral
+        return created
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        self._verifier.check(path)
+        written = await self._inner.set(path, data, version)
+        self._verifier.seen.note_written(path, written)
+        self._verifier.has_news = True
+        return written
+
+    async def delete(self, path: str, version: int) -> None:
+        self._verifier.check(path)
+        await self._inner.delete(path, version)
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        self._verifier.check(changes[0].path)
+        await self._inner.multi(changes)
+        for each in changes:
+            if isinstance(each, SetData) and each.version >= 0:
+                self._verifier.seen.note_written(each.path, each.version + 1)
+            is_kept = isinstance(each, SetData) or (isinstance(each, Create) and not each.ephemeral)
+            self._verifier.has_news |= is_kept
+
+    async def sync(self, path: str) -> None:
+        self._verifier.check(path)
+        await self._inner.sync(path)
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+        watch = _VerifiedWatch(self, self._verifier, changed)
+        watch.inner = self._inner.watch(path, watch.hint)
+        self._watches.append(watch)
+        return watch
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append((listener, contextvars.copy_context()))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def forget(self, watch: _VerifiedWatch) -> None:
+        """The watch was closed."""
+        if watch in self._watches:
+            self._watches.remove(watch)
+
+    def _changed(self) -> None:
+        """Tell everybody whether the store can be used: also those who wait for a change of a node."""
+        state = self.state
+        if state is self._told:
+            return
+        self._told = state
+        for listener, context in self._listeners:
+            asyncio.get_running_loop().call_soon(listener, state, context=context)
+        for watch in list(self._watches):
+            watch.tell(state)
+
+
+class _VerifiedWatch:
+    """A watch whose calls wait until the connection is verified: the driver calls after each reconnect, before that."""
+
+    def __init__(self, store: VerifiedStore, verifier: Verifier, changed: Callable[[], None]) -> None:
+        self.inner: Watch
+        self._store, self._verifier, self._changed = store, verifier, changed
+        self._context = contextvars.copy_context()
+        self._has_missed = self._is_scheduled = self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.inner.close()
+        self._store.forget(self)
+
+    def hint(self) -> None:
+        """The driver says that something may have changed."""
+        if self._verifier.is_open:
+            self._changed()
+        else:
+            self._has_missed = True
+
+    def tell(self, state: SessionState) -> None:
+        """Call for what was missed; and where an older copy was found, so that the caller learns that."""
+        if state is SessionState.OLDER or (state is SessionState.CONNECTED and self._has_missed):
+            self._has_missed = False
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._deliver, context=self._context)
+
+    def _deliver(self) -> None:
+        self._is_scheduled = False
+        if not self._is_closed:
+            self._changed()

@@ -1,0 +1,180 @@
+"""Decides whether a metadata store may be used, or holds an older copy of the metadata than was seen before.
+
+    connected ──► verify ──► open ──► the connection ends, and is made again ──► verify …
+                    └──────► older: a later copy, on another connection, is verified again
+
+Before the first call of each connection it checks the node's high-water mark (kvstore.meta.history.high_water) and the
+finding of others (`/older-copy`). While the connection stands it compares each version that is read with the highest
+one seen of that path (kvstore.meta.history.seen). What it finds it tells all others by `/older-copy`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore.env.events import wait_within
+from kvstore.env.ports import Disk, Nursery
+from kvstore.errors import (
+    Corrupted,
+    MetadataError,
+    MetadataLost,
+    MetadataUnavailable,
+    NodeExists,
+    NoSuchNode,
+    OlderMetadata,
+    VersionConflict,
+)
+from kvstore.meta import paths
+from kvstore.meta.history.high_water import HighWater, agreed_by_a_majority
+from kvstore.meta.history.seen import SeenVersions, Version
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.store import MetadataStore, SessionState, Stat
+
+log = logging.getLogger(__name__)
+
+RAISE_S = 5.0
+"""Time from something new in the metadata to the next high-water mark. Each costs the store a write and the node's disk
+a sync; metadata that stay as they are cost nothing."""
+RETRY_S = 0.2
+ADVICE = "restore a later copy (docs/operations.md, Restoring the metadata store)"
+
+
+# docs/protocol.md B29
+class Verifier:
+    """The verification of one store of one node. `changed` is called when the store may be used, or must not any
+    more."""
+
+    def __init__(self, store: MetadataStore, disk: Disk, node: str, changed: Callable[[], None]) -> None:
+        self.older = ""
+        """Why the store counts as an older copy; empty if it does not."""
+        self.has_news = False
+        """Something has changed since the high-water mark was raised."""
+        self.seen = SeenVersions()
+        self.mark: HighWater | None = None
+        """None while no cluster is founded there."""
+        self._store, self._disk, self._node, self._changed = store, disk, node, changed
+        self._verified = -1
+        """The connection that was verified last."""
+        self._wake = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """True if calls are let through on the present connection."""
+        return not self.older and self._verified == self._store.history.generation
+
+    def check(self, path: str) -> None:
+        """Raise OlderMetadata, or MetadataUnavailable while the connection is not verified."""
+        if self.older:
+            raise OlderMetadata(f"{path}: the metadata store is an older copy of itself: {self.older}; {ADVICE}")
+        if not self.is_open:
+            raise MetadataUnavailable(f"{path}: the connection with the metadata store is not verified yet")
+
+    async def start(self, nursery: Nursery) -> None:
+        """Verify the store, and each later connection. Raises MetadataLost if it is an older copy, MetadataUnavailable,
+        MetadataUnknown."""
+        layout = LayoutStore(self._store)
+        cluster = await layout.instance_id_seen()
+        if cluster is None:
+            await self._store.sync(paths.LEDGERS)
+            cluster = await layout.instance_id_seen()
+        if cluster is not None:
+            self.mark = HighWater(self._store, self._disk, self._node, cluster)
+        await self._verify()
+        if self.older:
+            raise MetadataLost(f"the metadata store is an older copy of itself: {self.older}; {ADVICE}")
+        self._store.on_state(lambda _: self._doubt())
+        self._store.watch(paths.OLDER_COPY, self._doubt)
+        nursery.spawn(self._run(), name="metadata verification")
+
+    async def judge(self, path: str) -> tuple[bytes, Stat]:
+        """Read a node again of which a lower version has come than was seen before: later than all that a majority of
+        the servers has. Raises OlderMetadata if it is still lower."""
+        known, generation = self.seen.highest(path), self._store.history.generation
+        await agreed_by_a_majority(self._store)
+        data, stat = await self._store.get(path)
+        if generation != self._store.history.generation:
+            raise MetadataUnavailable(f"{path}: the connection broke while a lower version was looked into")
+        found = Version(stat.created, stat.version)
+        if known is not None and found < known:
+            await self._refuse(f"it has version {found.number} of {path}, and version {known.number} was seen")
+            self.check(path)
+        self.seen.note(path, stat)
+        return data, stat
+
+    async def _run(self) -> None:
+        while True:
+            is_woken = await wait_within(self._wake, RAISE_S)
+            self._wake.clear()
+            try:
+                if is_woken or not self.is_open:
+                    await self._verify()
+                elif self.has_news:
+                    await self._raise()
+            except (MetadataError, Corrupted) as error:
+                log.info("metadata store not verified: %r", error)
+                if self._store.state is SessionState.CONNECTED:
+                    await asyncio.sleep(RETRY_S)
+                    self._wake.set()
+
+    def _doubt(self) -> None:
+        """The connection is another one or none, or another process may have marked the store."""
+        if not self.is_open:
+            self._store.history.trust(False)
+        self._changed()
+        self._wake.set()
+
+    async def _verify(self) -> None:
+        """Find out whether calls may be let through on the present connection. Raises MetadataError, Corrupted."""
+        generation = self._store.history.generation
+        if self._store.state is not SessionState.CONNECTED:
+            return
+        why = await self._why_older()
+        if generation != self._store.history.generation:
+            self._wake.set()  # it was said by a connection that is gone
+        elif why:
+            await self._refuse(why)
+        else:
+            self._accept(generation)
+
+    async def _why_older(self) -> str:
+        with suppress(NoSuchNode):
+            why, _ = await self._store.get(paths.OLDER_COPY)
+            return why.decode(errors="replace")
+        if self.mark is None:
+            return ""
+        if await LayoutStore(self._store).instance_id_seen() != self.mark.cluster:
+            return ""  # not an older copy of this cluster's metadata; see G23
+        return await self.mark.why_older()
+
+    async def _raise(self) -> None:
+        self.has_news = False
+        if self.mark is None:
+            return
+        try:
+            await self.mark.raise_it()
+        except OSError as error:
+            log.warning("high-water mark %d of the metadata is not on the disk: %s", self.mark.acknowledged, error)
+        except MetadataError as error:
+            self.has_news = True
+            if not isinstance(error, VersionConflict | NodeExists):
+                raise
+
+    def _accept(self, generation: int) -> None:
+        if self.older:
+            log.warning("the metadata store has a later copy again: it is used")
+        self.older, self._verified = "", generation
+        self._store.history.trust(True)
+        self._changed()
+
+    async def _refuse(self, why: str) -> None:
+        """Use the store no more, and say so here and in the store."""
+        if not self.older:
+            log.error("the metadata store is an older copy of itself: %s; %s", why, ADVICE)
+        self.older = why
+        self._store.history.trust(False)
+        self._changed()
+        with suppress(NodeExists, MetadataError):
+            await self._store.create(paths.OLDER_COPY, why.encode())
