@@ -10,14 +10,14 @@ from kvstore.bookie.admission import Admission
 from kvstore.bookie.backpressure import Door
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.held import Copy, Held
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.group import Group
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, Kind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.keys import Keys
-from kvstore.bookie.ledger import Ledger
-from kvstore.bookie.reader import Reader
+from kvstore.bookie.ledger import UNKNOWN_TOP, Ledger
 from kvstore.bookie.refusals import Refusals
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import Status
@@ -43,7 +43,7 @@ class Adds:
         journal: Journal,
         statistics: Statistics,
         *,
-        reader: Reader,
+        held: Held,
         facts: Facts,
         keys: Keys,
         admission: Admission,
@@ -56,7 +56,7 @@ class Adds:
         self._ledgers = inventory.ledgers
         self._journal = journal
         self._statistics = statistics
-        self._reader = reader
+        self.held = held
         self._facts = facts
         self._keys = keys
         self._admission = admission
@@ -117,10 +117,7 @@ class Adds:
         if not recovery and (journal.is_full or self.pending_bytes > LOCAL_FACTOR * self._pending_bytes_max):
             done(self._refusals.no_room())
             return
-        index = ledger.index
-        may_have = entry <= index.sealed_last or entry - index.first < len(index.places) or index.others
-        if may_have and self._has(ledger, entry, body):
-            done(Status.OK)  # a repetition whose answer was lost
+        if entry <= ledger.top and not self._may_store(ledger, entry, body, recovery, done):
             return
         if recovery and not journal.has_room(Use.COPY, RECORD_HEADER_SIZE + len(body)):
             done(self._refusals.no_room())
@@ -130,37 +127,76 @@ class Adds:
         except JournalFull:
             done(self._refusals.no_room())
             return
-        group = journal.open_group
+        self._appended(ledger, entry, offset, body, lac, done)
+
+    # docs/protocol.md B36
+    def _may_store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, done: Done) -> bool:
+        """Return True if the ledger has no copy of the entry, or if the add may replace the copy; otherwise answer the
+        add."""
+        try:
+            copy = self._compare(ledger, entry, body)
+        except OSError:  # the copy may be intact: nothing replaces it
+            done(self._refusals.unreadable())
+            return False
+        match copy:
+            case Copy.NONE | Copy.SAME:
+                return True
+            case Copy.IDENTICAL:  # a repetition whose answer was lost
+                done(Status.OK)
+            case Copy.IDENTICAL_SOON:
+                self._journal.after(ledger.last_group, lambda: done(Status.OK))
+            case Copy.OTHER:
+                done(self._refusals.other_entry(ledger.id, entry))
+            case Copy.DAMAGED if recovery:
+                return True
+            case Copy.DAMAGED:
+                done(self._refusals.unreadable())
+        return False
+
+    def _compare(self, ledger: Ledger, entry: int, body: bytes) -> Copy:
+        if ledger.top == UNKNOWN_TOP:
+            ledger.top = ledger.index.last
+        return Copy.NONE if entry > ledger.top else self.held.compare(ledger, entry, body)
+
+    def _appended(self, ledger: Ledger, entry: int, offset: int, body: bytes, lac: int, done: Done) -> None:
+        """Note that a packet is in the journal's open group."""
+        group = self._journal.open_group
         group.adds.append((ledger, entry, offset, body, lac, done))
         ledger.last_group = group.number
+        if entry > ledger.top:
+            ledger.top = entry
         self.pending_bytes += len(body)
         if self.pending_bytes > self._pending_bytes_max:
             self._shut_door()
 
     def store_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
-        """Store a packet that is here once more. Raises JournalFull."""
+        """Write the ledger's copy of an entry again, unless a newer copy waits for a sync. Raises JournalFull."""
+        if self.held.waiting(ledger, entry) is None:
+            self._write(ledger, entry, body)
+
+    # docs/protocol.md B36
+    def store_again(self, ledger: Ledger, entry: int, body: bytes) -> None:
+        """Write a record of the former journal again, unless the ledger has a readable copy of the entry, which was
+        stored first, with another payload. Raises JournalFull, OSError."""
+        if self._compare(ledger, entry, body) is Copy.OTHER:
+            self._refusals.other_entry(ledger.id, entry)
+        else:
+            self._write(ledger, entry, body)
+
+    def _write(self, ledger: Ledger, entry: int, body: bytes) -> None:
         offset = self._journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
-        group = self._journal.open_group
-        lac = HEADER.unpack_from(body)[2]
-        group.adds.append((ledger, entry, offset, body, lac, _nobody))
-        ledger.last_group = group.number
-        self.pending_bytes += len(body)
-        if self.pending_bytes > self._pending_bytes_max:
-            self._shut_door()
+        self._appended(ledger, entry, offset, body, HEADER.unpack_from(body)[2], _nobody)
 
     # docs/protocol.md B12
     def _shut_door(self) -> None:
         if not self._journal.is_full:  # else adds are refused at once
             self._door.shut(self)
 
-    def _has(self, ledger: Ledger, entry: int, body: bytes) -> bool:
-        place, size = ledger.index.get(entry)
-        return bool(place) and size == len(body) and self._reader.body(ledger.id, entry, place, size) == body
-
     def synced(self, group: Group) -> None:
         """A group is on the disk: show all its entries, tell those who sent them, then those who follow the ledgers,
         who have more to do with it than to answer."""
         segment, stored, size_sum = group.segment, self._inventory.stored, 0
+        self.held.shown = group
         raised: dict[Ledger, int] = {}
         for ledger, entry, offset, body, lac, _ in group.adds:
             size = len(body)
@@ -170,6 +206,7 @@ class Adds:
                 each.entry_stored(entry, body)
             if lac > raised.get(ledger, ledger.lac):
                 raised[ledger] = lac
+        self.held.shown = None
         self.pending_bytes -= size_sum
         self._statistics.adds += len(group.adds)
         self._statistics.add_bytes += size_sum

@@ -7,6 +7,7 @@ digest, or damaged; the ledger's metadata says which.
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from struct import Struct
 from typing import Any
@@ -25,7 +26,13 @@ log = logging.getLogger(__name__)
 
 KNOWN_MAX = 4096
 """Ledgers with another digest of which it is remembered; of others it is asked again."""
+DIGEST_MAX = 20
+"""Bytes of the largest digest, an HMAC."""
 _CRC = Struct(">I")
+_CRC32 = Struct(">Q")
+_CRC32_AT = HEADER.size + _CRC32.size
+_LAC_BYTES = slice(16, 24)
+"""Where a packet's header has the last-add-confirmed."""
 _HEAD, _BODY = HEADER.size, HEADER.size + _CRC.size
 HEADER_AND_CRC = Struct(f"{HEADER.format}I")
 """Ledger, entry, lac, length, and what is the digest if that is a CRC32C."""
@@ -60,6 +67,37 @@ def digest_of(metadata: LedgerMetadata, key: bytes) -> EntryDigest | None:
     return EntryDigest(metadata.digest, metadata.password)
 
 
+# docs/protocol.md L15
+def is_same_entry(held: bytes, packet: bytes, digest_bytes: int = DIGEST_MAX) -> bool:
+    """Return True if two packets have the same ledger, entry, length and payload.
+
+    The last-add-confirmed may differ, and with it the digest: a recovery writes entries back with its own (R4).
+    `digest_bytes`: the size of a digest that proves itself to nobody here; unless given, the largest.
+    """
+    if held == packet:
+        return True
+    if len(held) != len(packet) or held[:16] != packet[:16] or held[24 : HEADER.size] != packet[24 : HEADER.size]:
+        return False
+    start = _payload_at(held)
+    if start != _payload_at(packet):
+        return False
+    if not start:
+        if held[_LAC_BYTES] == packet[_LAC_BYTES]:
+            return False  # one header and one payload have one digest
+        start = HEADER.size + digest_bytes
+    return held[start:] == packet[start:]
+
+
+def _payload_at(packet: bytes) -> int:
+    """Return where the payload begins, if the packet's own checksum shows it; otherwise 0."""
+    if proves_itself(packet):
+        return _BODY
+    if len(packet) < _CRC32_AT:
+        return 0
+    found = zlib.crc32(packet[_CRC32_AT:], zlib.crc32(packet[: HEADER.size]))
+    return _CRC32_AT if _CRC32.unpack_from(packet, HEADER.size)[0] == found else 0
+
+
 class Digests:
     """Checks packets without a valid CRC32C against the digest type in their ledger's metadata."""
 
@@ -67,17 +105,22 @@ class Digests:
         self._admission = admission
         self._statistics = statistics
         self._log = SparingLog(log)
-        self._known: dict[tuple[int, bytes], EntryDigest | None] = {}
+        self._known: dict[tuple[int, bytes], tuple[EntryDigest | None, int]] = {}
+        """By ledger and key: the digest that checks the packets here, and its size in them."""
 
     def knows(self, ledger: int, key: bytes) -> bool:
         """Whether the metadata need not be asked again."""
         return (ledger, key) in self._known
 
+    def size_of(self, ledger: int, key: bytes) -> int:
+        """Return the size in bytes of the digest in the ledger's packets; the largest if it is not known here."""
+        return self._known.get((ledger, key), (None, DIGEST_MAX))[1]
+
     def judge(self, ledger: int, key: bytes, size: int, check: Check, done: Callable[[Status], Any]) -> None:
         """Call `done` with OK if the digest is right or cannot be checked here; otherwise with why it is refused:
         BAD_REQUEST if it is wrong, UNKNOWN_LEDGER_STATE if nobody says what it should be."""
         if (ledger, key) in self._known:
-            done(self._verdict(self._known[ledger, key], check))
+            done(self._verdict(self._known[ledger, key][0], check))
             return
 
         def answered(answer: LedgerMetadata | Exception | None) -> None:
@@ -89,8 +132,8 @@ class Digests:
             else:
                 if len(self._known) >= KNOWN_MAX:
                     del self._known[next(iter(self._known))]
-                digest = self._known[ledger, key] = digest_of(answer, key)
-                done(self._verdict(digest, check))
+                found = self._known[ledger, key] = digest_of(answer, key), EntryDigest(answer.digest).size
+                done(self._verdict(found[0], check))
 
         if not self._admission.ask_metadata(ledger, size, answered):
             self._statistics.refused_overload += 1

@@ -6,13 +6,15 @@ for the places of entries in full segments, which index files have.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from struct import unpack
 
+from kvstore.bookie.digests import is_same_entry
 from kvstore.bookie.index.blocks import Extent
 from kvstore.bookie.index.checkpoint import ADMITTED, FENCED, FORMAT, LIMBO, Checkpoint, LedgerPart
-from kvstore.bookie.index.entry_index import OFFSET_BITS, file_of
+from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, file_of
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.index.sealed_entries import SealedEntries
 from kvstore.bookie.journal.record import ADMITTED as KEY_ADMITTED
@@ -22,6 +24,8 @@ from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.digest import HEADER
 from kvstore.types import LedgerId
+
+log = logging.getLogger(__name__)
 
 DAMAGED_MAX = 10_000
 """Damaged entries that are remembered; more are only counted."""
@@ -241,9 +245,23 @@ class Inventory:
     def apply_add(self, segment: Segment, head: RecordHead, body: bytes, offset: int, *, is_good: bool) -> None:
         """Apply an ADD. A damaged packet still counts as there, so that nobody is told that there is no such entry."""
         ledger = self.known(head.ledger)
-        self.stored(segment, ledger, head.entry, offset, head.size)
+        if head.entry > ledger.index.last or self._may_replace(ledger, head, body, is_good=is_good):
+            self.stored(segment, ledger, head.entry, offset, head.size)
         if is_good:
             ledger.lac = max(ledger.lac, HEADER.unpack_from(body)[2])
+
+    # docs/protocol.md B36
+    def _may_replace(self, ledger: Ledger, head: RecordHead, body: bytes, *, is_good: bool) -> bool:
+        """Return True unless an earlier record has a readable packet of the entry with another payload."""
+        place, size = ledger.index.get(head.entry)
+        segment = self.segments.get(file_of(place))
+        if segment is None:
+            return True
+        held = segment.read_certainly(place & OFFSET_MASK, size, ledger=ledger.id, entry=head.entry)
+        if held is None or (is_good and is_same_entry(held, body)):
+            return True
+        log.error("a later record of a stored entry has another payload ledger=%d entry=%d", ledger.id, head.entry)
+        return False
 
     def _apply_to_ledger(self, segment: Segment, head: RecordHead, body: bytes) -> None:
         segment.touched.add(head.ledger)

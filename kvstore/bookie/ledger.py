@@ -10,6 +10,9 @@ from kvstore.bookie.index.sealed_entries import SealedEntries
 from kvstore.proto.digest import LAC_HEADER
 from kvstore.types import LedgerId
 
+UNKNOWN_TOP = 1 << 63
+"""Above every entry: before the first add nobody has looked which entries the ledger has."""
+
 
 class Listener(Protocol):
     """A reader on this node (kvstore.wal.ports.Listener). Its calls raise nothing."""
@@ -35,6 +38,7 @@ class Ledger:
         "sealed",
         "superseded",
         "tail_file",
+        "top",
         "waiters",
     )
 
@@ -57,6 +61,8 @@ class Ledger:
         """The last explicit LAC packet as it came."""
         self.last_group = 0
         """The last journal group with a record of this ledger; on the disk if the journal has synced that group."""
+        self.top = UNKNOWN_TOP
+        """The highest entry that was ever accepted for storing: an add of a higher one replaces nothing."""
         self.waiters: dict[Callable[[], None], None] = {}
         """Called once, and forgotten, when `lac` rises or the ledger goes."""
         self.listeners: tuple[Listener, ...] = ()

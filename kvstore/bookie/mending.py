@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from kvstore.bookie.digests import is_same_entry
 from kvstore.bookie.index.blocks import block_span, blocks_of, encode_extents, lay_out
 from kvstore.bookie.index.checkpoint import HEADER_SIZE, Checkpoint, LedgerPart, with_table
-from kvstore.bookie.index.entry_index import OFFSET_BITS, EntryIndex
+from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, EntryIndex
 from kvstore.bookie.index.index_files import Mended
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import Kind
-from kvstore.bookie.journal.scan import scan
+from kvstore.bookie.journal.scan import Found, scan
 from kvstore.bookie.journal.segment import Segment
 
 log = logging.getLogger(__name__)
@@ -83,12 +84,22 @@ def entries_in(segment: Segment) -> dict[int, EntryIndex]:
         head = record.head
         if head.kind == Kind.ADD:
             entries = found.setdefault(head.ledger, EntryIndex())
+            if (former := entries.get(head.entry))[0] and not _may_replace(segment, former, record):
+                continue
             entries.put(head.entry, segment.file << OFFSET_BITS | record.offset, head.size)
         elif head.kind in _FORGETS:
             found.pop(head.ledger, None)
     for entries in found.values():
         entries.compact()
     return found
+
+
+# docs/protocol.md B36
+def _may_replace(segment: Segment, former: tuple[int, int], record: Found) -> bool:
+    """Return True unless the entry's earlier record in the segment has a readable packet with another payload."""
+    place, size = former
+    held = segment.read_body(place & OFFSET_MASK, size, ledger=record.head.ledger, entry=record.head.entry)
+    return held is None or (record.is_good and is_same_entry(held, record.body))
 
 
 def _read_what_can_be(segment: Segment) -> bytes:

@@ -36,7 +36,7 @@ def make_directory(disk: Disk, path: str) -> None:
 
 
 def write_again(
-    found: Replayed, config: BookieConfig, journal: Journal, store_copy: Callable[[Ledger, int, bytes], None]
+    found: Replayed, config: BookieConfig, journal: Journal, store_again: Callable[[Ledger, int, bytes], None]
 ) -> None:
     """Open the journal with what may not be synced, in one group: until that is on the disk as a whole, the former
     segments hold what they held. Raises OSError."""
@@ -45,7 +45,7 @@ def write_again(
     for record in found.again:
         head = record.head
         if head.kind == Kind.ADD:
-            store_copy(inventory.known(head.ledger), head.entry, record.body)
+            store_again(inventory.known(head.ledger), head.entry, record.body)
         else:
             journal.append(head.kind, head.flags, head.ledger, head.entry, record.body, use=Use.FACT)
             inventory.apply(journal.open_group.segment, head, record.body)

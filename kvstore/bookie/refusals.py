@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.journal.journal import Journal
+from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import Status
+
+log = logging.getLogger(__name__)
 
 STATUS_OF = {
     Verdict.FENCED: Status.FENCED,
@@ -20,6 +25,7 @@ class Refusals:
     def __init__(self, journal: Journal, statistics: Statistics) -> None:
         self._journal = journal
         self._statistics = statistics
+        self._log = SparingLog(log)
 
     def by(self, verdict: Verdict) -> Status:
         """The sender may not do this, or it is not known whether it may."""
@@ -27,6 +33,24 @@ class Refusals:
         self._statistics.refused_key += verdict is Verdict.WRONG_KEY
         self._statistics.refused_unknown += verdict is Verdict.UNKNOWN
         return STATUS_OF[verdict]
+
+    # docs/protocol.md B36
+    def other_entry(self, ledger: int, entry: int) -> Status:
+        """Refuse a packet because the ledger has another payload of its entry: another writer has this ledger."""
+        self._statistics.refused_other_entry += 1
+        self._log.say(
+            logging.ERROR,
+            "refused another payload of a stored entry; two writers had this ledger id ledger=%d entry=%d",
+            ledger,
+            entry,
+        )
+        return Status.FENCED
+
+    def unreadable(self) -> Status:
+        """Refuse a packet because the stored copy of its entry cannot be compared with it: neither stored nor another
+        writer's."""
+        self._statistics.refused_unknown += 1
+        return Status.IO_ERROR
 
     def no_room(self) -> Status:
         """The disk is full, or too much waits for a sync."""

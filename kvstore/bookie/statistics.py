@@ -26,6 +26,8 @@ class Statistics:
     """Requests in the clear where connections are TLS."""
     refused_cluster: int = 0
     """Connections of clients that said they were of another cluster."""
+    refused_other_entry: int = 0
+    """Adds refused because the ledger has another payload of the entry."""
     refused_readonly: int = 0
     refused_overload: int = 0
     refused_unknown: int = 0

@@ -28,6 +28,7 @@ from kvstore.bookie.digests import HEADER_AND_CRC, Digests, is_crc, lac_proves_i
 from kvstore.bookie.explicit_lacs import ExplicitLacs
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.held import Held
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
@@ -116,7 +117,7 @@ class BookieStorage:
         self.statistics.damaged_records += found.damaged_records + len(found.damage)
         self._assemble(found.inventory)
         found.mender.on_lost = self._lost
-        write_again(found, config, self.journal, self.adds.store_copy)
+        write_again(found, config, self.journal, self.adds.store_again)
         doubt_again(found, self.facts)
         await self.synced()
         let_go_of_empty(found, self.journal)
@@ -145,7 +146,7 @@ class BookieStorage:
             inventory,
             journal,
             statistics,
-            reader=self.reader,
+            held=Held(inventory, journal, self.reader, self.digests),
             facts=self.facts,
             keys=keys,
             admission=self.admission,

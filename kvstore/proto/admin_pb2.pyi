@@ -2365,6 +2365,7 @@ class BookieReport(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     NO_ANSWER_FIELD_NUMBER: _builtins.int
     LACKING_LEDGERS_FIELD_NUMBER: _builtins.int
+    REFUSED_OTHER_ENTRY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     zone: _builtins.str
@@ -2383,6 +2384,8 @@ class BookieReport(_message.Message):
     """In a ClusterReport: ledgers of which it lacks copies, as the leaders found that last whose logs they are. Ledgers
     that are no partition's are not among them.
     """
+    refused_other_entry: _builtins.int
+    """Adds refused since its start because the bookie has another payload of the entry (docs/protocol.md, B36)."""
     @_builtins.property
     def disk(self) -> Global___DiskReport:
         """Absent if it did not say."""
@@ -2404,10 +2407,11 @@ class BookieReport(_message.Message):
         node: _builtins.str = ...,
         no_answer: _builtins.str = ...,
         lacking_ledgers: _builtins.int = ...,
+        refused_other_entry: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "damaged_records", b"damaged_records", "directories", b"directories", "disk", b"disk", "id", b"id", "lacking_ledgers", b"lacking_ledgers", "ledgers", b"ledgers", "limbo_ledgers", b"limbo_ledgers", "no_answer", b"no_answer", "node", b"node", "state", b"state", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "damaged_records", b"damaged_records", "directories", b"directories", "disk", b"disk", "id", b"id", "lacking_ledgers", b"lacking_ledgers", "ledgers", b"ledgers", "limbo_ledgers", b"limbo_ledgers", "no_answer", b"no_answer", "node", b"node", "refused_other_entry", b"refused_other_entry", "state", b"state", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import assert_never
 
 from kvstore.env.ports import Nursery
-from kvstore.errors import BookieError, LedgerError, NotRecoverable, StoreError, VersionConflict
+from kvstore.errors import BookieError, LedgerError, LedgerFenced, NotRecoverable, StoreError, VersionConflict
 from kvstore.proto.bookkeeper import RECOVERY_PRIORITY
 from kvstore.proto.digest import EntryDigest, Packet, master_key
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
@@ -289,6 +289,8 @@ class _Run:
             return
         if error is None:
             self._feed(Stored(entry, bookie))
+        elif isinstance(error, LedgerFenced):  # docs/protocol.md B36
+            self._fail(NotRecoverable(f"ledger {self.metadata.ledger} entry {entry}: {bookie} has another payload"))
         else:
             self._ports.choice.failed(bookie)
             # Together with the failure: after each feed somebody looks whether the write-back has come to its end.

@@ -30,3 +30,13 @@ class Group(Struct, eq=False):
     """Called when the group is on the disk, after its adds were told."""
     next: Segment | None = None
     """The segment after this one, if this is a segment's last group."""
+    packets: dict[tuple[Ledger, int], bytes] = {}
+    """The packets of the first adds, by ledger and entry: as many as `packet` has looked at."""
+    looked_at: int = 0
+
+    def packet(self, ledger: Ledger, entry: int) -> bytes | None:
+        """Return the packet of an entry in this group, or None. Only calls of this pay for the table."""
+        for each in self.adds[self.looked_at :]:
+            self.packets[each[0], each[1]] = each[3]
+        self.looked_at = len(self.adds)
+        return self.packets.get((ledger, entry))

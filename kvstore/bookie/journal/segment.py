@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from errno import EBADMSG, EILSEQ, EIO, ENODATA, ENOENT, EUCLEAN
 
 from kvstore.bookie.journal import record
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
@@ -13,6 +14,9 @@ FILL_BYTES = 256 << 10
 PAGE = bytes(4096)
 """What one write of them has: the kernel keeps what was one large write as one large piece of memory, which each later
 sync goes through, and counts as written, for a record of a few bytes."""
+
+MEDIUM_ERRORS = frozenset((EIO, ENODATA, EBADMSG, EILSEQ, EUCLEAN, ENOENT))
+"""Errors of a read that mean that the stored bytes are lost. Any other error says nothing about the bytes."""
 
 
 def segment_name(file: int) -> str:
@@ -140,9 +144,21 @@ class Segment:
     def read_body(self, offset: int, size: int, *, ledger: int, entry: int) -> bytes | None:
         """The body of the record at `offset`, whose body has `size` bytes; None if it is not what was written."""
         try:
-            data = self.handle.read(offset, RECORD_HEADER_SIZE + size)
+            return self._read_body(offset, size, ledger, entry)
         except OSError:
             return None
+
+    def read_certainly(self, offset: int, size: int, *, ledger: int, entry: int) -> bytes | None:
+        """Read a body as `read_body` does. Raises OSError if the bytes may be intact although this read failed."""
+        try:
+            return self._read_body(offset, size, ledger, entry)
+        except OSError as error:
+            if error.errno not in MEDIUM_ERRORS:
+                raise
+            return None
+
+    def _read_body(self, offset: int, size: int, ledger: int, entry: int) -> bytes | None:
+        data = self.handle.read(offset, RECORD_HEADER_SIZE + size)
         head = record.decode_record_head(data, 0, seed=self.seed, offset=offset)
         if head is None or (head.size, head.ledger, head.entry) != (size, ledger, entry):
             return None

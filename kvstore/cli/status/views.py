@@ -132,6 +132,7 @@ def bookie_document(bookie: BookieReport) -> dict[str, Any]:
         "failed_directories": [each.path for each in bookie.directories if each.failure],
         "stored_ledgers": bookie.ledgers if is_told else None,
         "limbo_ledgers": bookie.limbo_ledgers if is_told else None,
+        "refused_other_entry": bookie.refused_other_entry if is_told else None,
         "damaged_records": bookie.damaged_records if is_told else None,
     }
 

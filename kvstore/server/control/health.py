@@ -225,6 +225,15 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 f"entries of {_count(bookie.limbo_ledgers, 'ledger')} may be missing there until they are repaired",
                 "`kvstore autorecovery status`",
             )
+        if bookie.refused_other_entry:
+            yield _finding(
+                DEGRADED,
+                "bookie_conflict",
+                name,
+                f"it has refused {_count(bookie.refused_other_entry, 'add')} of entries of which it has another "
+                "payload: a ledger id was given twice",
+                "docs/operations.md, An older copy of the metadata",
+            )
 
 
 def _disks(report: ClusterReport) -> Iterator[Finding]:

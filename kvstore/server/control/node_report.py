@@ -181,6 +181,7 @@ def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_by
         state="readonly" if counted["readonly"] else "writable",
         ledgers=int(counted["ledgers"]),
         limbo_ledgers=int(counted["limbo_ledgers"]),
+        refused_other_entry=int(counted["refused_other_entry"]),
         damaged_records=int(counted["damaged_records"]),
     )
     try:

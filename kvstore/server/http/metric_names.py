@@ -80,10 +80,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_reads": ("bookie_reads_total", "Entries asked for."),
     "bookie_read_bytes": ("bookie_read_bytes_total", "Bytes of the entries given."),
     "bookie_fences": ("bookie_fences_total", "Ledgers fenced: each is a takeover or a recovery."),
-    "bookie_refused_fenced": (
-        "bookie_refused_fenced_total",
-        "Adds refused since the ledger is fenced: a former leader.",
-    ),
+    "bookie_refused_fenced": ("bookie_refused_fenced_total", "Adds of a former leader: the ledger is fenced."),
     "bookie_refused_key": ("bookie_refused_key_total", "Requests refused since their key is not the ledger's."),
     "bookie_refused_cluster": (
         "bookie_refused_cluster_total",
@@ -100,6 +97,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_refused_digest": (
         "bookie_refused_digest_total",
         "Adds and explicit last-add-confirmed refused since their digest was wrong: damaged in memory or on the wire.",
+    ),
+    "bookie_refused_other_entry": (
+        "bookie_refused_other_entry_total",
+        "Number of adds refused because the bookie has another payload of the entry: an id was given twice.",
     ),
     "bookie_refused_readonly": ("bookie_refused_readonly_total", "Adds refused since the disk is full."),
     "bookie_refused_overload": ("bookie_refused_overload_total", "Requests refused since too many were under way."),
@@ -127,10 +128,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "bookie_limbo_ledgers": ("bookie_limbo_ledgers", "Ledgers of which entries may be missing here, until repaired."),
     "bookie_scrubbed_bytes": ("bookie_scrubbed_bytes_total", "Bytes read again in search of damage."),
     "bookie_damaged_records": ("bookie_damaged_records_total", "Records with a wrong checksum."),
-    "bookie_damage_marked_total": (
-        "bookie_damage_marked_total",
-        "Ledgers marked since the scrub has found damage in them.",
-    ),
+    "bookie_damage_marked_total": ("bookie_damage_marked_total", "Ledgers marked because the scrub found damage."),
     "bookie_reclaimed_bytes": ("bookie_reclaimed_bytes_total", "Disk space freed."),
     "bookie_rewritten_bytes": ("bookie_rewritten_bytes_total", "Bytes moved out of sparse files to free them."),
     "bookie_unheard_ledgers": (

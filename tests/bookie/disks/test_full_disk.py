@@ -31,9 +31,9 @@ async def opened(world: SimWorld, meta: Metadata, *, reserve_bytes: int = 0) -> 
     return shelf, Reclaimer(shelf.env, config, shelf.storage, meta)
 
 
-async def add_all(shelf: Shelf, ledger: int, size: int = 300, **how: bool) -> int:
-    """Entries until one is refused because the disk is full; returns how many are stored."""
-    entry = 0
+async def add_all(shelf: Shelf, ledger: int, size: int = 300, *, first: int = 0, **how: bool) -> int:
+    """Add entries until the disk is full. Return the first entry that is refused."""
+    entry = first
     while (status := await shelf.add(ledger, entry, b"x" * size, **how)) is Status.OK:
         entry += 1
     assert status is Status.READ_ONLY
@@ -46,7 +46,7 @@ def test_a_disk_filled_by_adds_and_copies_takes_fences_and_recovers_by_reclaim(w
         world.node("b1").disk.set_capacity(6 * SEGMENT)
         await add_all(shelf, OLD)
         copied = await add_all(shelf, COPIES, recovery=True)
-        await add_all(shelf, COPIES, 1, recovery=True)
+        await add_all(shelf, COPIES, 1, first=copied, recovery=True)
         assert copied, "recovery adds have more room than ordinary ones"
         for ledger in range(100, 110):
             assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has room"

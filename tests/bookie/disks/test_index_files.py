@@ -15,6 +15,7 @@ from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.env import Env
 from kvstore.proto.bookkeeper import Status
+from kvstore.proto.digest import PAYLOAD_AT
 from tests.bookie.disks.index_support import (
     CONFIG,
     LARGE,
@@ -179,11 +180,12 @@ def test_the_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: i
             if random.random() < 0.7 or not known:
                 entry = next_entry[ledger]
                 next_entry[ledger] += random.choice([1, 1, 1, 1, 2, 3, 6000])
+                body, lac = random.randbytes(random.choice([0, 40, 300])), -1
             else:
                 ledger, entry = 1, random.choice(known)
-            body = random.randbytes(random.choice([0, 40, 300]))
-            assert await shelf.add(ledger, entry, body, recovery=True, lac=-1) is Status.OK
-            model[ledger, entry] = packet(ledger, entry, body, -1)
+                body, lac = model[ledger, entry][PAYLOAD_AT:], random.randrange(1000)
+            assert await shelf.add(ledger, entry, body, recovery=True, lac=lac) is Status.OK
+            model[ledger, entry] = packet(ledger, entry, body, lac)
             if random.random() < 0.01:
                 await judge(shelf)
         await judge(shelf)

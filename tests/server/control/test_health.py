@@ -97,6 +97,10 @@ def limbo(report: ClusterReport) -> None:
     report.bookies[0].limbo_ledgers = 1
 
 
+def conflict(report: ClusterReport) -> None:
+    report.bookies[0].refused_other_entry = 2
+
+
 def scarce(report: ClusterReport) -> None:
     report.bookies[0].disk.free_bytes = 4 * GIB
 
@@ -201,6 +205,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     ),
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
     "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "entries of 1 ledger may be missing", "autorecovery status"),
+    "bookie_conflict": (conflict, DEGRADED, "bookie n1-ab", "refused 2 adds of entries", "An older copy"),
     "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free, beside 98,304 of its own", "make room"),
     "bookie_cannot_write": (
         without_inodes,

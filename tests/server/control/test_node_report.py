@@ -49,7 +49,7 @@ class FullBookie:
     address = "n1:3181"
 
     def statistics(self) -> dict[str, Any]:
-        return {"readonly": 1, "ledgers": 7, "limbo_ledgers": 2, "damaged_records": 3}
+        return {"readonly": 1, "ledgers": 7, "limbo_ledgers": 2, "refused_other_entry": 4, "damaged_records": 3}
 
     def space(self) -> tuple[int, int]:
         return 1_000, 10
@@ -157,6 +157,7 @@ def test_every_part_is_told_of() -> None:
         2,
         3,
     )
+    assert bookie.refused_other_entry == 4
     assert (bookie.disk.total_bytes, bookie.disk.free_bytes, bookie.disk.reserve_bytes) == (1_000, 10, 50)
     assert [(each.path, each.failure, each.readonly) for each in bookie.directories] == [
         ("/a", "", True),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from kvstore.bookie.digests import is_same_entry, proves_itself
 from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.meta.registration import Bookies
 from kvstore.proto.availability import HeldEntries
@@ -137,6 +138,9 @@ class ModelBookies:
             return BookieError(f"{bookie} is down or read-only")
         if ledger in model.fenced and not recovery:
             return LedgerFenced(f"{bookie}")
+        held = model.entries.get((ledger, entry))
+        if held is not None and proves_itself(held) and not is_same_entry(held, packet):
+            return LedgerFenced(f"{bookie}")  # docs/protocol.md B36
         model.entries[ledger, entry] = packet
         for each in model.listeners.get(ledger, ()):
             each.entry_stored(entry, packet)

@@ -15,6 +15,7 @@ from kvstore.errors import (
     OutcomeUnknown,
     StoreError,
 )
+from kvstore.proto.digest import PAYLOAD_AT, EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState
 from kvstore.wal.recovery import READ_AHEAD
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, appended, holders, run
@@ -284,6 +285,26 @@ def test_a_recovery_of_a_ledger_on_two_bookies_replaces_the_one_that_answers_not
         recorded = await bench.recover()
         assert (recorded.state, recorded.last_entry) == (LedgerState.CLOSED, 0)
         assert B3 in recorded.fragments[-1].ensemble
+
+    run(case)
+
+
+# docs/protocol.md B36
+def test_a_recovery_does_not_choose_between_two_payloads_of_an_entry() -> None:
+    async def case(bench: Bench) -> None:
+        metadata = await bench.ledger()
+        await appended(bench, bench.handle(metadata), 3)
+        digest, last = EntryDigest(metadata.digest, metadata.password), EntryId(2)
+        other = digest.packet(LEDGER, last, EntryId(1), 3 * len(b"entry 0"), b"ENTRY 2")
+        bench.bookies.at[B3].entries[LEDGER, last] = other
+        for each in (B1, B2, B3):
+            bench.bookies.at[each].lacs.clear()
+        with pytest.raises(NotRecoverable, match="another payload"):
+            await bench.recover()
+        recorded, _ = await bench.ledgers.read(LEDGER)
+        assert recorded.state is LedgerState.IN_RECOVERY
+        payloads = [bench.bookies.at[each].entries[LEDGER, last][PAYLOAD_AT:] for each in (B1, B2, B3)]
+        assert payloads == [b"entry 2", b"entry 2", b"ENTRY 2"]
 
     run(case)
 
