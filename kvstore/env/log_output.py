@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import logging.handlers
 import sys
 import threading
 import time
@@ -19,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from kvstore.env.log_config import LogFormat, LogOutput
-from kvstore.env.log_fields import as_plain, fields_of, on_one_line
-from kvstore.env.log_limit import WINDOW_S, LogLimit
+from kvstore.env.logs.fields import as_plain, fields_of, on_one_line
+from kvstore.env.logs.limit import WINDOW_S, LogLimit
+from kvstore.env.logs.writer import LogWriter, QueuedHandler, RotatedFile, StandardError
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
 
-FILE_BYTES_MAX = 16 << 20
-FILES = 4
-"""Kept beside the one that is written."""
 OWN = "kvstore"
 AUDIT = "kvstore.audit"
 """Bounds its lines itself, by who calls."""
@@ -65,10 +62,11 @@ class Output:
         self._counts: Counter[int] = Counter()
         self._set: dict[str, str] = {}
         self._handler: logging.Handler
+        self._writer: LogWriter | None = None
 
-    def use(self, handler: logging.Handler) -> None:
-        """Write by this handler."""
-        self._handler = handler
+    def use(self, handler: logging.Handler, writer: LogWriter | None = None) -> None:
+        """Write by this handler, whose lines wait at `writer`."""
+        self._handler, self._writer = handler, writer
         handler.addFilter(self._admit)
 
     def statistics(self) -> dict[str, int]:
@@ -77,6 +75,7 @@ class Output:
             "log_warnings_total": counts[logging.WARNING],
             "log_errors_total": counts[logging.ERROR] + counts[logging.CRITICAL],
             "log_lines_left_out_total": self._limit.left_out,
+            "log_lines_dropped_total": 0 if self._writer is None else self._writer.dropped,
         }
 
     def levels(self) -> dict[str, str]:
@@ -128,13 +127,14 @@ class Output:
 def open_log(config: LogOutput, *, process: str, directory: Path | None = None) -> Output:
     """Have this process write its log: to `<directory>/<process>.log`, which is rotated, else to standard error. A JSON
     line names the process. Raises OSError."""
-    handler: logging.Handler = logging.StreamHandler()
+    writer = LogWriter()
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        handler = rotating(directory / f"{process}.log")
+    sink = StandardError() if directory is None else RotatedFile(directory / f"{process}.log")
+    handler = QueuedHandler(writer, sink)
     handler.setFormatter(formatter(config.format, process))
     output = Output(config)
-    output.use(handler)
+    output.use(handler, writer)
     logging.basicConfig(
         level=max(logging.INFO, logging.getLevelNamesMapping()[config.level]), handlers=[handler], force=True
     )
@@ -142,13 +142,9 @@ def open_log(config: LogOutput, *, process: str, directory: Path | None = None) 
     for name in LOUD:
         logging.getLogger(name).setLevel(logging.WARNING)
     if directory is not None:
-        _audit_to(directory / f"{process}.audit.jsonl")
+        _audit_to(QueuedHandler(writer, RotatedFile(directory / f"{process}.audit.jsonl")))
     logging.captureWarnings(True)
     return output
-
-
-def rotating(path: Path) -> logging.Handler:
-    return logging.handlers.RotatingFileHandler(path, maxBytes=FILE_BYTES_MAX, backupCount=FILES)
 
 
 def formatter(format: LogFormat, process: str) -> logging.Formatter:
@@ -218,9 +214,8 @@ def _about_limit(name: str, text: object, count: int) -> logging.LogRecord:
     return record
 
 
-def _audit_to(path: Path) -> None:
+def _audit_to(handler: logging.Handler) -> None:
     """Have the audit log in a file of its own, which is bounded, too, and holds nothing but lines of JSON."""
-    handler = rotating(path)
     handler.setFormatter(logging.Formatter("%(message)s"))
     audit = logging.getLogger(AUDIT)
     audit.handlers, audit.propagate = [handler], False

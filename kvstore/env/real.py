@@ -87,10 +87,10 @@ def best_syncs() -> Syncs:
 
 
 def end_process(message: str) -> NoReturn:
-    """Say why and end at once: no handler, no `finally`, nothing that could still acknowledge anything."""
+    """Log the reason and end at once: no `finally`, nothing that could still acknowledge anything. A log that cannot be
+    written delays the end by no more than logs.writer.FLUSH_S."""
     logger.critical("fatal: %s", message)
     logging.shutdown()
-    sys.stderr.flush()
     os._exit(EXIT_FATAL)
 
 

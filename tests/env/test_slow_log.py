@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from kvstore.env.log_fields import fields_of
+from kvstore.env.logs.fields import fields_of
 from kvstore.env.slow_log import KEPT, PER_SECOND_MAX, SlowLog, hash_of
 
 KEY = b"customers/4711"

@@ -7,6 +7,7 @@ without a line here is published under the name that it has.
 
 from __future__ import annotations
 
+from kvstore.server.http.metric_names_of_liveness import LIVENESS
 from kvstore.server.http.metric_names_of_namespaces import NAMESPACES
 from kvstore.server.http.metric_names_of_traces import TRACES
 
@@ -68,6 +69,7 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_log_lines_left_out_total",
         "Lines left out of the log since their message came too often.",
     ),
+    **LIVENESS,
     "process_snapshot_age_s": (
         "process_snapshot_age_seconds",
         "Age of the last snapshot of the cluster that was finished, wherever it is; absent while there is none.",

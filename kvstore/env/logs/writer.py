@@ -1,0 +1,204 @@
+"""Writes the lines of a process's log in a thread of its own, so that no caller ever waits for a pipe or a disk.
+
+The queue is bounded. While nobody reads standard error, or the disk of the log hangs, lines beyond the bound are
+dropped and counted, and one line states the count when the writer goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+log = logging.getLogger(__name__)
+
+LINES_MAX = 10_000
+BYTES_MAX = 4 << 20
+"""Lines and characters that wait to be written; lines beyond either are dropped."""
+FLUSH_S = 2.0
+"""Longest wait of a flush, as at the end of the process, for a writer that is stuck."""
+FILE_BYTES_MAX = 16 << 20
+FILES = 4
+"""Kept beside the one that is written."""
+
+
+class Sink(Protocol):
+    """Where lines end up. Only the writer thread uses it."""
+
+    def write(self, line: str) -> None:
+        """Write a line and its newline. May block. Raises OSError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StandardError:
+    """The standard error of this process. A real file is written without Python's buffer, because a thread that is
+    blocked with the lock of that buffer would keep the process from ending."""
+
+    def __init__(self) -> None:
+        self._stream, self._fd = sys.stderr, -1
+        with suppress(OSError, ValueError, AttributeError):
+            self._fd = sys.stderr.fileno()
+
+    def write(self, line: str) -> None:
+        if self._fd < 0:
+            print(line, file=self._stream)
+            return
+        data = memoryview(f"{line}\n".encode(errors="backslashreplace"))
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def close(self) -> None:
+        """Standard error stays open."""
+
+
+class RotatedFile:
+    """A file that is renamed to `<name>.1` when it is full, up to `<name>.4`."""
+
+    def __init__(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> None:
+        """Raises OSError if the file cannot be opened for writing."""
+        self._path, self._bytes_max = path, bytes_max
+        self._fd, self._size = -1, 0
+        self._open()
+
+    def write(self, line: str) -> None:
+        data = memoryview(f"{line}\n".encode(errors="backslashreplace"))
+        if self._fd < 0:
+            self._open()
+        if self._size and self._size + len(data) > self._bytes_max:
+            self._rotate()
+        while data:
+            written = os.write(self._fd, data)
+            self._size += written
+            data = data[written:]
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._size = os.fstat(self._fd).st_size
+
+    def _rotate(self) -> None:
+        self.close()
+        names = [self._path, *(self._path.with_name(f"{self._path.name}.{n}") for n in range(1, FILES + 1))]
+        for old, new in reversed(list(pairwise(names))):
+            with suppress(FileNotFoundError):
+                os.replace(old, new)
+        self._open()
+
+
+class _Line(NamedTuple):
+    """A formatted line and its sink."""
+
+    sink: Sink
+    text: str
+
+
+class LogWriter:
+    """The writer thread of a process's log and its bounded queue. Lines of all sinks share both."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Line | threading.Event | None] = SimpleQueue()
+        self._lock = threading.RLock()
+        """Guards what callers count. Nobody blocks while holding it. Reentrant, because a finalizer may log."""
+        self._lines_in = self._bytes_in = 0
+        self._lines_out = self._bytes_out = 0
+        """Counted by the writer thread alone."""
+        self.dropped = 0
+        """Number of lines dropped because the queue was full or a write failed."""
+        self._reported = 0
+        self._patience_s = FLUSH_S
+        """What is left for flushes in a row that find the writer stuck."""
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
+        self._thread.start()
+
+    def put(self, sink: Sink, text: str) -> bool:
+        """Queue a line for the writer thread; return False if the line was dropped. Never blocks."""
+        with self._lock:
+            lines, size = self._lines_in - self._lines_out, self._bytes_in - self._bytes_out
+            if self._is_closed or lines >= LINES_MAX or size + len(text) > BYTES_MAX:
+                self.dropped += 1
+                return False
+            self._lines_in += 1
+            self._bytes_in += len(text)
+            self._queue.put(_Line(sink, text))
+            return True
+
+    def flush(self) -> bool:
+        """Wait until all lines queued before are written. Return False if the writer is stuck: after FLUSH_S, or at
+        once if an earlier flush has waited that long."""
+        if self._is_closed:
+            return True
+        written, began = threading.Event(), time.monotonic()
+        self._queue.put(written)
+        is_written = written.wait(self._patience_s)
+        self._patience_s = FLUSH_S if is_written else max(0.0, self._patience_s - (time.monotonic() - began))
+        return is_written
+
+    def close(self) -> None:
+        """Write what is queued, as far as `flush` waits for it, and end the thread."""
+        self.flush()
+        self._is_closed = True
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            self._write(item)
+            self._lines_out += 1
+            self._bytes_out += len(item.text)
+            if self.dropped != self._reported and self._queue.empty():
+                self._report()
+
+    def _write(self, line: _Line) -> None:
+        try:
+            line.sink.write(line.text)
+        except OSError:  # a full disk, a pipe whose reader has gone: the log has no other place to say so
+            with self._lock:
+                self.dropped += 1
+
+    def _report(self) -> None:
+        """Log how many lines were dropped. The line passes through the loggers, which know the format."""
+        dropped, self._reported = self.dropped - self._reported, self.dropped
+        log.warning("dropped log lines=%d total=%d: the log could not be written fast enough", dropped, self.dropped)
+
+
+class QueuedHandler(logging.Handler):
+    """Formats records on the caller's thread and leaves the lines to a LogWriter."""
+
+    def __init__(self, writer: LogWriter, sink: Sink) -> None:
+        super().__init__()
+        self._writer, self._sink = writer, sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.put(self._sink, self.format(record))
+        except Exception:  # noqa: BLE001 - a line that cannot be formatted costs itself only
+            self.handleError(record)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Write the error through the writer, because Python's own handler would block on standard error."""
+        self._writer.put(self._sink, f"a log line of {record.name} cannot be formatted: {sys.exception()!r}")
+
+    def close(self) -> None:
+        """The sink closes with the writer's thread idle; it belongs to nobody else."""
+        if self._writer.flush():
+            self._sink.close()
+        super().close()

@@ -1,0 +1,118 @@
+"""Lines of the log are written by a thread of their own: callers never wait for it, and what is dropped is counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.log_config import LogOutput
+from kvstore.env.log_output import open_log
+from kvstore.env.logs import writer as log_writer
+from kvstore.env.logs.writer import BYTES_MAX, FLUSH_S, LINES_MAX, LogWriter, RotatedFile
+from kvstore.env.real import EXIT_FATAL
+from tests.waiting import wait_until_blocking
+
+log = logging.getLogger("kvstore.tests.log_writer")
+
+
+class PipeSink:
+    """Writes into a pipe; nobody reads it before the test does."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+
+    def write(self, line: str) -> None:
+        os.write(self._writer, f"{line}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._writer)
+
+
+def test_log_writer_drops_and_counts_lines_while_a_pipe_is_full() -> None:
+    writer, sink = LogWriter(), PipeSink()
+    began = time.monotonic()
+    accepted = sum(writer.put(sink, "x" * 1000) for _ in range(LINES_MAX))
+    assert time.monotonic() - began < FLUSH_S  # a full pipe holds 64 lines: no call has waited for it
+    assert BYTES_MAX // 1000 <= accepted < LINES_MAX
+    assert writer.dropped == LINES_MAX - accepted
+    with open(sink.reader, "rb") as reader:
+        read = [reader.readline() for _ in range(accepted)]
+    assert read == [b"x" * 1000 + b"\n"] * accepted
+    writer.close()
+
+
+@pytest.mark.usefixtures("loggers")
+def test_log_writer_reports_dropped_lines_once_when_it_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "BYTES_MAX", 100_000)
+    path = tmp_path / "n1.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    output = open_log(LogOutput(), process="n1", directory=tmp_path)
+    for number in range(500):
+        logging.getLogger(f"kvstore.tests.log_writer.{number % 20}").warning("%s", "x" * 1000)
+    dropped = output.statistics()["log_lines_dropped_total"]
+    assert dropped > 200
+    read = bytearray()
+
+    def reported() -> bool:
+        try:
+            read.extend(os.read(reader, 1 << 20))
+        except BlockingIOError:
+            return False
+        return b"dropped log lines" in read
+
+    wait_until_blocking(reported, what="the line that states what was dropped")
+    assert f"dropped log lines={dropped} total={dropped}: ".encode() in read
+    assert read.count(b"dropped log lines") == 1
+    os.close(reader)
+
+
+def test_rotated_file_keeps_four_full_files_beside_the_current_one(tmp_path: Path) -> None:
+    sink = RotatedFile(tmp_path / "n1.log", bytes_max=100)
+    for number in range(70):
+        sink.write(f"line {number:04d}")
+    sink.close()
+    names = sorted(each.name for each in tmp_path.iterdir())
+    assert names == ["n1.log", "n1.log.1", "n1.log.2", "n1.log.3", "n1.log.4"]
+    newest_last = ["n1.log.4", "n1.log.3", "n1.log.2", "n1.log.1", "n1.log"]
+    kept = [line for name in newest_last for line in (tmp_path / name).read_text(encoding="ascii").splitlines()]
+    assert kept == [f"line {number:04d}" for number in range(70 - len(kept), 70)]
+    assert all((tmp_path / name).stat().st_size <= 100 for name in names)
+
+
+PROGRAM = """
+import sys
+from kvstore.env.log_config import LogOutput
+from kvstore.env.log_output import open_log
+from kvstore.env.real import end_process
+import logging
+open_log(LogOutput(), process="n1")
+for number in range(int(sys.argv[1])):
+    logging.getLogger(f"kvstore.x{number}").warning("x" * 1000)
+end_process("the sync failed")
+"""
+
+
+def test_fatal_line_is_the_last_one_written_when_the_log_is_healthy() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, "20"], capture_output=True, text=True, check=False)
+    assert ended.returncode == EXIT_FATAL
+    assert len(ended.stderr.splitlines()) == 21
+    assert ended.stderr.endswith("fatal: the sync failed\n")
+
+
+def test_process_ends_within_the_flush_limit_when_nobody_reads_its_log() -> None:
+    reader, writer = os.pipe()
+    began = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, "200"], stderr=writer) as process:
+        assert process.wait(timeout=10 * FLUSH_S) == EXIT_FATAL
+    assert time.monotonic() - began >= FLUSH_S
+    for end in (reader, writer):
+        os.close(end)
