@@ -12,16 +12,17 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
 from kvstore.partition.leading.read_lease import ReadLease
-from kvstore.partition.state import operations
+from kvstore.partition.state import operations, rows
 from kvstore.partition.state.commands import Flag, check
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
+from kvstore.partition.state.transfer import Export
 from kvstore.types import EntryId, LedgerId, Position
 from tests.partition.leading import test_leader, test_new_requests, test_plain_puts, test_read_lease, test_retries
 from tests.partition.one_partition import Partition
-from tests.partition.state import test_expiry, test_operations, test_range_reads
+from tests.partition.state import test_expiry, test_operations, test_range_reads, test_transfer
 
 Patch = pytest.MonkeyPatch
 
@@ -134,6 +135,27 @@ def decide_without_what_is_in_flight(patch: Patch) -> None:
 
 def follow_the_engine_alone(patch: Patch) -> None:
     patch.setattr(plain_puts, "_follow", lambda *_: True)
+
+
+def follow_in_flight_by_the_engines_creation(patch: Patch) -> None:
+    """`created` is the engine's, although an entry in flight has created, deleted or recreated the key."""
+
+    def follow(created: list[int], keys: list[bytes], draft: Draft, overlay: Overlay) -> bool:
+        touched = [overlay.find(key) for key in keys]
+        return not any(row[4] for row in touched if isinstance(row, tuple))
+
+    patch.setattr(plain_puts, "_follow", follow)
+
+
+def leave_request_ids_out_of_a_snapshot(patch: Patch) -> None:
+    begin = Export.__init__
+
+    def without(self: Export, state: State) -> None:
+        begin(self, state)
+        given = self._rows
+        self._rows = (each for each in given if not each[0].startswith(rows.ALL_RETRY[0]))
+
+    patch.setattr(Export, "__init__", without)
 
 
 def take_each_key_for_another(patch: Patch) -> None:
@@ -269,6 +291,8 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
         served(leader.test_operations_see_those_before_them_that_are_still_under_way),
     ),
     (follow_the_engine_alone, together),
+    (follow_in_flight_by_the_engines_creation, together),
+    (leave_request_ids_out_of_a_snapshot, lambda: test_transfer.test_transfer_carries_request_ids(0)),
     (take_each_key_for_another, together),
     (
         forget_effectless_requests,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -47,6 +48,26 @@ def test_what_arrives_is_what_left_and_goes_on_with_the_log(seed: int) -> None:
     assert target.fingerprint() == source.fingerprint()
     assert all_records(target) == writer.model
     assert target.retries.rows() == source.retries.rows()
+
+
+# docs/protocol.md P16
+@pytest.mark.parametrize("seed", range(5))
+def test_transfer_carries_request_ids(seed: int) -> None:
+    """They are compared before anything else is applied: twenty entries later all that travelled is forgotten."""
+    _, source = exported(seed, 60)
+    _, target = exported(seed + 100, 5)
+    arriving = Import(target, frozenset({DONOR}))
+    for chunk in chunks(Export(source)):
+        arriving.add(chunk)
+    assert target.retries.rows() == source.retries.rows() != []
+    assert remembered(target) == remembered(source)
+    target.retries.check()
+
+
+def remembered(state: State) -> dict[bytes, tuple[int, int, dict[int, Any]]]:
+    """Each client with what it has acknowledged, the time it has seen, and its results."""
+    clients = state.retries._clients.items()
+    return {client: (each.first_unacked, each.seen_ms, each.results) for client, each in clients}
 
 
 def test_an_export_shows_the_state_as_it_was_when_it_began() -> None:

@@ -19,6 +19,7 @@ from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.opening import make_directory
 from kvstore.meta.cookies import encode_cookie
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.retention import Retention
 from kvstore.partition.election.role_machine import RoleMachine
 from kvstore.partition.election.trials import Trials
@@ -26,9 +27,11 @@ from kvstore.partition.leading import evaluate, record_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.partition import Partition
+from kvstore.partition.state import rows
 from kvstore.partition.state.entry import NOTE, Entry
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
+from kvstore.partition.state.transfer import Export
 from kvstore.proto.bookkeeper import Status
 from kvstore.server.control.dates import Judge
 from kvstore.server.control.dating import JudgedClock
@@ -48,6 +51,7 @@ from tests.sim.stories.stories import (
 )
 from tests.sim.stories.stories_of_damage import all_differ, leader_is_damaged
 from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_jumps, log_ahead, pin_over_a_jump
+from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
@@ -292,6 +296,31 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
         return decided
 
     patch.setattr(evaluate.Evaluator, "evaluate", tear)
+
+
+# ── a lead that changes hands ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+# docs/protocol.md P16
+@mutant("a snapshot carries no request ids", story=retry_after_a_snapshot, roll_entries=4, lead_back_s=100.0)
+def _no_request_ids(patch: pytest.MonkeyPatch) -> None:
+    begin = Export.__init__
+
+    def without(self: Any, state: State) -> None:
+        begin(self, state)
+        given = self._rows
+        self._rows = (each for each in given if not each[0].startswith(rows.ALL_RETRY[0]))
+
+    patch.setattr(Export, "__init__", without)
+
+
+# docs/protocol.md P26
+@mutant("PREPARE waits for nothing", story=successor_lags_behind, lead_back_s=100.0)
+def _prepared_at_once(patch: pytest.MonkeyPatch) -> None:
+    async def at_once(_self: Replica, _asked: Any) -> bytes:
+        return b"1"
+
+    patch.setattr(Replica, "_prepare", at_once)
 
 
 # ── replicas that differ ──────────────────────────────────────────────────────────────────────────────────────────────
