@@ -4,21 +4,55 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import Enum, auto
 
+import orjson
+
 from kvstore.env import Env
-from kvstore.errors import PeerRefused, StoreError
+from kvstore.errors import InvalidRequest, PeerRefused, StoreError
 from kvstore.partition.election.handover import PREPARE, PREPARE_S, TAKE, TAKE_S, Prepare, Take
 from kvstore.partition.election.ranking import RANK_DELAY_S, Incumbent
 from kvstore.partition.election.role_events import PeerGone
 from kvstore.partition.ports import Peers
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
+from kvstore.wal.ports import LeaderLog
 
 HOLD = "hold"
 """The method: each follower of each partition has one open at its leader all the time."""
 HOLD_S = 4.0
 """How long a leader holds a follower's question before it answers it: the follower learns of its death from the
 link."""
+
+
+APPLIED = "applied"
+"""The method: the position of the last entry that a replica has applied."""
+APPLIED_S = 0.5
+"""How long a candidate waits for the others' positions, while it recovers the log. One that is silent says nothing."""
+FURTHER = "further"
+"""The method: a replica has applied an entry of a ledger that its log's list does not have."""
+FURTHER_S = 2.0
+
+
+def encode_position(position: Position | None) -> bytes:
+    return orjson.dumps(None if position is None else [position.ledger, position.entry])
+
+
+def decode_position(data: bytes) -> Position | None:
+    """Raises InvalidRequest."""
+    try:
+        found = orjson.loads(data)
+        return None if found is None else Position(LedgerId(int(found[0])), EntryId(int(found[1])))
+    except (orjson.JSONDecodeError, TypeError, ValueError, IndexError, KeyError) as error:
+        raise InvalidRequest(f"expected a position in a log, got {data[:64]!r}") from error
+
+
+# docs/protocol.md G25
+def hear_further(log: LeaderLog | None, body: bytes) -> bytes:
+    """Answer a replica that is further than its list. `log`: the one that is led here. Raises InvalidRequest."""
+    position = decode_position(body)
+    is_older = position is not None and log is not None and log.hear_applied(position)
+    return b"1" if is_older else b"0"
 
 
 class _Heard(Enum):
@@ -61,6 +95,31 @@ class PeerReplicas:
         if _Heard.SILENT in found.values() and not is_gone:
             return Incumbent.SILENT  # the last known leader, or one that has followed it unheard of
         return Incumbent.GONE
+
+    # docs/protocol.md P25, G24
+    async def furthest(self) -> Position | None:
+        """The furthest position that one of them says it has applied; None if nobody says so in time. Raises
+        nothing."""
+        asked = [self._env.nursery.spawn(self._applied(server), name="ask applied") for server in self.servers]
+        found = [await answer for answer in asked]
+        return max((each for each in found if each is not None), default=None)
+
+    async def _applied(self, server: ServerId) -> Position | None:
+        """A replica of a release that does not know the question says nothing."""
+        try:
+            return decode_position(await self._peers.call(server, self._partition, APPLIED, b"", APPLIED_S))
+        except StoreError:
+            return None
+
+    # docs/protocol.md G25
+    def tell_further(self, leader: ServerId | None, position: Position) -> None:
+        """Tell the leader soon that its list does not explain what was applied here."""
+        if leader is not None and leader != self._server:
+            self._env.nursery.spawn(self._tell_further(leader, position), name=f"{self._partition} tell further")
+
+    async def _tell_further(self, leader: ServerId, position: Position) -> None:
+        with suppress(StoreError):
+            await self._peers.call(leader, self._partition, FURTHER, encode_position(position), FURTHER_S)
 
     async def keep_hold(
         self,
