@@ -281,7 +281,7 @@ class Partition:
             "move_copies_wrong": self._source.counts.copies_wrong,
             "moves_stuck": len(self._source.counts.stuck),
             "moves": self.mover.statistics() if self.mover is not None else {},
-            "failure": str(replica.following.failure) if replica.following.failure else self._trials.why or None,
+            "failure": str(replica.following.failure or self._tail.lost or self._trials.why) or None,
             "lead_failure": replica.lead_failure,
             "is_in_doubt": self._trials.trial.since > 0,
             "leading": leader.statistics() if leader is not None else None,

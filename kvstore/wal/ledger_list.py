@@ -61,6 +61,17 @@ class LedgerList:
     def names(self, ledger: LedgerId) -> bool:
         return any(each.id == ledger for each in self.ledgers)
 
+    # docs/protocol.md G26
+    def explains(self, position: Position) -> bool:
+        """Return True if the log has, or had before it was trimmed, an entry at `position`. In a ledger without entries
+        the position before its first one counts, too."""
+        if position == BEGINNING or self.names(position.ledger):
+            return True
+        if position.entry == NO_ENTRY:
+            return bool(self.ledgers) and position.ledger < self.ledgers[0].id
+        end = self.trimmed_end
+        return end is not None and position <= Position(end.ledger, end.entry)
+
     def with_ledger(
         self, ledger: LedgerId, first_seq: Seq, *, epoch: int, lease_ms: int, closed_end: Position | None = None
     ) -> LedgerList:

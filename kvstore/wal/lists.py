@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from kvstore.errors import MetadataError, MetadataUnknown, NodeExists, NoSuchNode, VersionConflict
 from kvstore.meta import paths
+from kvstore.meta.history.high_water import agreed_by_a_majority
 from kvstore.meta.store import Change, Check, MetadataStore, SetData, ensure_path
 from kvstore.meta.update import until_known
 from kvstore.types import LedgerId, PartitionId
@@ -56,6 +57,12 @@ class LedgerLists:
         # One that an older build has written out takes less once it is written again.
         self._sizes[partition] = len(data) if len(data) <= CROWDED_BYTES else len(encode(listed))
         return listed, stat.version
+
+    async def confirm(self, partition: PartitionId, version: int) -> None:
+        """Raise VersionConflict if the list has another version by now, as a majority of the store's servers has it."""
+        await agreed_by_a_majority(self._store)
+        if (await self.read(partition))[1] != version:
+            raise VersionConflict(f"partition {partition}: its list has changed meanwhile")
 
     async def make(self, partition: PartitionId) -> tuple[LedgerList, int]:
         """The list and its version, created empty if there was none. Raises VersionConflict if it was removed right

@@ -23,7 +23,7 @@ from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker
 from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, TailReader
-from kvstore.wal.takeover import LogTakeover
+from kvstore.wal.takeover import LogTakeover, Others, nobody
 
 BYTES_PER_S = 16 << 20
 """At which copies are made again, unless somebody says."""
@@ -81,6 +81,7 @@ class PartitionLogs:
         lease_ms: int,
         next_seq: Callable[[], Seq],
         applied: Callable[[], Position | None] = lambda: None,
+        others: Others = nobody,
     ) -> OpenLog:
         """Take the log over; see Logs."""
         await self._identity.check()
@@ -94,7 +95,7 @@ class PartitionLogs:
             nursery=nursery,
         )
         try:
-            opened = await takeover.run(lease_ms, next_seq, applied)
+            opened = await takeover.run(lease_ms, next_seq, applied, others)
         except BaseException:
             await nursery.close()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import BookieError, StoreError
@@ -252,6 +252,12 @@ class LeaderLog(Protocol):
         the rules of docs/protocol.md (list first, then pins, then delete). Returns how many."""
         ...
 
+    # docs/protocol.md G26
+    def hear_applied(self, position: Position) -> bool:
+        """Another replica has applied an entry at `position`, and cannot find its ledger in the list. Return True, and
+        lose the log, if this leader does not know that ledger either: its list is from an older copy."""
+        ...
+
     def on_lost(self, lost: Callable[[StoreError], None]) -> None:
         """Call `lost` once when this leader can append no more: fenced, list changed, or too few bookies for too
         long."""
@@ -298,12 +304,14 @@ class Logs(Protocol):
         partition: PartitionId,
         lease_ms: int,
         next_seq: Callable[[], Seq],
-        applied: Callable[[], Position | None] = lambda: None,
+        applied: Callable[[], Position | None],
+        others: Callable[[], Coroutine[Any, Any, Position | None]],
     ) -> LeaderLog:
         """Take the log over: fence and recover the last two ledgers, wait out their leases, create and list a ledger of
         one's own. `next_seq` is asked after recovery, when the list entry is written: the lower bound of the first
-        sequence; `applied` before, for the position of the state here, which the log must reach. Raises NotRecoverable,
-        NotEnoughBookies, MetadataError (MetadataLost if it does not); the caller may try again from the start."""
+        sequence; `applied` before, for the position of the state here, and `others` for the furthest one of the other
+        replicas: the log must reach both. Raises NotRecoverable, NotEnoughBookies, MetadataError (MetadataLost if it
+        does not); the caller may try again from the start."""
         ...
 
     async def prepare(self, partition: PartitionId) -> None:

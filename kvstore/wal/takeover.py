@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
@@ -38,6 +39,13 @@ TIMER_MIN_S = 0.001
 FIRST_SEQ = Seq(1)
 CROWDED_WAIT_S = 60.0
 """Each takeover makes the list longer: of one that is long already there are no more than one in so long."""
+
+
+Others = Callable[[], Coroutine[Any, Any, Position | None]]
+
+
+async def nobody() -> None:
+    """No other replica says what it has applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +81,25 @@ class LogTakeover:
         self._nursery = nursery
 
     async def run(
-        self, lease_ms: int, next_seq: Callable[[], Seq], applied: Callable[[], Position | None] = lambda: None
+        self,
+        lease_ms: int,
+        next_seq: Callable[[], Seq],
+        applied: Callable[[], Position | None] = lambda: None,
+        others: Others = nobody,
     ) -> TakenOver:
-        """Raises NotRecoverable, NotEnoughBookies, NoSuchLedger, MetadataError (VersionConflict if others were always
-        first, MetadataLost if there is no list although the state here has been through one, or if the list's log ends
-        before the position that the state has `applied`)."""
+        """`others`: the furthest position that another replica has applied. Raises NotRecoverable, NotEnoughBookies,
+        NoSuchLedger, MetadataError (VersionConflict if others were always first, MetadataLost if there is no list
+        although the state here has been through one, or if the list's log ends before the position that the state here
+        or another replica has applied)."""
         for _ in range(ATTEMPTS_MAX):
             try:
-                return await self._attempt(lease_ms, next_seq, applied)
+                return await self._attempt(lease_ms, next_seq, applied, others)
             except (VersionConflict, NoSuchNode) as error:
                 log.info("partition=%s takeover begins again: %r", self._partition, error)
         raise VersionConflict(f"partition {self._partition}: others changed its log {ATTEMPTS_MAX} times in a row")
 
     async def _attempt(
-        self, lease_ms: int, next_seq: Callable[[], Seq], applied: Callable[[], Position | None]
+        self, lease_ms: int, next_seq: Callable[[], Seq], applied: Callable[[], Position | None], others: Others
     ) -> TakenOver:
         listed, version = await self._lists.make(self._partition)
         if self._lists.is_crowded(self._partition):
@@ -96,20 +109,22 @@ class LogTakeover:
         # docs/protocol.md G23
         if not listed.ledgers and (seq := next_seq()) > FIRST_SEQ:
             raise MetadataLost(f"partition {self._partition}: its list is empty, and its state here is at {seq - 1}")
+        asked = self._nursery.spawn(others(), name=f"{self._partition} ask applied")
         taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
         for each in taken:
             await each.take_over()
-        await self._checked_end(listed, taken, applied)
+        await self._checked_end(listed, version, taken, applied())
         released = await self._is_released(taken)
         last = listed.ledgers[-1].id if listed.ledgers else LedgerId(-1)
         metadata = await self._creator.create(self._partition, after=last)
         try:
             if not released:
                 await self._wait_out(listed, taken)
+            await self._checked_end(listed, version, taken, await asked, whose="another replica's")
             for each in taken:
                 await each.close()
             # Not the end that was found above: another recovery may have been first, and found more or less.
-            end = await self._checked_end(listed, taken, applied)
+            end = await self._checked_end(listed, version, taken, applied())
             epoch = listed.epoch + 1
             before = await self._closed_end(listed, taken)
             new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms, closed_end=before)
@@ -143,19 +158,26 @@ class LogTakeover:
 
     # docs/protocol.md G24
     async def _checked_end(
-        self, listed: LedgerList, taken: list[LedgerTakeover], applied: Callable[[], Position | None]
+        self,
+        listed: LedgerList,
+        version: int,
+        taken: list[LedgerTakeover],
+        applied: Position | None,
+        *,
+        whose: str = "the state here",
     ) -> Position:
-        """The log's end as far as is known. Raises MetadataLost if the state here is further, VersionConflict if only
-        because another recovery has found more meanwhile."""
+        """The log's end as far as is known. Raises MetadataLost if a state is further, VersionConflict if only because
+        another recovery has found more meanwhile, or another leader has listed more."""
         end = await self._end(listed, taken, taken)
-        if (here := applied()) is None or here <= end:
+        if applied is None or applied <= end:
             return end
         for each in taken:
             if await each.is_closed_elsewhere():
                 raise VersionConflict(f"ledger {each.ledger}: another recovery has closed it")
+        await self._lists.confirm(self._partition, version)
         raise MetadataLost(
-            f"partition {self._partition}: its log ends at {_shown(end)}, and its state here is at {_shown(here)}: "
-            "the metadata store is an older copy of itself (docs/operations.md, An older copy of the metadata)"
+            f"partition {self._partition}: its log ends at {_shown(end)}, and {whose} is at {_shown(applied)}: "
+            "the metadata store is an older copy of itself (docs/operations.md, Restoring the metadata store)"
         )
 
     async def _end(self, listed: LedgerList, taken: list[LedgerTakeover], counted: list[LedgerTakeover]) -> Position:

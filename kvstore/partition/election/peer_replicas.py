@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import orjson
+
 from kvstore.env import Env
-from kvstore.errors import PeerRefused, StoreError
+from kvstore.errors import InvalidRequest, PeerRefused, StoreError
 from kvstore.partition.election.handover import PREPARE, PREPARE_S, TAKE, TAKE_S, Prepare, Take
 from kvstore.partition.election.ranking import RANK_DELAY_S, Incumbent
 from kvstore.partition.ports import Peers
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
+from kvstore.wal.ports import LeaderLog
 
 SERVING = "serving"
 """The method: whether a replica serves."""
@@ -36,6 +40,36 @@ class Survey:
     incumbent: Incumbent
     is_reached: bool
     """False if most of those that answered do not reach the candidate at its address."""
+
+
+APPLIED = "applied"
+"""The method: the position of the last entry that a replica has applied."""
+APPLIED_S = 0.5
+"""How long a candidate waits for the others' positions, while it recovers the log. One that is silent says nothing."""
+FURTHER = "further"
+"""The method: a replica has applied an entry of a ledger that its log's list does not have."""
+FURTHER_S = 2.0
+
+
+def encode_position(position: Position | None) -> bytes:
+    return orjson.dumps(None if position is None else [position.ledger, position.entry])
+
+
+def decode_position(data: bytes) -> Position | None:
+    """Raises InvalidRequest."""
+    try:
+        found = orjson.loads(data)
+        return None if found is None else Position(LedgerId(int(found[0])), EntryId(int(found[1])))
+    except (orjson.JSONDecodeError, TypeError, ValueError, IndexError, KeyError) as error:
+        raise InvalidRequest(f"expected a position in a log, got {data[:64]!r}") from error
+
+
+# docs/protocol.md G26
+def hear_further(log: LeaderLog | None, body: bytes) -> bytes:
+    """Answer a replica that is further than its list. `log`: the one that is led here. Raises InvalidRequest."""
+    position = decode_position(body)
+    is_older = position is not None and log is not None and log.hear_applied(position)
+    return b"1" if is_older else b"0"
 
 
 class _Heard(Enum):
@@ -91,6 +125,31 @@ class PeerReplicas:
         """Return what follows the answer to "serving"."""
         unheard_s = self._peers.unheard_s(asker)
         return UNREACHED if unheard_s is not None and unheard_s >= UNREACHED_S else b""
+
+    # docs/protocol.md P25, G24
+    async def furthest(self) -> Position | None:
+        """The furthest position that one of them says it has applied; None if nobody says so in time. Raises
+        nothing."""
+        asked = [self._env.nursery.spawn(self._applied(server), name="ask applied") for server in self.servers]
+        found = [await answer for answer in asked]
+        return max((each for each in found if each is not None), default=None)
+
+    async def _applied(self, server: ServerId) -> Position | None:
+        """A replica of a release that does not know the question says nothing."""
+        try:
+            return decode_position(await self._peers.call(server, self._partition, APPLIED, b"", APPLIED_S))
+        except StoreError:
+            return None
+
+    # docs/protocol.md G26
+    def tell_further(self, leader: ServerId | None, position: Position) -> None:
+        """Tell the leader soon that its list does not explain what was applied here."""
+        if leader is not None and leader != self._server:
+            self._env.nursery.spawn(self._tell_further(leader, position), name=f"{self._partition} tell further")
+
+    async def _tell_further(self, leader: ServerId, position: Position) -> None:
+        with suppress(StoreError):
+            await self._peers.call(leader, self._partition, FURTHER, encode_position(position), FURTHER_S)
 
     async def prepare(self, successor: ServerId, what: Prepare) -> None:
         await self._peers.call(successor, self._partition, PREPARE, what.encode(), PREPARE_S)

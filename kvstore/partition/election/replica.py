@@ -132,6 +132,7 @@ class Replica:
     def start(self) -> None:
         """Begin to tail, to watch the leader's znode, and to stand when there is none."""
         spawn = self._env.nursery.spawn
+        self.tail.on_lost = lambda position: self._peer_replicas.tell_further(self._owner.leader, position)
         self._fitness.look()
         self.following.start()
         self._claims.start(self._env.nursery)
@@ -226,6 +227,10 @@ class Replica:
                 return (b"1" if self.serves else b"0") + self._peer_replicas.says_unreached(server)
             case deposing.SEES:
                 return await self._watch.sees(server, body)
+            case peer_replicas.APPLIED:
+                return peer_replicas.encode_position(self.state.position)
+            case peer_replicas.FURTHER:
+                return peer_replicas.hear_further(self._log, body)
             case _:
                 raise InvalidRequest(f"want a method that replicas have, got {method!r}")
         return b"1" if self.serves else b"0"
@@ -351,6 +356,7 @@ class Replica:
                 self._config.listed_lease_ms,
                 lambda: Seq(self.state.seq + 1),
                 lambda: self.state.position,
+                self._peer_replicas.furthest,
             )
             self._vain_leads += 1  # unless it goes on: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)

@@ -118,8 +118,14 @@ def best_sources(
 
 
 async def install(peers: Peers, partition: PartitionId, source: ServerId, state: State) -> None:
-    """Replace `state` by that of the replica on `source`. Raises StoreError; the state is then empty or as it was."""
+    """Replace `state` by that of the replica on `source`, which must not be behind it. Raises StoreError; the state is
+    then empty or as it was."""
     begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
+    if begun["seq"] < state.seq:  # docs/protocol.md G26
+        raise Unavailable(
+            f"partition {partition}: {source} has applied up to sequence {begun['seq']}, and this replica up to "
+            f"{state.seq}"
+        )
     number = str(begun["export"]).encode()
     origins = frozenset(map(ServerId, begun.get("origins", ()))) | {source}
     incoming = Import(state, origins)

@@ -12,6 +12,7 @@ from kvstore.errors import (
     LedgerDeleted,
     LedgerError,
     MetadataError,
+    MetadataLost,
     NoSuchLedger,
     StoreError,
     UndecodableNode,
@@ -45,6 +46,10 @@ class Tail:
         self._install_snapshot = install_snapshot
         self._progress = asyncio.Event()
         self._reader: LogReader | None = None
+        self.lost = ""
+        """Why the log that is listed cannot be the one that was read before; empty if it can."""
+        self.on_lost: Callable[[Position], None] = lambda _: None
+        """Called with this replica's position while `lost` says something."""
         self._told = ""
         """The last error that was logged about a ledger that is deleted or cannot be decoded."""
         self.entries = 0
@@ -79,10 +84,18 @@ class Tail:
             reader = self._reader = self._logs.reader(self._partition, self._state.position)
             try:
                 while True:
-                    await self._apply(await reader.read(POLL_MS, self))
+                    entries = await reader.read(POLL_MS, self)
+                    self.lost = ""
+                    await self._apply(entries)
             except NoSuchLedger:
                 log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
                 await self._install()
+            except MetadataLost as error:
+                if str(error) != self.lost:
+                    self.lost = str(error)
+                    log.error("%s", error)
+                self.on_lost(self.position)
+                await asyncio.sleep(DELETED_S)
             except (LedgerDeleted, UndecodableNode) as error:  # it lasts until somebody does something
                 if str(error) != self._told:
                     self._told = str(error)

@@ -18,8 +18,9 @@ from kvstore.errors import MetadataError, MetadataLost, NoSuchNode, OlderMetadat
 from kvstore.meta import paths
 from kvstore.meta.layout import Identity
 from kvstore.meta.store import MetadataStore, Watch
-from kvstore.types import PartitionId
+from kvstore.types import PartitionId, Position
 from kvstore.wal.handle import LedgerHandle
+from kvstore.wal.ledger_list import LedgerList
 
 LOOK_AGAIN_S = 30.0
 """A watch is a hint; this finds what none was told of."""
@@ -35,6 +36,7 @@ class Anchored(Protocol):
     partition: PartitionId
     version: int
     """Of its list, as this leader wrote it last."""
+    listed: LedgerList
     lost: StoreError | None
 
     @property
@@ -44,8 +46,11 @@ class Anchored(Protocol):
 class Anchors:
     """The anchors of one leader's log."""
 
-    def __init__(self, log: Anchored, store: MetadataStore, identity: Identity) -> None:
-        self._log = log
+    def __init__(
+        self, log: Anchored, store: MetadataStore, identity: Identity, lose: Callable[[StoreError], None]
+    ) -> None:
+        """`lose` is called once an anchor is gone for sure."""
+        self._log, self._lose = log, lose
         self._store = store
         self._identity = identity
         self._doubted: set[str] = set()
@@ -54,8 +59,8 @@ class Anchors:
         """There are some."""
 
     # docs/protocol.md G23
-    async def guard(self, lose: Callable[[StoreError], None]) -> None:
-        """Call `lose` once an anchor is gone for sure. Ends with the log."""
+    async def guard(self) -> None:
+        """Watch the anchors. Ends with the log."""
         log = self._log
         with ExitStack() as watches:
             for path in (paths.INSTANCE_ID, paths.partition_log(log.partition)):
@@ -64,7 +69,22 @@ class Anchors:
                 handle = log.handle
                 with self._watched(paths.ledger(handle.ledger)):
                     while log.lost is None and log.handle is handle:
-                        await self._look(handle, lose)
+                        await self._look(handle)
+
+    # docs/protocol.md G26
+    def hear_applied(self, position: Position) -> bool:
+        """See LeaderLog."""
+        partition, listed = self._log.partition, self._log.listed
+        if listed.explains(position):
+            return False
+        self._lose(
+            MetadataLost(
+                f"partition {partition}: another replica has applied entry {position.entry} of ledger "
+                f"{position.ledger}, which is not in the log's list: the metadata store is an older copy of itself "
+                "(docs/operations.md, Restoring the metadata store)"
+            )
+        )
+        return True
 
     def _watched(self, path: str) -> closing[Watch]:
         watch = self._store.watch(path, partial(self._tell, path))
@@ -75,7 +95,7 @@ class Anchors:
         self._doubted.add(path)
         self._doubt.set()
 
-    async def _look(self, handle: LedgerHandle, lose: Callable[[StoreError], None]) -> None:
+    async def _look(self, handle: LedgerHandle) -> None:
         """Look at what is in doubt, now or when something is; now and then at all."""
         all_of_them = {paths.INSTANCE_ID, paths.partition_log(self._log.partition), paths.ledger(handle.ledger)}
         doubted = self._doubted & all_of_them if await wait_within(self._doubt, LOOK_AGAIN_S) else all_of_them
@@ -84,7 +104,7 @@ class Anchors:
         try:
             await self._check(doubted)
         except (MetadataLost, OlderMetadata) as error:
-            lose(error)
+            self._lose(error)
         except MetadataError:
             await asyncio.sleep(RETRY_S)
             for path in doubted:

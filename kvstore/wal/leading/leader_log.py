@@ -115,7 +115,9 @@ class OpenLog:
             lambda: None if self.lost is not None else self._handle, ports.choice, config.check_every_s, self._lose
         )
         nursery.spawn(standstill, name=f"{partition} standstill")
-        nursery.spawn(Anchors(self, store, identity).guard(self._lose), name=f"{partition} anchors")
+        anchors = Anchors(self, store, identity, self._lose)
+        self.hear_applied = anchors.hear_applied
+        nursery.spawn(anchors.guard(), name=f"{partition} anchors")
         nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
 
     @property

@@ -17,11 +17,13 @@ from kvstore.errors import (
     Corrupted,
     LedgerDeleted,
     MetadataError,
+    MetadataLost,
     NoSuchEntry,
     NoSuchLedger,
     UndecodableNode,
 )
 from kvstore.meta import paths
+from kvstore.meta.history.high_water import agreed_by_a_majority
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position
@@ -221,6 +223,8 @@ class TailReader:
     async def _seek(self) -> bool:
         """Find the ledger to begin with; False if nothing is listed yet. Raises NoSuchLedger if it was trimmed."""
         listed, _ = await self._lists.read(self._partition)
+        if not listed.names(self._after.ledger):
+            listed = await self._checked(listed, self._after)
         self._known = [each.id for each in listed.ledgers]
         if (later := listed.closed_before(self._after)) is not None:
             await self._open(later, EntryId(0))
@@ -228,18 +232,31 @@ class TailReader:
         if listed.names(self._after.ledger):
             await self._open(self._after.ledger, EntryId(self._after.entry + 1))
             return True
-        self._check_not_trimmed(listed)
         if not listed.ledgers:
             return False
         await self._open(listed.ledgers[0].id, EntryId(0))
         return True
 
-    def _check_not_trimmed(self, listed: LedgerList) -> None:
-        """The ledger of `_after` is not listed: fine only if nothing behind `_after` was trimmed."""
+    # docs/protocol.md G26
+    async def _checked(self, listed: LedgerList, place: Position) -> LedgerList:
+        """The list, perhaps a later one, in which the ledger of `place` may have been trimmed, but nothing behind
+        `_after`. Raises NoSuchLedger if something was, MetadataLost if the list does not explain `place`: it is from an
+        older copy of the metadata."""
+        is_known = bool(listed.ledgers) and (listed.trimmed_end is not None or not listed.trimmed_seq)
+        if is_known and not listed.explains(place):
+            await agreed_by_a_majority(self._store)
+            listed, _ = await self._lists.read(self._partition)
+            if not listed.explains(place):
+                raise MetadataLost(
+                    f"partition {self._partition}: what was read goes up to ledger {place.ledger}, entry "
+                    f"{place.entry}, and the log does not have that ledger: the metadata store is an older copy of "
+                    "itself (docs/operations.md, Restoring the metadata store)"
+                )
         end = listed.trimmed_end
         missed = self._after != BEGINNING if end is None else self._after < Position(end.ledger, end.entry)
-        if missed:
+        if missed and not listed.names(self._after.ledger):
             raise NoSuchLedger(f"partition {self._partition}: the log after {self._after} was trimmed")
+        return listed
 
     # docs/protocol.md G6
     async def _metadata(self, ledger: LedgerId) -> LedgerMetadata:
@@ -254,10 +271,13 @@ class TailReader:
                     f"partition {self._partition}: ledger {ledger} is gone, although the log's list has it: somebody "
                     "has deleted it"
                 ) from error
+            if not listed.names(ledger):
+                await self._checked(listed, self._after)
             raise
 
     async def _open(self, ledger: LedgerId, first: EntryId) -> None:
         metadata = await self._metadata(ledger)
+        self._check_end(metadata)
         if self._reader is not None:
             self._end.stop()
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
@@ -274,15 +294,27 @@ class TailReader:
             self._watches.append(self._ports.ledgers.watch(ledger, self.nudge))
             self._is_stale = True  # it may have changed before the watch was set
 
+    # docs/protocol.md G26
+    def _check_end(self, metadata: LedgerMetadata) -> None:
+        """Raise MetadataLost if the ledger ends before an entry of it that was handed out."""
+        is_here = metadata.state is LedgerState.CLOSED and metadata.ledger == self._after.ledger
+        if is_here and metadata.last_entry < self._after.entry:
+            raise MetadataLost(
+                f"partition {self._partition}: entry {self._after.entry} of ledger {metadata.ledger} was read, "
+                f"which ends at entry {metadata.last_entry}: the metadata store is an older copy of itself "
+                "(docs/operations.md, Restoring the metadata store)"
+            )
+
     # docs/protocol.md T2
     async def _move_on(self, reader: EntryReader) -> bool:
         """From the end of a closed ledger to the next one; False if none is listed yet."""
-        ledger = reader.metadata.ledger
+        ledger, handed_out = reader.metadata.ledger, self._after
+        self._check_end(reader.metadata)
         self._after = max(self._after, Position(ledger, reader.metadata.last_entry))
         listed, _ = await self._lists.read(self._partition)
+        if not listed.names(ledger) and ledger == self._known[-1]:
+            listed = await self._checked(listed, handed_out)
         ids = [each.id for each in listed.ledgers]
-        if ledger not in ids and ledger == self._known[-1]:
-            self._check_not_trimmed(listed)
         self._known = sorted({*(known for known in self._known if known >= ledger), *ids})
         following = listed.closed_before(self._after) or next((known for known in self._known if known > ledger), None)
         if following is None:

@@ -9,6 +9,7 @@ from inspect import signature
 import pytest
 
 from tests.sim.breakages.mutants_wal import broken
+from tests.sim.damaged import test_set_back
 from tests.sim.ledgers_and_logs import (
     test_batches,
     test_flipped_bits,
@@ -32,6 +33,7 @@ CASES = (
     test_trim_cases,
     test_flipped_bits,
     test_forgotten,
+    test_set_back,
     test_batches,
 )
 EVERY_COPY = "test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged"
@@ -47,6 +49,13 @@ FIRST = {
     "a recovery takes what a batch lacks for absent": "test_a_recovery_reads_alone_what_no_batch_brings",
     "leads a log that ends before the state here": (
         "test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it"
+    ),
+    "leads a log that ends before another replica's state": (
+        "test_log_that_ends_before_another_replicas_state_is_not_led"
+    ),
+    "goes on in a list that does not have what was read": "test_tail_stops_where_the_list_lacks_what_it_has_read",
+    "takes a list that has changed meanwhile for an older one": (
+        "test_another_replica_that_has_applied_what_another_leader_wrote_is_no_sign_of_an_older_copy"
     ),
     "takes a log over in an older copy of the metadata": (
         "test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody"

@@ -24,6 +24,7 @@ from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.leading.anchors import Anchors
 from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
 from kvstore.wal.tailing.ledger_end import LedgerEnd
@@ -344,7 +345,7 @@ def _no_queue(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a leader goes on without its anchors")
 def _adrift(patch: pytest.MonkeyPatch) -> None:
-    async def guard(self: Any, lose: Any) -> None:
+    async def guard(self: Any) -> None:
         return
 
     patch.setattr(Anchors, "guard", guard)
@@ -424,10 +425,35 @@ def _counted_twice(patch: pytest.MonkeyPatch) -> None:
 def _leads_an_older_log(patch: pytest.MonkeyPatch) -> None:
     original = LogTakeover.run
 
-    async def run(self: LogTakeover, lease_ms: int, next_seq: Any, applied: Any = None) -> Any:
-        return await original(self, lease_ms, next_seq)
+    async def run(self: LogTakeover, lease_ms: int, next_seq: Any, applied: Any, others: Any) -> Any:
+        return await original(self, lease_ms, next_seq, others=others)
 
     patch.setattr(LogTakeover, "run", run)
+
+
+@mutant("leads a log that ends before another replica's state")
+def _leads_behind_others(patch: pytest.MonkeyPatch) -> None:
+    original = LogTakeover.run
+
+    async def run(self: LogTakeover, lease_ms: int, next_seq: Any, applied: Any, others: Any) -> Any:
+        return await original(self, lease_ms, next_seq, applied)
+
+    patch.setattr(LogTakeover, "run", run)
+
+
+# docs/protocol.md G26
+@mutant("goes on in a list that does not have what was read")
+def _any_list_explains(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LedgerList, "explains", lambda self, position: True)
+
+
+# docs/protocol.md G24
+@mutant("takes a list that has changed meanwhile for an older one")
+def _changed_is_older(patch: pytest.MonkeyPatch) -> None:
+    async def confirm(self: LedgerLists, partition: Any, version: int) -> None:
+        return None
+
+    patch.setattr(LedgerLists, "confirm", confirm)
 
 
 @mutant("takes a log over in an older copy of the metadata")

@@ -1,0 +1,154 @@
+"""A list of ledgers that is set back to an older one, as with a copy of the metadata, case by case, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from kvstore.errors import MetadataLost
+from kvstore.meta import paths
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.memory import MemoryStore
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
+from kvstore.wal.ledger_list import BEGINNING, LedgerList
+from kvstore.wal.ports import LogEntry, LogReader
+from tests.sim.ledgers_and_logs.bench import Bench, P, run
+from tests.sim.ledgers_and_logs.logs import SMALL, Writer, opened
+
+pytestmark = pytest.mark.sim
+
+LISTED = paths.partition_log(P)
+
+
+async def set_back(bench: Bench) -> tuple[Position, Sequence[LedgerId]]:
+    """A log of several ledgers whose list is an older one, of the first ledger. Returns the last position that was
+    written, and the ledgers that there are."""
+    writer = Writer(await opened(bench.logs(SMALL)))
+    await writer.append(3)
+    store = MemoryStore(bench.tree)
+    older, _ = await store.get(LISTED)
+    await writer.append(12)
+    writer.log.close_for_good()
+    _, stat = await store.get(LISTED)
+    await store.set(LISTED, older, stat.version)
+    return writer.entries.confirmed[-1], await LedgerStore(store).list_ids()
+
+
+def said(position: Position) -> Callable[[], Coroutine[Any, Any, Position | None]]:
+    async def others() -> Position | None:
+        return position
+
+    return others
+
+
+# docs/protocol.md G24, P25
+def test_log_that_ends_before_another_replicas_state_is_not_led() -> None:
+    """The candidate's own state is behind: it was down when the rest was written."""
+
+    async def case(bench: Bench) -> None:
+        applied, ledgers = await set_back(bench)
+        before = (await MemoryStore(bench.tree).get(LISTED))[1].version
+        with pytest.raises(MetadataLost, match="another replica's is at"):
+            await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(4), lambda: None, said(applied))
+        assert await LedgerStore(MemoryStore(bench.tree)).list_ids() == ledgers
+        assert (await MemoryStore(bench.tree).get(LISTED))[1].version == before
+
+    run(case)
+
+
+# docs/protocol.md G24
+def test_another_replica_that_has_applied_what_another_leader_wrote_is_no_sign_of_an_older_copy() -> None:
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs(SMALL))).append(7)
+        asked = 0
+
+        async def others() -> Position | None:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                return None
+            other = Writer(await opened(bench.logs(SMALL)), seq=8)
+            await other.append(2)
+            other.log.close_for_good()
+            return other.entries.confirmed[-1]
+
+        log = await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(10), lambda: None, others)
+        assert asked > 1, "it began again"
+        assert log.epoch == 3
+
+    run(case)
+
+
+# docs/protocol.md G26
+def test_tail_stops_where_the_list_lacks_what_it_has_read() -> None:
+    async def case(bench: Bench) -> None:
+        applied, _ = await set_back(bench)
+        reader = bench.logs().reader(P, applied)
+        with pytest.raises(MetadataLost, match="older copy of itself"):
+            await reader.read(0)
+        await reader.close()
+
+    run(case)
+
+
+# docs/protocol.md G26
+def test_tail_that_is_at_the_end_stops_when_the_list_is_set_back_and_another_leads() -> None:
+    """It would go on in the other leader's ledger, which does not continue what it has read."""
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(3)
+        store = MemoryStore(bench.tree)
+        older, _ = await store.get(LISTED)
+        await writer.append(12)
+        await writer.log.seal()
+        reader = bench.logs().reader(P, None)
+        read: list[LogEntry] = []
+        while len(read) < 15:
+            read += await reader.read(1000)
+        assert read[-1].position.ledger > read[0].position.ledger
+        await store.set(LISTED, older, (await store.get(LISTED))[1].version)
+        await opened(bench.logs(SMALL))
+        with pytest.raises(MetadataLost, match="older copy of itself"):
+            await read_on(reader)
+        await reader.close()
+
+    run(case)
+
+
+async def read_on(reader: LogReader) -> None:
+    while True:
+        assert not await reader.read(1000), "of another history"
+
+
+# docs/protocol.md G26
+def test_leader_that_hears_of_a_ledger_that_it_does_not_know_loses_its_log() -> None:
+    async def case(bench: Bench) -> None:
+        applied, _ = await set_back(bench)
+        log = await bench.logs(SMALL).open_as_leader(P, 0, lambda: Seq(4))
+        own = log.known_ledgers()[0][-1].id
+        assert not log.hear_applied(Position(own, EntryId(0)))
+        assert log.lost is None
+        assert log.hear_applied(applied)
+        assert isinstance(log.lost, MetadataLost)
+
+    run(case)
+
+
+# docs/protocol.md G26
+def test_list_explains_what_it_names_and_what_was_trimmed() -> None:
+    begun = LedgerList()
+    assert begun.explains(BEGINNING)
+    assert not begun.explains(Position(LedgerId(1), EntryId(0)))
+    for ledger in (1, 3, 5, 7):
+        begun = begun.with_ledger(LedgerId(ledger), Seq(ledger), epoch=1, lease_ms=0)
+        begun = begun.with_exact(LedgerId(ledger), Seq(ledger))
+    listed = begun.without_first([EntryId(4), NO_ENTRY])
+    explained = [(1, 0), (1, 4), (3, NO_ENTRY), (5, 0), (5, 99), (7, NO_ENTRY)]
+    unexplained = [(1, 5), (3, 0), (4, 0), (6, 0), (8, 0), (8, NO_ENTRY)]
+    for ledger, entry in explained:
+        assert listed.explains(Position(LedgerId(ledger), EntryId(entry))), (ledger, entry)
+    for ledger, entry in unexplained:
+        assert not listed.explains(Position(LedgerId(ledger), EntryId(entry))), (ledger, entry)
