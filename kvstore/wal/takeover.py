@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import MetadataLost, MetadataUnknown, NoSuchNode, StoreError, VersionConflict
-from kvstore.types import NO_ENTRY, LedgerId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.types import NO_ENTRY, NO_LEDGER, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
@@ -93,7 +93,7 @@ class LogTakeover:
             await each.take_over()
         await self._checked_end(listed, taken, applied)
         released = await self._is_released(taken)
-        last = listed.ledgers[-1].id if listed.ledgers else LedgerId(-1)
+        last = listed.ledgers[-1].id if listed.ledgers else NO_LEDGER
         metadata = await self._creator.create(self._partition, after=last)
         try:
             if not released:

@@ -22,6 +22,7 @@ from tests.sim.ledgers_and_logs import (
     test_trim_cases,
     test_writer_cases,
 )
+from tests.wal import test_new_ids
 
 CASES = (
     test_writer_cases,
@@ -33,6 +34,7 @@ CASES = (
     test_flipped_bits,
     test_forgotten,
     test_batches,
+    test_new_ids,
 )
 EVERY_COPY = "test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged"
 FIRST = {
