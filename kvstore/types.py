@@ -20,6 +20,8 @@ Seq = NewType("Seq", int)
 
 NO_ENTRY = EntryId(-1)
 """The id before the first."""
+NO_LEDGER = LedgerId(-1)
+"""The id before the first."""
 
 
 # docs/protocol.md G7

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import unpack
 
 from kvstore.bookie.digests import is_same_entry
@@ -23,7 +23,7 @@ from kvstore.bookie.journal.segment import OpenFiles, Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.digest import HEADER
-from kvstore.types import LedgerId
+from kvstore.types import NO_LEDGER, LedgerId
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,35 @@ DAMAGED_MAX = 10_000
 """Damaged entries that are remembered; more are only counted."""
 
 
+IsOurs = Callable[[LedgerId, bytes], bool]
+"""Whether the key is that of a ledger that the cluster has made, whose id the metadata store has given."""
+
+
+def nobodys(_ledger: LedgerId, _key: bytes) -> bool:
+    """Take no ledger for one that the cluster has made."""
+    return False
+
+
+class OwnLedgers:
+    """The cluster's own ledgers, as far as a bookie tells them by their keys."""
+
+    def __init__(self, is_ours: IsOurs = nobodys) -> None:
+        self.is_ours = is_ours
+        self.newest = NO_LEDGER
+        """The highest id of which any directory has had a record (docs/protocol.md, G27)."""
+
+    def saw(self, ledger: LedgerId, key: bytes) -> None:
+        """Note that there is a record of a ledger with this key."""
+        if ledger > self.newest and self.is_ours(ledger, key):
+            self.newest = ledger
+
+
 class Inventory:
     """The bookie's books. Between two segments `close` says what the one that is full holds."""
 
-    def __init__(self, index_files: IndexFiles) -> None:
+    def __init__(self, index_files: IndexFiles, own_ledgers: OwnLedgers | None = None) -> None:
         self.index_files = index_files
+        self._own_ledgers = own_ledgers or OwnLedgers()
         self.ledgers: dict[int, Ledger] = {}
         self.tombstones: set[int] = set()
         self.segments: dict[int, Segment] = {}
@@ -281,8 +305,10 @@ class Inventory:
         """The ledger's entry in the books, made if there is none. A key is kept unless one is known."""
         found = self.ledgers.get(ledger)
         if found is None:
-            found = self.ledgers[ledger] = Ledger(LedgerId(ledger), key)
-        found.key = found.key or key
+            found = self.ledgers[ledger] = Ledger(LedgerId(ledger), b"")
+        if key and not found.key:
+            found.key = key
+            self._own_ledgers.saw(found.id, key)
         return found
 
 

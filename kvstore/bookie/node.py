@@ -14,9 +14,9 @@ from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
 from kvstore.bookie.identity import refuse_beside_another, remember_start
+from kvstore.bookie.inventory import IsOurs, nobodys
 from kvstore.bookie.upkeep.aging import Aging
 from kvstore.bookie.upkeep.counted import refuse_older_metadata
-from kvstore.bookie.upkeep.reclaim import nobodys
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery, Stream
 from kvstore.errors import ConfigError, MetadataError, NodeExists, NoSuchNode
@@ -25,7 +25,7 @@ from kvstore.meta.layout import Identity, LayoutStore
 from kvstore.meta.registration import BookieRegistration, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.start_tls import BookiesPrelude
-from kvstore.types import BookieId, LedgerId
+from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,10 @@ class Bookie:
         env: Env,
         config: BookieConfig,
         store: MetadataStore,
-        is_ours: Callable[[LedgerId, bytes], bool] = nobodys,
+        is_ours: IsOurs = nobodys,
         is_user: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
-        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given; who
-        has no secret of a cluster cannot tell that of any.
+        """`is_ours`: without a cluster's secret nobody can tell that of any ledger.
         `is_user`: whether who connects shows the certificate of one of the cluster's users."""
         self._is_ours, self._is_user = is_ours, is_user
         self._env = env
@@ -77,7 +76,7 @@ class Bookie:
         gathered = await gather(env, config, cookies, instance_id, authority)
         self.id = gathered.identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
-        self.storage = self._opened = storage = storage_of(env, config, gathered, authority)
+        self.storage = self._opened = storage = storage_of(env, config, gathered, authority, self._is_ours)
         storage.statistics.new_incarnations = int(gathered.identity.is_new)
         await storage.start(gathered.identity.doubts)
         remember_start(env.disk, [each.path for each in gathered.directories], gathered.identity)

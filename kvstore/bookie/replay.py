@@ -16,7 +16,7 @@ from errno import EIO
 from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint
 from kvstore.bookie.index.checkpoints import indexed, read_checkpoint, remove_unfinished
 from kvstore.bookie.index.index_files import IndexFiles
-from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
@@ -77,21 +77,22 @@ class _File:
     """Header of its first group."""
 
 
-def replay(disk: Disk, journal_dir: str, index_dir: str, *, reserve_bytes: int = 0) -> Replayed:
+def replay(
+    disk: Disk, journal_dir: str, index_dir: str, own_ledgers: OwnLedgers | None = None, *, reserve_bytes: int = 0
+) -> Replayed:
     """Read everything back. `reserve_bytes`: what index files that are made again leave free. Raises ConfigError for a
     format that this build does not know, OSError."""
-    return _Replay(
-        disk, journal_dir, IndexFiles(disk, index_dir, journal_dir=journal_dir, reserve_bytes=reserve_bytes)
-    ).run()
+    index_files = IndexFiles(disk, index_dir, journal_dir=journal_dir, reserve_bytes=reserve_bytes)
+    return _Replay(disk, journal_dir, Inventory(index_files, own_ledgers)).run()
 
 
 class _Replay:
-    def __init__(self, disk: Disk, journal_dir: str, index_files: IndexFiles) -> None:
+    def __init__(self, disk: Disk, journal_dir: str, inventory: Inventory) -> None:
         self._disk = disk
         self._journal_dir = journal_dir
-        self._index_dir = index_files.directory
-        self._index_files = index_files
-        self._inventory = Inventory(self._index_files)
+        self._inventory = inventory
+        self._index_files = inventory.index_files
+        self._index_dir = self._index_files.directory
         mender = Mender(self._inventory)
         self._index_files.mend = mender.mend
         self._listed: set[int] = set()

@@ -30,7 +30,7 @@ from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.held import Held
 from kvstore.bookie.index.index_files import IndexFiles
-from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.journal.segment import Segment
@@ -67,11 +67,13 @@ class BookieStorage:
         config: BookieConfig,
         bookie: BookieId,
         authority: Authority,
+        own_ledgers: OwnLedgers | None = None,
         *,
         admission: Admission | None = None,
     ) -> None:
         """`admission`: of the bookie, where this is the storage in one of its directories."""
         self.statistics = Statistics()
+        self.own_ledgers = own_ledgers or OwnLedgers()
         self.inventory = Inventory(IndexFiles(env.disk, config.index_dir))
         self.bookie = bookie
         self.door = Door()
@@ -107,7 +109,8 @@ class BookieStorage:
         disk, config = self._env.disk, self._config
         for directory in (config.journal_dir, config.index_dir):
             make_directory(disk, directory)
-        found = replay(disk, config.journal_dir, config.index_dir, reserve_bytes=config.reserve_bytes)
+        reserve_bytes = config.reserve_bytes
+        found = replay(disk, config.journal_dir, config.index_dir, self.own_ledgers, reserve_bytes=reserve_bytes)
         doubts = [*doubts, *found.damage]
         for doubt in doubts:
             log.error("%s: ledgers may lack records; what is not found counts as unknown, not as absent", doubt)

@@ -20,7 +20,7 @@ _LOW_END = 2**31 - 1
 """Numbers from here on are not used: the store's counters are 32 bits wide."""
 _ID = "ID-"
 _HOB = "HOB-"
-_RANGE_BITS = 32
+RANGE_BITS = 32
 """A move goes on in the next range of 2^32 ids."""
 
 
@@ -36,7 +36,7 @@ class FormerCount:
 
     def lacks(self, ledger: int) -> bool:
         """Whether the counter had yet to come to this id of its range."""
-        return self.to <= ledger and ledger >> _RANGE_BITS == self.to >> _RANGE_BITS
+        return self.to <= ledger and ledger >> RANGE_BITS == self.to >> RANGE_BITS
 
 
 # docs/protocol.md B29
@@ -167,15 +167,15 @@ def counts_with(nodes: Mapping[str, bytes], counted_to: LedgerId) -> dict[str, b
 def counts_by_ledgers(nodes: Mapping[str, bytes]) -> dict[str, bytes]:
     """The same where nodes are from a file that may not say so of their present counter. Raises UndecodableNode."""
     high = _highest(path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
-    if any(each.to >> _RANGE_BITS == high for each in _former(nodes)):
+    if any(each.to >> RANGE_BITS == high for each in _former(nodes)):
         return {}
     ledgers = (ledger for path in nodes if (ledger := paths.ledger_of(path)) is not None)
-    last = max((each for each in ledgers if each >> _RANGE_BITS == high), default=(high << _RANGE_BITS) - 1)
+    last = max((each for each in ledgers if each >> RANGE_BITS == high), default=(high << RANGE_BITS) - 1)
     return _with(nodes, FormerCount(LedgerId(last + 1), is_sure=False))
 
 
 def _with(nodes: Mapping[str, bytes], count: FormerCount) -> dict[str, bytes]:
-    others = (each for each in _former(nodes) if each.to >> _RANGE_BITS != count.to >> _RANGE_BITS)
+    others = (each for each in _former(nodes) if each.to >> RANGE_BITS != count.to >> RANGE_BITS)
     return {paths.COUNTED: encode_former([*others, count])}
 
 

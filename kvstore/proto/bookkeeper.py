@@ -30,7 +30,7 @@ BOOKIE_KEY = "kvstore-bookie"
 CLUSTER_KEY = "kvstore-cluster"
 """The pair of a request's context by which a client names the bookie id that it means, for the whole connection."""
 AUTH_DISABLED = "AuthDisabledPlugin"
-TOTAL_CAPACITY, FREE_SPACE = 1, 2
+TOTAL_CAPACITY, FREE_SPACE, NEWEST_LEDGER = 1, 2, 4
 """What a bookie-info request may ask for."""
 
 
@@ -197,7 +197,7 @@ def encode_list_entries(txn: int, ledger: int, context: bytes = b"") -> bytes:
 
 
 def encode_bookie_info(txn: int, requested: int = TOTAL_CAPACITY | FREE_SPACE, context: bytes = b"") -> bytes:
-    """Ask for disk space."""
+    """Ask for disk space, or for the newest of the cluster's own ledgers."""
     part = pb.BookieInfoRequest(requested=requested)
     return _request(pb.Request(header=_header(txn, Operation.GET_BOOKIE_INFO), bookie_info=part), context)
 
@@ -291,8 +291,12 @@ def encode_list_response(txn: int, status: int, ledger: int, availability: bytes
     )
 
 
-def encode_info_response(txn: int, total_bytes: int | None, free_bytes: int | None) -> bytes:
-    part = pb.BookieInfoResponse(status=pb.EOK, total_bytes=total_bytes, free_bytes=free_bytes)
+def encode_info_response(
+    txn: int, total_bytes: int | None, free_bytes: int | None, newest_ledger: int | None = None
+) -> bytes:
+    part = pb.BookieInfoResponse(
+        status=pb.EOK, total_bytes=total_bytes, free_bytes=free_bytes, newest_ledger=newest_ledger
+    )
     return _response(pb.Response(header=_header(txn, Operation.GET_BOOKIE_INFO), status=pb.EOK, bookie_info=part))
 
 
@@ -349,6 +353,9 @@ class Answer(NamedTuple):
     """The last entry packet, in the answer to a LAC read."""
     total_bytes: int | None = None
     free_bytes: int | None = None
+    newest_ledger: int | None = None
+    """The highest id of the cluster's own ledgers that the bookie has seen. Apache's bookies, and ours from before,
+    say nothing."""
 
 
 def decode_response(payload: bytes) -> Answer:
@@ -378,7 +385,15 @@ def decode_response(payload: bytes) -> Answer:
         return Answer(txn, operation, status or listed.status, listed.ledger, body=listed.availability)
     if operation == Operation.GET_BOOKIE_INFO:
         info = response.bookie_info
-        return Answer(txn, operation, status, total_bytes=info.total_bytes, free_bytes=info.free_bytes)
+        newest = info.newest_ledger if info.HasField("newest_ledger") else None
+        return Answer(
+            txn,
+            operation,
+            status,
+            total_bytes=info.total_bytes,
+            free_bytes=info.free_bytes,
+            newest_ledger=newest,
+        )
     return Answer(txn, operation, status)
 
 

@@ -569,7 +569,7 @@ class BookieInfoRequest(_message.Message):
 
     REQUESTED_FIELD_NUMBER: _builtins.int
     requested: _builtins.int
-    """bits: 1 total capacity, 2 free space"""
+    """bits: 1 total capacity, 2 free space; ours: 4 newest ledger"""
     def __init__(
         self,
         *,
@@ -590,19 +590,23 @@ class BookieInfoResponse(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
+    NEWEST_LEDGER_FIELD_NUMBER: _builtins.int
     status: Global___StatusCode.ValueType
     total_bytes: _builtins.int
     free_bytes: _builtins.int
+    newest_ledger: _builtins.int
+    """ours: Apache's bookies do not know it, and Apache's clients pass over it"""
     def __init__(
         self,
         *,
         status: Global___StatusCode.ValueType | None = ...,
         total_bytes: _builtins.int | None = ...,
         free_bytes: _builtins.int | None = ...,
+        newest_ledger: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "status", b"status", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "newest_ledger", b"newest_ledger", "status", b"status", "total_bytes", b"total_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "status", b"status", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "newest_ledger", b"newest_ledger", "status", b"status", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,11 +12,11 @@ from kvstore.env.ports import Env
 from kvstore.errors import BookieError, Corrupted, StoreError
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.availability import HeldEntries, decode_availability
-from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import NEWEST_LEDGER, Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.proto.shortcuts import TXN_END
 from kvstore.proto.version_two import BatchRead
-from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
 from kvstore.wal.batches import TIMEOUT_S as BATCH_TIMEOUT_S
 from kvstore.wal.batches import Batches
 from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
@@ -146,6 +146,10 @@ class Bookies:
         """The ids of the entries that the bookie holds; see BookieClient."""
         return await self._at(bookie).entries(ledger)
 
+    async def newest_ledger(self, bookie: BookieId) -> LedgerId:
+        """The highest id of the cluster's own ledgers that the bookie has seen; see BookieClient."""
+        return await self._at(bookie).newest_ledger()
+
     async def space(self, bookie: BookieId) -> tuple[int, int]:
         """Bytes of the bookie's disks, as far as it could use them, and bytes that are free. Raises BookieError."""
         return await self._at(bookie).space()
@@ -218,6 +222,12 @@ class _Remote:
         except BadFrame as error:
             raise BookieError(f"{self._bookie}: {error}") from None
 
+    async def newest_ledger(self) -> LedgerId:
+        answer = await self.connection.ask(lambda txn: wire.encode_bookie_info(txn, NEWEST_LEDGER), READ_TIMEOUT_S)
+        if answer.status != Status.OK:
+            raise BookieError(f"{self._bookie}: answered {answer.status}")
+        return NO_LEDGER if answer.newest_ledger is None else LedgerId(answer.newest_ledger)
+
     async def space(self) -> tuple[int, int]:
         answer = await self.connection.ask(wire.encode_bookie_info, READ_TIMEOUT_S)
         if answer.status != Status.OK or answer.total_bytes is None or answer.free_bytes is None:
@@ -268,6 +278,9 @@ class _Local:
 
     def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
         return self.storage.listen(ledger, listener)
+
+    async def newest_ledger(self) -> LedgerId:
+        return self.storage.own_ledgers.newest
 
     async def space(self) -> tuple[int, int]:
         return self.storage.space()

@@ -62,6 +62,11 @@ class BookieChoice:
         """Registered as read-only."""
         return frozenset(self._view.current.readonly)
 
+    @property
+    def registered(self) -> frozenset[BookieId]:
+        """Registered, as far as is known."""
+        return self.writable | self.readonly
+
     def is_readonly(self, bookie: BookieId) -> bool:
         return bookie in self._view.current.readonly
 

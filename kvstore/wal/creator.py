@@ -8,11 +8,11 @@ from random import Random
 
 from kvstore.env.ports import Clock
 from kvstore.errors import MetadataError
-from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId
+from kvstore.types import NO_LEDGER, BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
+from kvstore.wal.new_ids import NewLedgerIds
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class LedgerCreator:
 
     def __init__(
         self,
-        ids: LedgerIdGenerator,
+        ids: NewLedgerIds,
         ledgers: LedgerStore,
         choice: BookieChoice,
         config: LogConfig,
@@ -63,7 +63,7 @@ class LedgerCreator:
         """Make a ledger ahead for the next `create`, unless there is one. Raises NotEnoughBookies, MetadataError."""
         if self._ready(partition) is None:
             await self._drop_prepared(partition)
-            metadata = await self._make(partition, LedgerId(-1), ())
+            metadata = await self._make(partition, NO_LEDGER, ())
             self._prepared[partition] = metadata, self._clock.now()
 
     async def discard(self, metadata: LedgerMetadata) -> None:
@@ -91,7 +91,8 @@ class LedgerCreator:
     async def create(
         self, partition: PartitionId, after: LedgerId, failed: Collection[BookieId] = ()
     ) -> LedgerMetadata:
-        """A new open ledger whose id is above `after`. Raises NotEnoughBookies, MetadataError."""
+        """A new open ledger whose id is above `after`. Raises NotEnoughBookies, MetadataError (MetadataLost if the
+        metadata store is an older copy of itself)."""
         ready = None if failed else self._ready(partition)
         if ready is not None and ready.ledger > after:
             del self._prepared[partition]
@@ -101,9 +102,7 @@ class LedgerCreator:
 
     async def _make(self, partition: PartitionId, after: LedgerId, failed: Collection[BookieId]) -> LedgerMetadata:
         quorum, ensemble = self._choice.new_ensemble(self._config.quorum, failed)
-        ledger = await self._ids.next_id()
-        while ledger <= after:
-            ledger = await self._ids.next_id()  # ids rise; only a list made by hand could be ahead of them
+        ledger = await self._ids.next_id(after, ensemble, quorum.ack)
         metadata = LedgerMetadata(
             ledger,
             quorum,

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
+from kvstore.types import NO_ENTRY, NO_LEDGER, EntryId, LedgerId, Position, Seq
 from kvstore.wal.ports import ListedLedger
 
-BEGINNING = Position(LedgerId(-1), NO_ENTRY)
+BEGINNING = Position(NO_LEDGER, NO_ENTRY)
 """Before every entry."""
 _FIRST = Seq(0)
 LEASE_MARGIN_MIN_S = 0.05

@@ -31,8 +31,10 @@ class PerhapsListed(VersionConflict):
 class LedgerLists:
     """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, on_read: Callable[[LedgerList], None] = lambda _: None) -> None:
+        """`on_read` is called with each list that is read."""
         self._store = store
+        self._on_read = on_read
         self._sizes: dict[PartitionId, int] = {}
 
     def size_of(self, partition: PartitionId) -> int:
@@ -54,6 +56,7 @@ class LedgerLists:
         except NoSuchNode:
             return LedgerList(), -1
         listed = decode(data, what=path)
+        self._on_read(listed)
         # One that an older build has written out takes less once it is written again.
         self._sizes[partition] = len(data) if len(data) <= CROWDED_BYTES else len(encode(listed))
         return listed, stat.version

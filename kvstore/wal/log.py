@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from kvstore.env.ports import Env
 from kvstore.meta.layout import Identity
-from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
@@ -20,6 +19,7 @@ from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.leading.owners import Owners
 from kvstore.wal.lists import LedgerLists, ReadersLists
+from kvstore.wal.new_ids import NewLedgerIds
 from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker
 from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, TailReader
@@ -53,19 +53,20 @@ class PartitionLogs:
         self._config = config or LogConfig()
         self._ledgers = LedgerStore(store)
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice, env.traces)
-        self._lists = LedgerLists(store)
         self._identity = Identity(store, instance_id)
+        new_ids = NewLedgerIds(store, bookies, choice, self._identity, clock=env.clock, nursery=env.nursery)
+        self._lists = LedgerLists(store, new_ids.saw_list)
         self._is_release = is_release
         self._pace = pace or Pace(env.clock, BYTES_PER_S)
         self._owners = Owners()
         self._marks, self._on_marked = Underreplication(store), on_marked
-        self._readers_lists = ReadersLists(store)
+        self._readers_lists = ReadersLists(store, new_ids.saw_list)
         self.seeker = Seeker(self._ports, self._readers_lists, env.nursery)
         """Finds places in logs."""
         self._readers: dict[PartitionId, dict[TailReader, None]] = {}
         """Told at once when this node itself has changed a log."""
         self._creator = LedgerCreator(
-            LedgerIdGenerator(store),
+            new_ids,
             self._ledgers,
             choice,
             self._config,

@@ -109,6 +109,11 @@ class BookieClient(Protocol):
         """The ids of the ledger's entries that the bookie holds. Raises BookieError."""
         ...
 
+    async def newest_ledger(self, bookie: BookieId) -> LedgerId:
+        """The highest id of the cluster's own ledgers that the bookie has seen; NO_LEDGER if it has seen none or does
+        not know the question. Raises BookieError."""
+        ...
+
 
 class Listener(Protocol):
     """Hears of one ledger what the node's own bookie has on its disk."""
@@ -122,9 +127,19 @@ class Listener(Protocol):
         ...
 
 
+class OwnLedgers(Protocol):
+    """The cluster's own ledgers of which a bookie has had a record."""
+
+    newest: LedgerId
+    """The highest id."""
+
+
 class LocalBookie(Protocol):
     """The node's own bookie, reached without a socket: its storage (kvstore.bookie.storage.BookieStorage), which
     answers as it would on the wire. Each `done` is called once, on the event loop, perhaps before the call returns."""
+
+    @property
+    def own_ledgers(self) -> OwnLedgers: ...
 
     def add(
         self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Callable[[Status], Any]

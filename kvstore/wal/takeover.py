@@ -25,7 +25,7 @@ from kvstore.errors import (
     UndecodableNode,
     VersionConflict,
 )
-from kvstore.types import NO_ENTRY, LedgerId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.types import NO_ENTRY, NO_LEDGER, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
@@ -115,7 +115,7 @@ class LogTakeover:
             await each.take_over()
         await self._checked_end(listed, version, taken, applied())
         released = await self._is_released(taken)
-        last = listed.ledgers[-1].id if listed.ledgers else LedgerId(-1)
+        last = listed.ledgers[-1].id if listed.ledgers else NO_LEDGER
         metadata = await self._creator.create(self._partition, after=last)
         try:
             if not released:

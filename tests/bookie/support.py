@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.inventory import IsOurs, OwnLedgers, nobodys
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env import Env
 from kvstore.errors import MetadataUnavailable
@@ -95,10 +96,16 @@ class Metadata:
 class Shelf:
     """A storage with calls that can be awaited."""
 
-    def __init__(self, env: Env, config: BookieConfig | None = None, meta: Metadata | None = None) -> None:
+    def __init__(
+        self,
+        env: Env,
+        config: BookieConfig | None = None,
+        meta: Metadata | None = None,
+        is_ours: IsOurs = nobodys,
+    ) -> None:
         self.env = env
         self.meta = meta or Metadata()
-        self.storage = BookieStorage(env, config or tiny(), ME, self.meta)
+        self.storage = BookieStorage(env, config or tiny(), ME, self.meta, OwnLedgers(is_ours))
 
     async def start(self) -> Shelf:
         await self.storage.start()

@@ -17,7 +17,6 @@ from kvstore.errors import ConfigError, MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.ledger_ids import Counted
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
@@ -198,13 +197,13 @@ def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: M
 async def refuse_a_start(world: SimWorld, tree: MemoryTree) -> None:
     """The metadata store goes away when the journal is open already; what the node does then is to start again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MetadataAuthority, "counted", _away)
+        patch.setattr(MetadataAuthority, "metadata", _away)
         with pytest.raises(MetadataUnavailable):
             async with started(world, tree):
                 pass
 
 
-async def _away(_: MetadataAuthority) -> Counted:
+async def _away(_: MetadataAuthority, _ledger: LedgerId) -> LedgerMetadata:
     raise MetadataUnavailable("not connected")
 
 

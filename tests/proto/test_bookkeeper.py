@@ -86,7 +86,7 @@ def test_what_is_put_together_by_hand_reads_back_and_is_what_protobuf_writes(txn
     for status in Status:
         payload = wire.encode_add_response(txn, status, number, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload
-        assert wire.decode_response(payload) == (txn, Operation.ADD_ENTRY, status, number, number, *[None] * 5)
+        assert wire.decode_response(payload) == (txn, Operation.ADD_ENTRY, status, number, number, *[None] * 6)
         assert wire.stored_txn(payload) == (txn if status is Status.OK and txn < TXN_END else -1)
         payload = wire.encode_read_response(txn, status, number, number, b"y" * 300, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload

@@ -268,12 +268,14 @@ class Questions:
 
     def _info(self, txn: int, request: pb.Request) -> None:
         requested = request.bookie_info.requested
-        total, free = self._storage.space()
+        is_space = requested & (wire.TOTAL_CAPACITY | wire.FREE_SPACE)
+        total, free = self._storage.space() if is_space else (0, 0)
         self._client.send(
             wire.encode_info_response(
                 txn,
                 total if requested & wire.TOTAL_CAPACITY else None,
                 free if requested & wire.FREE_SPACE else None,
+                self._storage.own_ledgers.newest if requested & wire.NEWEST_LEDGER else None,
             )
         )
 

@@ -29,6 +29,7 @@ from kvstore.bookie.directories.losses import doubt_what_was_lost
 from kvstore.bookie.directories.part import Part
 from kvstore.bookie.directories.refusing import CANNOT_STORE, CANNOT_TELL
 from kvstore.bookie.directories.state import DirectoryState
+from kvstore.bookie.inventory import IsOurs, OwnLedgers, nobodys
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.ledger import Listener
 from kvstore.bookie.reader import ReadDone
@@ -43,7 +44,9 @@ log = logging.getLogger(__name__)
 class SpreadStorage:
     """Has the calls of kvstore.bookie.storage.BookieStorage."""
 
-    def __init__(self, env: Env, config: BookieConfig, gathered: Gathered, authority: Authority) -> None:
+    def __init__(
+        self, env: Env, config: BookieConfig, gathered: Gathered, authority: Authority, own_ledgers: OwnLedgers
+    ) -> None:
         self.bookie = gathered.identity.bookie
         self.statistics = Statistics()
         """Of connections, and of what no directory counts."""
@@ -52,6 +55,7 @@ class SpreadStorage:
         self.gate = Door()
         self.admission = Admission(authority, self.bookie, env.nursery, self.statistics, self.gate)
         self.raw = SpreadRawAdds(self, is_on=config.admit_raw_adds)
+        self.own_ledgers = own_ledgers
         self._env, self._config, self._authority = env, config, authority
         self._loop = asyncio.get_running_loop()
         self._plan = gathered.plan
@@ -67,7 +71,7 @@ class SpreadStorage:
         pending_bytes_max = max(1, config.pending_bytes_max // len(gathered.directories))
         own = replace(config.alone(directory.path, directory.index_dir), pending_bytes_max=pending_bytes_max)
         env = replace(self._env, fatal=lambda reason: self._failed(part, reason))
-        storage = BookieStorage(env, own, self.bookie, self._authority, admission=self.admission)
+        storage = BookieStorage(env, own, self.bookie, self._authority, self.own_ledgers, admission=self.admission)
         storage.door = self.door
         storage.on_readonly(lambda _: self._look_for_room())
         part = Part(directory, own, storage)
@@ -238,9 +242,12 @@ AnyStorage = BookieStorage | SpreadStorage
 """Of a bookie: in one directory, or in several."""
 
 
-def storage_of(env: Env, config: BookieConfig, gathered: Gathered, authority: Authority) -> AnyStorage:
+def storage_of(
+    env: Env, config: BookieConfig, gathered: Gathered, authority: Authority, is_ours: IsOurs = nobodys
+) -> AnyStorage:
     """The storage in the directories that were found."""
+    own_ledgers = OwnLedgers(is_ours)
     if gathered.plan.version:
-        return SpreadStorage(env, config, gathered, authority)
+        return SpreadStorage(env, config, gathered, authority, own_ledgers)
     path = gathered.directories[0].path
-    return BookieStorage(env, config.alone(path, config.index_dir), gathered.identity.bookie, authority)
+    return BookieStorage(env, config.alone(path, config.index_dir), gathered.identity.bookie, authority, own_ledgers)

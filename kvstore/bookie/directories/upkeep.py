@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +9,7 @@ from kvstore.bookie.admission import Authority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.part import Part
 from kvstore.bookie.directories.spread import AnyStorage
+from kvstore.bookie.inventory import IsOurs
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep.limbo import Elsewhere, nowhere, watch
 from kvstore.bookie.upkeep.reclaim import Reclaimer
@@ -24,10 +24,6 @@ class Upkeep:
 
     reclaimer: Reclaimer
     scrubber: Scrubber
-
-
-IsOurs = Callable[[LedgerId, bytes], bool]
-"""Whether the key is that of a ledger that the cluster has made."""
 
 
 def start_upkeep(

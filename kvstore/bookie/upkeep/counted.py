@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from kvstore.bookie.admission import Authority
 from kvstore.errors import ConfigError, UndecodableNode
+from kvstore.meta.ledger_ids import RANGE_BITS
 from kvstore.types import LedgerId
 
 SHOWN_MAX = 5
@@ -18,8 +19,9 @@ async def refuse_older_metadata(ledgers: Iterable[int], authority: Authority) ->
     which are the cluster's own, and does not know it; and mark the store, since each look takes an id, and bookies
     without such ledgers must not go on by it either. MetadataError."""
     here = sorted(ledgers)
-    if not here:
-        return
+    newest = {ledger >> RANGE_BITS: ledger for ledger in here}
+    if not any([await _is_unknown(LedgerId(ledger), authority) for ledger in newest.values()]):
+        return  # so the store has given these ids, and all below; a look would use up an id that G27 goes by
     counted = await authority.counted()
     suspects = [ledger for ledger in here if counted.never_gave(ledger)]
     unknown = [ledger for ledger in suspects if await _is_unknown(LedgerId(ledger), authority)]

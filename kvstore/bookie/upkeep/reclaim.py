@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.index.entry_index import OFFSET_MASK
+from kvstore.bookie.inventory import IsOurs, nobodys
 from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
@@ -35,11 +35,6 @@ FULL_RETRY_S = 5.0
 """Between two looks while the disk is full."""
 
 
-def nobodys(_ledger: LedgerId, _key: bytes) -> bool:
-    """Take no ledger for one that the cluster has made."""
-    return False
-
-
 # docs/protocol.md B10
 class Reclaimer:
     """Runs in the background of one bookie."""
@@ -50,9 +45,8 @@ class Reclaimer:
         config: BookieConfig,
         storage: BookieStorage,
         authority: Authority,
-        is_ours: Callable[[LedgerId, bytes], bool] = nobodys,
+        is_ours: IsOurs = nobodys,
     ) -> None:
-        """`is_ours`: whether the key is that of a ledger that the cluster has made, whose id the store has given."""
         self._is_ours = is_ours
         self._env = env
         self._config = config

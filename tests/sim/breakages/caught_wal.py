@@ -23,6 +23,7 @@ from tests.sim.ledgers_and_logs import (
     test_trim_cases,
     test_writer_cases,
 )
+from tests.wal import test_new_ids
 
 CASES = (
     test_writer_cases,
@@ -35,6 +36,7 @@ CASES = (
     test_forgotten,
     test_set_back,
     test_batches,
+    test_new_ids,
 )
 EVERY_COPY = "test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged"
 FIRST = {

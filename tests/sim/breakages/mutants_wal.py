@@ -31,9 +31,10 @@ from kvstore.wal.tailing.ledger_end import LedgerEnd
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
+from tests.sim.breakages import mutants_ids
 
 Patch = Callable[[pytest.MonkeyPatch], None]
-MUTANTS: dict[str, Patch] = {}
+MUTANTS: dict[str, Patch] = dict(mutants_ids.MUTANTS)
 
 
 def mutant(name: str) -> Callable[[Patch], Patch]:

@@ -12,7 +12,7 @@ from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.meta.registration import Bookies
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
-from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
 from kvstore.wal.batches import TIMEOUT_S
 from kvstore.wal.ports import Listener, ReadAnswer
 
@@ -46,6 +46,8 @@ class ModelBookie:
     batched: int = 0
     """How many packets in them."""
     reads: int = 0
+    newest: LedgerId = NO_LEDGER
+    """The highest id that it says it has seen, if that is not an entry's."""
 
     def raise_lac(self, ledger: LedgerId, lac: int) -> None:
         if lac > self.lacs.setdefault(ledger, NO_ENTRY):
@@ -265,6 +267,13 @@ class ModelBookies:
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
         model = await self._reach(bookie)
         return HeldEntries.of_runs((entry, 1) for entry in model.of(ledger))
+
+    async def newest_ledger(self, bookie: BookieId) -> LedgerId:
+        model = self.at[bookie]
+        await asyncio.sleep(model.stalls_s or DELAY_S)
+        if model.is_down or model.is_silent:
+            raise BookieError(f"{bookie} is down or silent")
+        return max((ledger for ledger, _ in model.entries), default=model.newest)
 
     async def _reach(self, bookie: BookieId) -> ModelBookie:
         model = self.at[bookie]

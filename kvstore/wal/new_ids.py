@@ -1,0 +1,130 @@
+"""Gives ids to new ledgers, each of which no ledger of the cluster has had (docs/protocol.md, G27).
+
+The metadata store counts ids. A store that was restored from an older copy of itself counts some of them again. So the
+creator first learns the highest id that anybody has seen, and takes its own id after that: a store that only goes on
+has given the seen id before, and so gives a higher one now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from typing import NamedTuple
+
+from kvstore.env.ports import Clock, Nursery
+from kvstore.errors import BookieError, MetadataLost, NotEnoughBookies
+from kvstore.meta import paths
+from kvstore.meta.layout import Identity
+from kvstore.meta.ledger_ids import RANGE_BITS, LedgerIdGenerator
+from kvstore.meta.store import MetadataStore
+from kvstore.types import NO_LEDGER, BookieId, LedgerId
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.ports import BookieClient
+
+log = logging.getLogger(__name__)
+
+ANSWERS_S = 0.25
+"""Longest wait for all bookies once an ack quorum of the new ensemble has answered. A takeover that waits for a lease
+waits longer than this anyway, and both waits run at the same time."""
+
+
+class Seen(NamedTuple):
+    """The highest id that was seen, and where."""
+
+    ledger: LedgerId
+    where: str
+
+
+# docs/protocol.md G27
+class NewLedgerIds:
+    """The ids that this process gives to ledgers."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        bookies: BookieClient,
+        choice: BookieChoice,
+        identity: Identity,
+        *,
+        clock: Clock,
+        nursery: Nursery,
+    ) -> None:
+        self._store = store
+        self._ids = LedgerIdGenerator(store)
+        self._bookies = bookies
+        self._choice = choice
+        self._identity = identity
+        self._clock = clock
+        self._nursery = nursery
+        self.seen = Seen(NO_LEDGER, "nobody")
+
+    def saw(self, ledger: LedgerId, where: str) -> None:
+        """Note that a ledger of the cluster has this id."""
+        if ledger > self.seen.ledger:
+            self.seen = Seen(ledger, where)
+
+    def saw_list(self, listed: LedgerList) -> None:
+        """Note the ids in a partition's list."""
+        if listed.ledgers:
+            self.saw(listed.ledgers[-1].id, "the list of a partition")
+
+    async def next_id(self, after: LedgerId, ensemble: Collection[BookieId], ack: int) -> LedgerId:
+        """Return an id above `after` and above all that this process and the bookies have seen.
+
+        Raises NotEnoughBookies if fewer than `ack` bookies of the ensemble answer, MetadataLost if the metadata store
+        gives a lower id or is marked, MetadataError.
+        """
+        self.saw(after, "the list of the partition")
+        await self._identity.check()  # once proven, an older copy gives no ids to anybody
+        await self._ask(ensemble, ack)
+        seen = self.seen  # what is seen from here on may have a later id than this one
+        ledger = await self._ids.next_id()
+        if ledger >> RANGE_BITS < seen.ledger >> RANGE_BITS:
+            await self._store.sync(paths.LEDGERS)  # a server that lags may not know yet in which range ids are counted
+            ledger = await LedgerIdGenerator(self._store).next_id()
+        if ledger <= seen.ledger:
+            why = f"it gave ledger id {ledger}, and {seen.where} has ledger {seen.ledger}"
+            log.error("the metadata store is an older copy of itself: %s", why)
+            await self._identity.mark_older(why)
+            raise MetadataLost(
+                f"the metadata store is an older copy of itself: {why}; restore a later copy (docs/operations.md, "
+                "An older copy of the metadata)"
+            )
+        return ledger
+
+    async def _ask(self, ensemble: Collection[BookieId], ack: int) -> None:
+        """Ask all registered bookies what they have seen, and wait for those that answer soon."""
+        answered: set[BookieId] = set()
+        asked = sorted(self._choice.registered.union(ensemble))
+        left, news = len(asked), asyncio.Event()
+
+        async def ask(bookie: BookieId) -> None:
+            nonlocal left
+            try:
+                self.saw(await self._bookies.newest_ledger(bookie), f"bookie {bookie}")
+                answered.add(bookie)
+            except BookieError as error:
+                log.info("bookie=%s did not say which ledgers it has seen: %s", bookie, error)
+            finally:
+                left -= 1
+                news.set()
+
+        for each in asked:
+            self._nursery.spawn(ask(each), name=f"newest ledger of {each}")
+        until = self._clock.now() + ANSWERS_S
+        while left:
+            is_enough = len(answered.intersection(ensemble)) >= ack
+            if is_enough and self._clock.now() >= until:
+                return
+            news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.001, until - self._clock.now()) if is_enough else None):
+                    await news.wait()
+        silent = set(ensemble) - answered
+        if len(ensemble) - len(silent) < ack:
+            for each in silent:
+                self._choice.failed(each)
+            raise NotEnoughBookies(f"want answers of {ack} bookies of a new ledger, none from {sorted(silent)}")

@@ -1,0 +1,182 @@
+"""Ids of new ledgers: a metadata store whose counter has gone back is found out before a ledger is made, case by case,
+in virtual time (docs/protocol.md, G27)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.errors import MetadataLost, NoSuchNode, NotEnoughBookies
+from kvstore.meta import paths
+from kvstore.meta.layout import Identity
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.memory import MemoryStore
+from kvstore.types import NO_LEDGER, BookieId, LedgerId, PartitionId
+from kvstore.wal.new_ids import ANSWERS_S, NewLedgerIds
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, Bench, first_seq, run
+from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, opened
+
+pytestmark = pytest.mark.sim
+
+ENSEMBLE = (B1, B2, B3)
+
+
+def set_back(bench: Bench, to: int) -> None:
+    """Let the store's counter of ids be as in an older copy."""
+    bench.tree._nodes[paths.IDGEN].births = to
+
+
+def new_ids(bench: Bench) -> NewLedgerIds:
+    """Those of a process that has just started."""
+    store = MemoryStore(bench.tree)
+    choice = bench.ports_on(store).choice
+    identity, env = Identity(store, "simulated"), bench.env
+    return NewLedgerIds(store, bench.bookies, choice, identity, clock=env.clock, nursery=env.nursery)
+
+
+async def why_older(bench: Bench) -> bytes:
+    return (await MemoryStore(bench.tree).get(paths.OLDER_COPY))[0]
+
+
+def has_seen(bench: Bench, ledger: int, *bookies: BookieId) -> None:
+    for each in bookies:
+        bench.bookies.at[each].newest = LedgerId(ledger)
+
+
+async def made(bench: Bench) -> list[LedgerId]:
+    return await LedgerStore(MemoryStore(bench.tree)).list_ids()
+
+
+# docs/protocol.md G27
+@pytest.mark.parametrize("knows", [B1, B4])
+def test_id_that_one_bookie_has_seen_is_refused_and_the_store_is_marked(knows: BookieId) -> None:
+    async def case(bench: Bench) -> None:
+        set_back(bench, 5)
+        has_seen(bench, 7, knows)
+        with pytest.raises(MetadataLost, match=f"ledger id 5, and bookie {knows} has ledger 7"):
+            await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
+        assert b"bookie" in await why_older(bench)
+        with pytest.raises(MetadataLost, match="older copy"):
+            await opened(bench.logs(NEVER))
+        assert await made(bench) == []
+
+    run(case, bookies=5)
+
+
+def test_id_above_all_that_was_seen_is_given() -> None:
+    async def case(bench: Bench) -> None:
+        set_back(bench, 8)
+        has_seen(bench, 7, B1, B2)
+        assert await new_ids(bench).next_id(LedgerId(6), ENSEMBLE, 2) == 8
+        with pytest.raises(NoSuchNode):
+            await why_older(bench)
+
+    run(case)
+
+
+def test_process_remembers_ids_that_it_has_seen_in_lists() -> None:
+    """The bookies have lost all that they had: nobody else has seen the later ids."""
+
+    async def case(bench: Bench) -> None:
+        logs = bench.logs(NEVER)
+        for _ in range(3):
+            await opened(logs)
+        assert len(await made(bench)) == 3
+        set_back(bench, 0)
+        with pytest.raises(MetadataLost, match="the list of a partition has ledger"):
+            await logs.open_as_leader(PartitionId("p2"), 500, first_seq)
+        assert len(await made(bench)) == 3
+
+    run(case)
+
+
+def test_leader_whose_roll_is_given_an_old_id_ends_and_keeps_its_entries() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        set_back(bench, 0)
+        before = await made(bench)
+        await writer.append(40)
+        await bench.pass_time(60)
+        assert isinstance(writer.log.lost, MetadataLost)
+        assert await made(bench) == before, "no ledger was made under an old id"
+        assert writer.entries.confirmed
+
+    run(case)
+
+
+def test_creators_at_once_take_no_id_for_an_old_one() -> None:
+    """Bookies hear of each new ledger at once, also while other creators are on their way to their ids."""
+
+    async def case(bench: Bench) -> None:
+        async def create(number: int) -> LedgerId:
+            await bench.pass_time(number % 7 / 1000)
+            bench.bookies.at[B1].stalls_s = number % 5 / 100
+            ledger = await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
+            for each in ENSEMBLE:
+                has_seen(bench, max(ledger, bench.bookies.at[each].newest), each)
+            return ledger
+
+        found = await asyncio.gather(*(create(number) for number in range(50)))
+        assert len(set(found)) == 50
+
+    run(case)
+
+
+def test_silent_bookie_delays_an_id_by_a_quarter_of_a_second_at_the_most() -> None:
+    async def case(bench: Bench) -> None:
+        bench.bookies.at[B3].stalls_s = 5.0
+        before = bench.env.clock.now()
+        await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
+        assert bench.env.clock.now() - before < ANSWERS_S + 0.05
+
+    run(case)
+
+
+def test_late_answer_counts_for_the_next_id() -> None:
+    async def case(bench: Bench) -> None:
+        set_back(bench, 3)
+        bench.bookies.at[B3].stalls_s = 0.4
+        has_seen(bench, 9, B3)
+        ids = new_ids(bench)
+        assert await ids.next_id(NO_LEDGER, ENSEMBLE, 2) == 3
+        await bench.pass_time(1)
+        with pytest.raises(MetadataLost):
+            await ids.next_id(NO_LEDGER, ENSEMBLE, 2)
+
+    run(case)
+
+
+def test_no_id_is_taken_without_an_ack_quorum_of_answers() -> None:
+    async def case(bench: Bench) -> None:
+        bench.bookies.stop(B2, B3)
+        births = bench.tree._nodes[paths.IDGEN].births
+        with pytest.raises(NotEnoughBookies, match="none from"):
+            await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
+        assert bench.tree._nodes[paths.IDGEN].births == births
+
+    run(case)
+
+
+def test_server_that_lags_behind_an_import_is_no_older_copy() -> None:
+    """The first id comes from a former range, since the server that was asked does not know the new one yet."""
+
+    async def case(bench: Bench) -> None:
+        has_seen(bench, 1 << 32, B1)
+        ids = new_ids(bench)
+        give, given = ids._ids.next_id, 0
+
+        async def lagging() -> LedgerId:
+            nonlocal given
+            given += 1
+            ledger = await give()
+            store = MemoryStore(bench.tree)
+            await store.create(paths.IDGEN_LONG)
+            await store.create(f"{paths.IDGEN_LONG}/HOB-0000000002")
+            return ledger
+
+        ids._ids.next_id = lagging  # type: ignore[method-assign]
+        assert await ids.next_id(NO_LEDGER, ENSEMBLE, 2) == 2 << 32
+        assert given == 1
+
+    run(case)
