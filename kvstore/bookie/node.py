@@ -13,6 +13,7 @@ from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.directories.watching import watch_disks
 from kvstore.bookie.identity import refuse_beside_another, remember_start
 from kvstore.bookie.inventory import IsOurs, nobodys
 from kvstore.bookie.upkeep.aging import Aging
@@ -80,6 +81,7 @@ class Bookie:
         storage.statistics.new_incarnations = int(gathered.identity.is_new)
         await storage.start(gathered.identity.doubts)
         remember_start(env.disk, [each.path for each in gathered.directories], gathered.identity)
+        watch_disks(env.liveness, config, storage)
         await refuse_older_metadata(admitted(storage, self._is_ours), authority)
         if config.admit_raw_adds:
             log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)

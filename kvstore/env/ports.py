@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Protocol
 
 from kvstore.env.beat import Beat
+from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.slow_log import SlowLog
 from kvstore.env.traces import Traces
 
@@ -282,5 +283,7 @@ class Env:
     """Reports the syncs that have ended, as the event loop would: from the end of a callback that has more like it
     behind it in its turn, so that these do not hold the reports up."""
     beat: Beat = Beat()  # noqa: RUF009 - it holds nothing
+    liveness: Liveness = UNWATCHED
+    """Evidence that the process works, on which its metadata session depends."""
     slow: SlowLog = SlowLog()  # noqa: RUF009 - it takes nothing in
     traces: Traces = Traces()  # noqa: RUF009 - it takes none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, parse
 from kvstore.meta.etcd import EtcdStore
@@ -20,9 +21,12 @@ async def connect(
     tls: Tls | None = None,
     login: MetadataLogin | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
+    liveness: Liveness = UNWATCHED,
 ) -> Store:
-    """A store, connected. Raises MetadataUnavailable if none answers within `timeout_s`, MetadataDenied if it refuses
-    the login or its user, ValueError for what is no address, OSError for TLS files that are none, ConfigError."""
+    """A store, connected. Its session lasts while `liveness` has no failure.
+
+    Raises MetadataUnavailable if none answers within `timeout_s`, MetadataDenied if it refuses the login or its user,
+    ValueError for what is no address, OSError for TLS files that are none, ConfigError."""
     found = parse(address)
     driver = EtcdStore if found.kind is Kind.ETCD else ZooKeeperStore
-    return await driver.connect(found.connection, tls=tls, login=login, connect_timeout_s=timeout_s)
+    return await driver.connect(found.connection, tls=tls, login=login, connect_timeout_s=timeout_s, liveness=liveness)

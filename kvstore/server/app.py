@@ -124,6 +124,8 @@ class Node:
         balancer that finds nobody ready refuses all that could be served."""
         if not self.is_open:
             return ["starting"]
+        if failure := self.env.liveness.failure:
+            return [f"has no metadata session because {failure}"]
         if self.is_draining:
             return ["draining"]
         if self.tls is not None and (fault := self.tls.fault()):

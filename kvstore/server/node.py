@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvstore import config as toml
+from kvstore.env.beat import BEAT_S
 from kvstore.env.certificates import LOOK_S, Certificates
 from kvstore.env.disk import lock_dir
 from kvstore.env.events import end_task, wait_within
+from kvstore.env.liveness.port import Liveness
+from kvstore.env.liveness.watchdog import Watchdog
 from kvstore.env.log_output import Output, open_log
 from kvstore.env.ports import Env, Nursery
 from kvstore.env.real import end_process, real_env, run
@@ -108,10 +111,14 @@ class Process:
         self._config, self._env, self.certificates, self.output = config, env, certificates, output
         self.tls = None if certificates is None else ProcessTls(certificates, env)
         self.node: Node | None = None
+        self.watchdog: Watchdog
         self.http: HttpDoor
         self.waits_for = ""
         """What keeps the node from starting."""
         self.snapshots: LastSnapshot | None = None
+
+    def not_live(self) -> list[str]:
+        return [f"has no metadata session because {failure}"] if (failure := self.watchdog.failure) else []
 
     def not_ready(self) -> list[str]:
         if self.node is None:
@@ -140,7 +147,12 @@ class Process:
         return {**self.node.status(), **own}
 
     def statistics(self) -> dict[str, Any]:
-        own = {"ready": not self.not_ready(), **self._env.transport.statistics(), **self.output.statistics()}
+        own: dict[str, float] = {
+            "ready": not self.not_ready(),
+            **self._env.transport.statistics(),
+            **self.output.statistics(),
+        }
+        own |= self.watchdog.statistics()
         found: dict[str, Any] = {"process": own}
         if self.certificates is not None:
             found["process"] |= self.certificates.statistics()
@@ -162,9 +174,13 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     certificates = Certificates(config.tls) if config.tls.serves else None
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
+    watchdog = Watchdog(end_process, str(config.data_dir))
+    env = replace(env, liveness=watchdog)
+    env.nursery.spawn(_beat(watchdog, env), name="beat")
     process = Process(config, env, certificates, output)
+    process.watchdog = watchdog
     if (supervisor := supervisor_of(os.environ)) is not None:
-        env.nursery.spawn(supervisor.follow(process.not_ready, stop), name="supervisor")
+        env.nursery.spawn(supervisor.follow(process.not_ready, stop, lambda: not watchdog.failure), name="supervisor")
     wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
     http = process.http = HttpDoor(
         process,
@@ -193,6 +209,14 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     finally:
         await http.close()
         await env.nursery.close()
+        watchdog.close()
+
+
+async def _beat(watchdog: Watchdog, env: Env) -> None:
+    """Prove to the watchdog that the event loop turns."""
+    while True:
+        watchdog.beat()
+        await env.beat.rest(BEAT_S)
 
 
 def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:
@@ -242,6 +266,8 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         doorman = process.http.doorman = HttpDoorman(node.access, node.logins)
         process.http.traced = traced_pages(node.env.traces)
         process.node = node
+        process.watchdog.start()
+        process.watchdog.watch_disk("")
         process.snapshots = snapshots = LastSnapshot(node.env, store)
         snapshots.start()
         gateway = None
@@ -314,7 +340,7 @@ async def _connect(
     process.waits_for = "the metadata store"
     while not stop.is_set():
         try:
-            store = await started_or_none(nursery, stack, _connected(config), stop)
+            store = await started_or_none(nursery, stack, _connected(config, process.watchdog), stop)
         except MetadataUnavailable as error:
             log.warning("%s; trying again", error)
         else:
@@ -324,8 +350,9 @@ async def _connect(
 
 
 @asynccontextmanager
-async def _connected(config: NodeConfig) -> AsyncIterator[Store]:
-    store = await connect(config.metadata_address, tls=config.metadata_tls, login=config.metadata_login())
+async def _connected(config: NodeConfig, liveness: Liveness) -> AsyncIterator[Store]:
+    login = config.metadata_login()
+    store = await connect(config.metadata_address, tls=config.metadata_tls, login=login, liveness=liveness)
     try:
         yield store
     finally:

@@ -34,14 +34,18 @@ class Supervisor:
         self._said = ""
         self._is_ready = False
 
-    async def follow(self, not_ready: Callable[[], list[str]], stop: asyncio.Event) -> None:
-        """Say how the node is until the task is cancelled; `stop` is set when it is told to stop."""
+    async def follow(
+        self, not_ready: Callable[[], list[str]], stop: asyncio.Event, is_live: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Say how the node is until the task is cancelled; `stop` is set when it is told to stop. Nothing is said to
+        the supervisor's watchdog unless `is_live`."""
         loop = asyncio.get_running_loop()
         pause_s = LOOK_S if self._watchdog_s is None else min(LOOK_S, self._watchdog_s / PINGS)
         pinged = -float("inf")
         while not await wait_within(stop, pause_s):
             self._say_standing(not_ready())
-            pinged = self._ping(loop.time(), pinged)
+            if is_live():
+                pinged = self._ping(loop.time(), pinged)
         self._say("STOPPING=1\nSTATUS=stopping")
         while True:
             pinged = self._ping(loop.time(), pinged)

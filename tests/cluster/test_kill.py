@@ -74,6 +74,9 @@ def cluster(started: Cluster) -> Cluster:
 class Counter(threading.Thread):
     """Increments one key through one node, and keeps what it was told."""
 
+    ANSWER_S = 10.0
+    """Longest wait for an answer."""
+
     def __init__(self, cluster: Cluster, key: str, node: str) -> None:
         super().__init__(name=f"counter {key}")
         self.key, self.node = key, node
@@ -85,7 +88,7 @@ class Counter(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        client = self._cluster.redis(self.node)
+        client = self._cluster.redis(self.node, socket_timeout=self.ANSWER_S)
         while not self._over.is_set():
             try:
                 client.incr(self.key)

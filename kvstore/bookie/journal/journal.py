@@ -74,7 +74,7 @@ class Journal:
             open_files,
             on_ready=self._on_ready,
             on_change=self._update_full,
-            on_damage=self._die,
+            on_damage=self.fail,
         )
         self._statistics = statistics
         self.on_synced: Callable[[Group], None] = lambda _group: None
@@ -237,7 +237,7 @@ class Journal:
     def _write_failed(self, error: OSError) -> None:
         """Nothing was reported yet, so a full disk costs only time: the group waits for room."""
         if error.errno not in (ENOSPC, EDQUOT):
-            self._die(f"journal write failed: {error}")
+            self.fail(f"journal write failed: {error}")
             return
         self._is_blocked = True
         self._update_full()
@@ -252,6 +252,7 @@ class Journal:
             self._sync_failed(error)
             return
         self._syncing = None
+        self._env.liveness.disk_works(self._config.journal_dir)
         statistics = self._statistics
         statistics.syncs += 1
         statistics.synced_bytes += group.end - group.start
@@ -303,10 +304,10 @@ class Journal:
 
     def _sync_failed(self, error: OSError) -> None:
         if not self._is_stopped:
-            self._die(f"journal sync failed: {error}")
+            self.fail(f"journal sync failed: {error}")
 
-    def _die(self, reason: str) -> None:
-        """Take nothing more: where the process outlives this journal, what is appended from now on finds no room."""
+    def fail(self, reason: str) -> None:
+        """End the use of the directory. If the process outlives the journal, later appends find no capacity."""
         self.stop()
         self._limit, self._is_blocked = 0, True
         self._env.fatal(reason)

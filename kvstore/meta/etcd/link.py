@@ -9,6 +9,7 @@ asked for and the call is made again, once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -37,8 +38,10 @@ from kvstore.proto.etcd_pb2 import (
 )
 from kvstore.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+REVOKE_S = 2.0
 ANSWER_BYTES_MAX = 32 << 20
 """A page of names, or what a transaction has changed, for watches."""
 _OPTIONS = (
@@ -86,11 +89,11 @@ class Link:
         """Holds as long as the session lives and has no later connection: the condition of every write."""
         self._given_up: set[asyncio.Task[TxnResponse]] = set()
         """Writes whose askers were cancelled."""
-        if tls is None:
+        self._credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
+        if self._credentials is None:
             self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
         else:
-            credentials = grpc.ssl_channel_credentials(*tls.contents())
-            self._channel = grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+            self._channel = grpc.aio.secure_channel(endpoint, self._credentials, options=_OPTIONS)
         self._login = login
         self._carried: tuple[tuple[str, str], ...] = ()
         self._auth: Any = AuthStub(self._channel)
@@ -163,6 +166,21 @@ class Link:
     async def revoke(self, lease: int) -> None:
         """End the lease, and with it all that is tied to it."""
         await self._call(lambda: self._lease.LeaseRevoke(LeaseRevokeRequest(ID=lease), metadata=self._carried))
+
+    def revoke_at_once(self, lease: int) -> None:
+        """End the lease from another thread than the event loop's, over a connection of its own. Waits REVOKE_S at most
+        and raises nothing: the lease expires in any case."""
+        with self._blocking_channel() as channel:
+            stub: Any = LeaseStub(channel)
+            try:
+                stub.LeaseRevoke(LeaseRevokeRequest(ID=lease), metadata=self._carried, timeout=REVOKE_S)
+            except grpc.RpcError as error:
+                log.warning("metadata session=%x was not revoked, it expires: %s", lease, error)
+
+    def _blocking_channel(self) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(self.endpoint, options=_OPTIONS)
+        return grpc.secure_channel(self.endpoint, self._credentials, options=_OPTIONS)
 
     async def watch(self, span: Span, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
         """Give what changes in the span from that revision on. Ends when etcd ends it; raises MetadataUnknown."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from random import Random
 
 from kvstore.backoff import delays
 from kvstore.env.events import end_task, wait_within
+from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable
 from kvstore.meta.etcd import values
@@ -54,6 +56,7 @@ class Session:
         *,
         tls: Tls | None,
         login: MetadataLogin | None,
+        liveness: Liveness = UNWATCHED,
         keys: Keys,
         watches: Watches,
         changed: Callable[[SessionState], None],
@@ -78,6 +81,10 @@ class Session:
         """Set once etcd has refused the login or its user."""
         self.trouble = ""
         """Why the last connection ended or none came about; logged when it changes, not at each attempt."""
+        self._liveness = liveness
+        self._given_up = 0
+        """The last lease that the watchdog has revoked. Set on its thread."""
+        self._forget = liveness.add_session(self.give_up)
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="metadata session")
 
@@ -91,9 +98,20 @@ class Session:
         """Say whether the present connection's revisions count for later connections."""
         self._is_trusted = is_trusted
 
+    # docs/protocol.md P45
+    def give_up(self) -> bool:
+        """Revoke the lease because the process does not work; for the watchdog's thread, while the event loop may stand
+        still. Returns True: no renewal begins while the evidence fails, so the lease expires in any case."""
+        lease, link = self.id, self.link
+        if lease and link is not None and lease != self._given_up:
+            self._given_up = lease
+            threading.Thread(target=link.revoke_at_once, args=(lease,), name="give up session", daemon=True).start()
+        return True
+
     async def close(self) -> None:
         """End the session. Does not wait long for etcd: the lease expires in any case."""
         link, lease = self.link, self.id
+        self._forget()
         self._become(SessionState.LOST)
         self._is_closing = True
         if link is not None and lease:
@@ -107,6 +125,10 @@ class Session:
         place = luck.randrange(len(self._endpoints))
         pauses = delays(luck, first_s=RETRY_FIRST_S, cap_s=RETRY_MAX_S)
         while not self._is_closing:
+            if self._liveness.failure:
+                self._become(SessionState.LOST)
+                await asyncio.sleep(RETRY_MAX_S)
+                continue
             try:
                 if await self._connected(self._endpoints[place]):
                     pauses = delays(luck, first_s=RETRY_FIRST_S, cap_s=RETRY_MAX_S)
@@ -189,7 +211,7 @@ class Session:
         following = self._loop.create_task(self._follow(link, revision + 1), name="metadata watch")
         period_s = self._timeout_s / RENEWALS
         try:
-            while not await wait_within(link.broken, period_s):
+            while not await wait_within(link.broken, period_s) and not self._liveness.failure:
                 async with asyncio.timeout(period_s):
                     is_alive = await link.keep_alive(link.session)
                 if not is_alive:

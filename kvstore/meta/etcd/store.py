@@ -18,6 +18,7 @@ from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from kvstore.env.events import end_task
+from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
 from kvstore.meta import paths
@@ -55,6 +56,7 @@ class EtcdStore:
         call_timeout_s: float,
         tls: Tls | None,
         login: MetadataLogin | None,
+        liveness: Liveness,
     ) -> None:
         endpoints, _, prefix = address.partition("/")
         self._call_timeout_s = call_timeout_s
@@ -71,6 +73,7 @@ class EtcdStore:
             session_timeout_s,
             tls=tls,
             login=login,
+            liveness=liveness,
             keys=self._keys,
             watches=self._watches,
             changed=self._state_changed,
@@ -87,13 +90,21 @@ class EtcdStore:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: Tls | None = None,
         login: MetadataLogin | None = None,
+        liveness: Liveness = UNWATCHED,
     ) -> EtcdStore:
         """A store at `host:port,host:port/prefix`, connected, its root there. Raises MetadataUnavailable after
         `connect_timeout_s`, MetadataDenied if the login or its user is refused, OSError for TLS files that are none.
         From then on it reconnects by itself, for ever."""
         if tls is not None:
             tls.client_context()  # gRPC would take files that are none for an endpoint that is, and try for ever
-        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls, login=login)
+        store = cls(
+            address,
+            session_timeout_s=session_timeout_s,
+            call_timeout_s=call_timeout_s,
+            tls=tls,
+            login=login,
+            liveness=liveness,
+        )
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await store._first_connection()

@@ -19,6 +19,8 @@ What kazoo would do and must not, and what is done about it here:
   not close that connection either: the session was over by then. GuardedClient waits for a third of it.
 - It takes a server that goes away within a login by SASL for one that refuses it. GuardedClient believes the third one.
 - It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
+- Its thread sends heartbeats whether or not the process works. The watchdog ends the session when it has no evidence of
+  that, from a thread of its own (`give_up`); the next client starts when the evidence is back (docs/protocol.md, P45).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +44,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
+from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.extras import install_hint
@@ -184,6 +188,18 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         if state != before:
             self._changed(self, state, connection)
 
+    @property
+    def is_ended(self) -> bool:
+        """Return True if the client is stopped and not connected. If it still connects, it ends the session at once."""
+        return bool(self._stopped.is_set() and self._state != KeeperState.CONNECTED)
+
+    def cut(self) -> None:
+        """Shut the connection down below kazoo, so that no heartbeat of its thread arrives. From any thread."""
+        sock = self._connection._socket
+        if sock is not None:
+            with suppress(OSError, AttributeError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def drop_connection(self) -> None:
         """Break the connection as if the network had; kazoo connects again by itself."""
         with suppress(NotSent):
@@ -200,6 +216,7 @@ class Session:
         *,
         tls: Tls | None,
         login: MetadataLogin | None,
+        liveness: Liveness = UNWATCHED,
         changed: Callable[[SessionState], None],
     ) -> None:
         self.state = SessionState.LOST
@@ -213,7 +230,11 @@ class Session:
         self._hosts, self._timeout_s, self._tls, self._report = hosts, timeout_s, tls, changed
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
+        self._liveness = liveness
+        self._given_up: GuardedClient | None = None
+        """The last client whose session the watchdog has ended. Set on its thread."""
         self.client = self._start()
+        self._forget = liveness.add_session(self.give_up)
 
     def _start(self, resumed: Resumable | None = None) -> GuardedClient:
         """Raises OSError, RuntimeError: there are no descriptors or threads for it."""
@@ -256,10 +277,24 @@ class Session:
         """Say whether the present connection's transactions count for later connections."""
         self.client.is_trusted = is_trusted
 
+    # docs/protocol.md P45
+    def give_up(self) -> bool:
+        """End the session because the process does not work; for the watchdog's thread, while the event loop may stand
+        still. Returns True once no heartbeat can follow any more."""
+        client = self.client
+        if client is not self._given_up:
+            self._given_up = client
+            stop = partial(_stop, client)
+            threading.Thread(target=stop, name="give up session", daemon=True).start()
+        elif not client.is_ended:
+            client.cut()
+        return client.is_ended
+
     async def close(self) -> None:
         """End the session. Waits for the server's confirmation, but not for long: the session expires in any case.
         Where there is none nobody confirms anything, so who could not connect is not kept waiting."""
         self._is_closing = True
+        self._forget()
         had_session = self.id != 0
         self._become(SessionState.LOST, 0)
         done = self._dispose(self.client)
@@ -273,11 +308,7 @@ class Session:
         done: asyncio.Future[None] = self._loop.create_future()
 
         def stop() -> None:
-            try:
-                client.stop()
-                client.close()
-            except Exception:  # the root of a thread; kazoo raises what it likes when it cannot stop
-                log.warning("kazoo did not stop in order", exc_info=True)
+            _stop(client)
             self._post(lambda: None if done.done() else done.set_result(None))
 
         threading.Thread(target=stop, name="stop kazoo", daemon=True).start()
@@ -302,6 +333,9 @@ class Session:
             if session != self.id:
                 self._become(SessionState.LOST, 0)
             self._become(SessionState.CONNECTED, session)
+        elif client is self._given_up and state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
+            self._become(SessionState.LOST, 0)
+            self._loop.call_later(RESTART_DELAY_S, self._replace, client)
         elif state in (KeeperState.CONNECTING, KeeperState.CLOSED):
             if self.state is SessionState.CONNECTED:
                 self._become(SessionState.SUSPENDED, self.id)
@@ -321,8 +355,11 @@ class Session:
         """Start the next client; later, where there is no descriptor or thread for it."""
         if self._is_closing or client is not self.client:
             return
+        if self._liveness.failure:
+            self._loop.call_later(RESTART_DELAY_S, self._replace, client)
+            return
         try:
-            self.client = self._start(client.resumable)
+            self.client = self._start(None if client is self._given_up else client.resumable)
             self._dispose(client)
         except (OSError, RuntimeError) as error:
             log.error("kazoo could not be started; again in %g s: %s", RESTART_DELAY_S, error)
@@ -334,6 +371,15 @@ class Session:
         log.info("metadata session state=%s session=%x", state.name, session or self.id)
         self.state, self.id = state, session
         self._report(state)
+
+
+def _stop(client: GuardedClient) -> None:
+    """Stop a client, which ends its session. Blocks until kazoo's threads have ended; a second call does nothing."""
+    try:
+        client.stop()
+        client.close()
+    except Exception:  # the root of a thread; kazoo raises what it likes when it cannot stop
+        log.warning("kazoo did not stop in order", exc_info=True)
 
 
 def _login_options(login: MetadataLogin) -> dict[str, Any]:

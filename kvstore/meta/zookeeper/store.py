@@ -19,6 +19,7 @@ from kazoo import exceptions as kazoo
 from kazoo.security import ACL
 
 from kvstore.env.events import end_task
+from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
 from kvstore.errors import (
     MetadataDenied,
@@ -119,6 +120,7 @@ class ZooKeeperStore:
         call_timeout_s: float,
         tls: Tls | None,
         login: MetadataLogin | None,
+        liveness: Liveness,
     ) -> None:
         hosts, _, chroot = address.partition("/")
         self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
@@ -127,7 +129,9 @@ class ZooKeeperStore:
         self._calls = 0
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
         self._standings: dict[str, Standing] = {}
-        self._session = Session(hosts, session_timeout_s, tls=tls, login=login, changed=self._state_changed)
+        self._session = Session(
+            hosts, session_timeout_s, tls=tls, login=login, liveness=liveness, changed=self._state_changed
+        )
         self.history: History = self._session
 
     @classmethod
@@ -140,13 +144,21 @@ class ZooKeeperStore:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         tls: Tls | None = None,
         login: MetadataLogin | None = None,
+        liveness: Liveness = UNWATCHED,
     ) -> ZooKeeperStore:
         """A store at `host:port,host:port/chroot`, connected, its chroot created and readable. Raises
         MetadataUnavailable after `connect_timeout_s`, MetadataDenied if the login is refused or its user may not read
         the chroot, OSError for TLS files that are none, ConfigError. From then on it reconnects by itself, for ever."""
         if tls is not None:
             tls.client_context()  # kazoo would take a file that is missing for a server that is, and try for ever
-        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls, login=login)
+        store = cls(
+            address,
+            session_timeout_s=session_timeout_s,
+            call_timeout_s=call_timeout_s,
+            tls=tls,
+            login=login,
+            liveness=liveness,
+        )
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await store._prepare_unless_refused()

@@ -56,6 +56,10 @@ class Shown(Protocol):
         """For the status page."""
         ...
 
+    def not_live(self) -> list[str]:
+        """Why the process had better be restarted; empty if it works."""
+        ...
+
     def not_ready(self) -> list[str]:
         """Why requests should not be sent here; empty if they may be."""
         ...
@@ -237,8 +241,8 @@ class HttpDoor:
         return web.Response(body=body, content_type="application/json")
 
     def _healthz(self, _: web.BaseRequest) -> web.Response:
-        """The event loop runs, or this would not answer."""
-        return web.Response(text="ok\n")
+        """For supervisors: a process that fails this is to be restarted."""
+        return _ok_unless(self._shown.not_live())
 
     def _readyz(self, _: web.BaseRequest) -> web.Response:
         """For load balancers: of this server alone."""

@@ -39,10 +39,14 @@ from tests.waiting import PATIENCE_S
 
 class Shown:
     faults: tuple[str, ...] = ()
+    faults_of_life: tuple[str, ...] = ()
     without_leader: tuple[str, ...] = ()
 
     def status(self) -> dict[str, Any]:
         return {"id": "n1", "odd": object()}
+
+    def not_live(self) -> list[str]:
+        return list(self.faults_of_life)
 
     def not_ready(self) -> list[str]:
         return list(self.faults)
@@ -77,6 +81,8 @@ async def test_health_readiness_and_status(url: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Shown, "faults", ("no other server can be reached", "draining"))
     assert await fetch(f"{url}/readyz") == (503, b"no other server can be reached\ndraining\n")
     assert (await fetch(f"{url}/healthz"))[0] == 200
+    monkeypatch.setattr(Shown, "faults_of_life", ("the disk hangs",))
+    assert await fetch(f"{url}/healthz") == (503, b"the disk hangs\n")
     status, page = await fetch(url)
     assert status == 200
     assert orjson.loads(page)["id"] == "n1"

@@ -1,0 +1,27 @@
+"""A node hangs in part while its process lives, in a cluster whose metadata is in etcd."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.meta.address import Kind
+from tests.cluster.test_hanging import (
+    cluster,
+    started,
+    test_others_lead_within_ten_seconds_when_a_disk_hangs,
+    test_others_lead_within_ten_seconds_when_an_event_loop_is_blocked,
+)
+
+__all__ = [
+    "cluster",
+    "started",
+    "test_others_lead_within_ten_seconds_when_a_disk_hangs",
+    "test_others_lead_within_ten_seconds_when_an_event_loop_is_blocked",
+]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def kind() -> Kind:
+    return Kind.ETCD
