@@ -149,11 +149,18 @@ class Model:
             self._write(key, old.value, expires_ms)
         return True
 
+    def _check(self, key: bytes, flags: int, version: int, _: Any) -> Any:
+        old = self._live(key)
+        found = old.version if old else 0
+        if not self._condition(flags, version, old):
+            raise ConditionFailed(found)
+        return found
+
     def _batch(self, _key: bytes, ops: tuple[Op, ...], flags: int, _: Any) -> Any:
         results: list[Any] = []
         for op in ops:
             result = self._try(op)
-            if isinstance(result, StoreError) and not flags & Flag.INDEPENDENT:
+            if isinstance(result, StoreError) and (not flags & Flag.INDEPENDENT or op[0] == Code.CHECK):
                 raise result
             results.append(result)
         return results

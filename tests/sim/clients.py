@@ -4,32 +4,22 @@ saw. A client is no node: it is never crashed, and its links to the nodes have l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Protocol
 
-from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, Retryable, StoreError, Unavailable
-from kvstore.partition.state.commands import NOT_NOW, Code, Op, RequestId, Sink
-from kvstore.partition.state.rows import record_of
+from kvstore.errors import OutcomeUnknown, Refused, Retryable, StoreError
+from kvstore.partition.state.commands import Code, Op, RequestId
+from kvstore.partition.state.traits import APPLIES_NOTHING
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
-from tests.sim.judges.operations import WRITES, Operation, Recorder, Status
+from tests.sim.calls import Call, Doors, Frame, is_answer
+from tests.sim.judges.operations import Operation, Recorder, Status
 from tests.sim.judges.probes import declare, probe
-from tests.sim.world.loop import Process
 from tests.sim.world.network import SimNetwork
 
-declare(
-    "client.put_together",
-    "client.read_at_once",
-    "client.unknown",
-    "client.retried_after_unknown",
-    "client.answer_of_a_late_attempt",
-    "client.abandoned",
-)
+declare("client.unknown", "client.retried_after_unknown", "client.abandoned")
 
-HELD_POLL_S = 0.05
-HELD_MAX_S = 5.0
-"""What a cut link holds back for longer is lost."""
 _REQUEST_AT = {
     Code.PUT: 6,
     Code.DELETE: 4,
@@ -39,17 +29,6 @@ _REQUEST_AT = {
     Code.BATCH: 4,
     Code.DELETE_RANGE: 3,
 }
-
-
-class Doors(Protocol):
-    """A node as its clients see it."""
-
-    name: str
-
-    @property
-    def door(self) -> tuple[Process, Any] | None:
-        """The running process and its Backend; None if its port refuses connections."""
-        ...
 
 
 class Population(Protocol):
@@ -99,151 +78,108 @@ class Worker:
 
     async def do(self, op: Op, *, with_id: bool = True, partition: PartitionId | None = None) -> Operation:
         """Carry `op` out, retrying as far as that is safe, and return its record."""
-        request = None
-        if with_id and op[0] in WRITES:
-            request = self.identity.next()
-            place = _REQUEST_AT[op[0]]
-            op = (*op[:place], request, *op[place + 1 :])
-        where = partition or self.ring.partition_of(op[1])
-        operation = self._cluster.recorder.begin(self.name, op, where, self._loop.time(), request)
-        status, result = await self._attempts(operation)
-        self._cluster.recorder.end(operation, status, result, self._loop.time())
-        if request is not None:
-            self.identity.done(request)
-        return operation
+        return (await self.do_all([op], with_id=with_id, partition=partition))[0]
 
-    async def _attempts(self, operation: Operation) -> tuple[Status, Any]:
-        was_unknown = False
-        result: Any = None
+    async def do_all(
+        self, ops: Sequence[Op], *, with_id: bool = True, partition: PartitionId | None = None
+    ) -> list[Operation]:
+        """The same for several operations: they are sent together, and so is what of them is sent again."""
+        begun = [self._begin(op, with_id, partition) for op in ops]
+        left = [_Attempts(each) for each in begun]
         for attempt in range(self.attempts_max):
             if attempt:
                 await asyncio.sleep(self.random.expovariate(1 / 0.05))
-            result = await self._attempt(operation)
-            if isinstance(result, OutcomeUnknown):
-                probe("client.unknown")
-                was_unknown = True
-                if operation.is_write and operation.request is None:
-                    break
-            elif isinstance(result, Retryable):
-                continue
-            elif isinstance(result, Refused) and was_unknown:
-                break  # a refused retry says nothing of what was sent before
-            elif isinstance(result, StoreError) and not _is_answer(result):
-                return (Status.INFO if was_unknown else Status.FAIL), result
-            else:
-                if was_unknown:
-                    probe("client.retried_after_unknown")
-                return Status.OK, result
-        if was_unknown and operation.is_write:
-            probe("client.abandoned")
-            return Status.INFO, result
-        return Status.FAIL, result
+            calls = self._send([each.operation for each in left])
+            await asyncio.gather(*(self._take(*each) for each in zip(left, calls, strict=True)))
+            left = [each for each in left if each.operation.status is Status.OPEN]
+            if not left:
+                break
+        for each in left:
+            self._end(each.operation, *each.abandoned())
+        return begun
+
+    async def _take(self, attempts: _Attempts, call: Call) -> None:
+        result = await self._answer(call)
+        if isinstance(result, StoreError):
+            attempts.operation.errors.append((result, self._loop.time()))
+        status = attempts.status_after(result)
+        if status is not Status.OPEN:
+            self._end(attempts.operation, status, result)
+
+    def _end(self, operation: Operation, status: Status, result: Any) -> None:
+        self._cluster.recorder.end(operation, status, result, self._loop.time())
+        if operation.request is not None:
+            self.identity.done(operation.request)
+
+    def _begin(self, op: Op, with_id: bool, partition: PartitionId | None) -> Operation:
+        request = None
+        if with_id and (place := _REQUEST_AT.get(Code(op[0]))) is not None and not _changes_nothing(op):
+            request = self.identity.next()
+            op = (*op[:place], request, *op[place + 1 :])
+        where = partition or self.ring.partition_of(op[1])
+        return self._cluster.recorder.begin(self.name, op, where, self._loop.time(), request, is_keyed=not partition)
 
     async def _attempt(self, operation: Operation) -> Any:
         """The result or the StoreError of one submission."""
+        return await self._answer(self._send([operation])[0])
+
+    def _send(self, operations: list[Operation]) -> list[Call]:
         node = self.random.choice(self._cluster.doors)
-        operation.attempts.append(node.name)
-        call = _Call(self._cluster.network, self.name, node, operation, self.ring.routed)
+        for operation in operations:
+            operation.attempts.append(node.name)
+        return Frame(self._cluster.network, self.name, node, operations, self.ring.routed).calls
+
+    async def _answer(self, call: Call) -> Any:
         try:
             async with asyncio.timeout(self.timeout_s * self.random.uniform(0.5, 1.5)):
-                result, progress, ring = await call.answer
+                answer = await call.answer
         except TimeoutError:
             return call.lost("no answer in time")
         except StoreError as error:
             return error
-        for partition, (seq, time_ms) in progress.items():
+        for partition, (seq, time_ms) in answer.progress.items():
             self.identity.seen_ms = max(self.identity.seen_ms, time_ms)
             self.tokens[partition] = max(self.tokens.get(partition, 0), seq)
-        if ring.routed > self.ring.routed:
-            self.ring = ring
-        return result
+        if answer.ring.routed > self.ring.routed:
+            self.ring = answer.ring
+        call.operation.floor = answer.floor
+        return answer.result
 
 
-def _is_answer(error: StoreError) -> bool:
-    """A failed condition tells something about the state, and nothing went wrong."""
-    return isinstance(error, ConditionFailed)
+class _Attempts:
+    """The submissions of one operation."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self._was_unknown = False
+        self._result: Any = None
+
+    def status_after(self, result: Any) -> Status:
+        """How the operation has ended with this answer; OPEN if it is safe to send it again."""
+        operation, self._result = self.operation, result
+        if isinstance(result, OutcomeUnknown):
+            probe("client.unknown")
+            self._was_unknown = True
+            return self.abandoned()[0] if operation.is_write and operation.request is None else Status.OPEN
+        if isinstance(result, Retryable):
+            return Status.OPEN
+        if isinstance(result, Refused) and self._was_unknown:
+            return self.abandoned()[0]  # a refused retry says nothing of what was sent before
+        if isinstance(result, StoreError) and not is_answer(result):
+            return Status.INFO if self._was_unknown else Status.FAIL
+        if self._was_unknown:
+            probe("client.retried_after_unknown")
+        return Status.OK
+
+    def abandoned(self) -> tuple[Status, Any]:
+        """How the operation ends when it is not sent again."""
+        if self._was_unknown and self.operation.is_write:
+            probe("client.abandoned")
+            return Status.INFO, self._result
+        return Status.FAIL, self._result
 
 
-class _Call(Sink):
-    """One submission on its way to a node and back. A Sink on the node's side."""
-
-    def __init__(self, network: SimNetwork, client: str, node: Doors, operation: Operation, ring_version: int) -> None:
-        loop = network.loop
-        self._ring_version = ring_version
-        self.answer: asyncio.Future[tuple[Any, dict[PartitionId, tuple[int, int]], Ring]] = loop.create_future()
-        self._network, self._operation = network, operation
-        self._there, self._back = network.link(client, node.name), network.link(node.name, client)
-        self._sent_at = loop.time()
-        door = node.door
-        if door is None:
-            self._later(self._there.delay(), self._fail, Unavailable(f"{node.name} refuses connections"))
-            return
-        self._process, self._backend = door
-        self._process.on_death.append(self._died)
-        self._later(self._there.delay(), self._arrive)
-
-    def lost(self, why: str) -> StoreError:
-        """What to think of the operation when its answer will not come."""
-        return OutcomeUnknown(why) if self._operation.is_write else Unavailable(why)
-
-    def complete(self, token: int, result: Any) -> None:
-        """On the node: the operation has ended."""
-        ring, operation = self._backend.topology.ring, self._operation
-        asked = {operation.partition, *([ring.partition_of(operation.key)] if operation.key else [])}
-        progress = {each: self._backend.progress(each) for each in sorted(asked)}
-        answered_at = self._network.loop.time()
-        self._later(self._back.delay(), self._return, (result, progress, ring), answered_at)
-
-    def flush(self) -> None:
-        """Each answer is sent at once."""
-
-    def _arrive(self) -> None:
-        if not self._network.is_open(self._there):
-            if self._network.loop.time() - self._sent_at < HELD_MAX_S:
-                self._later(HELD_POLL_S, self._arrive)
-        elif self._process.alive:
-            op, partition = self._operation.op, self._operation.partition
-            by_key = None if op[1] else partition
-            context = self._process.context.copy()
-            version = self._ring_version
-            self._network.loop.call_soon(self._submit, op, version, by_key, context=context)
-
-    def _submit(self, op: Op, ring_version: int, by_key: PartitionId | None) -> None:
-        """On the node: half of the plain GETs and PUTs go the short way, as those of the Redis door do."""
-        backend, drawn = self._backend, int(self._sent_at * 1e6)
-        if drawn & 1 and ring_version <= backend.topology.ring.routed:
-            if op[0] == Code.GET and tuple(op[2:]) == (0, 0):
-                together = backend.read_all_now([op[1]]) if drawn & 2 else backend.read_now(op[1])
-                found = together[0] if isinstance(together, list) else together
-                if found is not NOT_NOW:
-                    probe("client.read_at_once")
-                    return self.complete(0, None if found is None else record_of(found))
-            elif op[0] == Code.PUT and op[1]:
-                probe("client.put_together")
-                return backend.submit_puts([op], self, [0])
-        backend.submit(op, self, 0, ring_version, by_key)
-
-    def _return(self, answer: tuple[Any, dict[PartitionId, tuple[int, int]], Ring], answered_at: float) -> None:
-        if not self._network.is_open(self._back):
-            if self._network.loop.time() - answered_at < HELD_MAX_S:
-                self._later(HELD_POLL_S, self._return, answer, answered_at)
-            return
-        if self._died in self._process.on_death:
-            self._process.on_death.remove(self._died)
-        if self.answer.done():
-            probe("client.answer_of_a_late_attempt")
-        elif isinstance(answer[0], StoreError) and not _is_answer(answer[0]):
-            self.answer.set_exception(answer[0])
-        else:
-            self.answer.set_result(answer)
-
-    def _died(self) -> None:
-        """The kernel of the node resets the connection; an answer that is under way may still come first."""
-        self._later(self._back.delay(), self._fail, self.lost("connection reset"))
-
-    def _fail(self, error: StoreError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    def _later(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
-        self._network.at(self._network.loop.time() + delay, callback, *args)
+# docs/protocol.md P13
+def _changes_nothing(op: Op) -> bool:
+    """Whether this is a batch of reads and CHECKs: front ends drop its request id."""
+    return bool(op[0] == Code.BATCH and op[2] and all(each[0] in APPLIES_NOTHING for each in op[2]))

@@ -15,6 +15,7 @@ from tests.sim.clients import Doors
 from tests.sim.judges.logbook import Logbook
 from tests.sim.judges.operations import Recorder
 from tests.sim.judges.rules import Listed, MetadataRules
+from tests.sim.judges.starts import Starts
 from tests.sim.nodes import Node
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.world.env import SimWorld
@@ -38,9 +39,11 @@ class Cluster:
         config = MetadataConfig(session_timeout_s=knobs.session_s)
         self.metadata = SimMetadata(world.loop, world.fork("metadata"), config, world.trace)
         self.metadata.tree.observers.append(self.rules)
-        connect = self.metadata.connect
-        self.servers = [Node(world, f"n{number + 1}", knobs, connect) for number in range(knobs.nodes)]
-        bookies = [Node(world, f"b{number + 1}", knobs, connect, is_bookie=True) for number in range(knobs.bookies)]
+        self.starts = Starts(world.loop.time)
+        self.metadata.tree.observers.append(self.starts)
+        shared = knobs, self.metadata.connect, self.starts
+        self.servers = [Node(world, f"n{number + 1}", *shared) for number in range(knobs.nodes)]
+        bookies = [Node(world, f"b{number + 1}", *shared, is_bookie=True) for number in range(knobs.bookies)]
         self.nodes = [*self.servers, *bookies]
         self.lossy: Node | None = None
         """The one node whose disk was wiped or damaged."""

@@ -1,7 +1,8 @@
 """Plays many seeds of the whole cluster and counts what struck them: `python -m tests.sim.many [SEEDS] [FIRST]`, or
 `make sims`.
 
-Ends with 1 if a promise was broken; each line of a failure names the seed for `make sim`.
+Ends with 1 if a promise was broken; each line of a failure names the seed for `make sim`. Ends with 1 too if an
+operation, an option of it or a fast path was never taken by REACH_SEEDS seeds or more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import get_context
 
+from tests.sim.judges import reach
 from tests.sim.judges.operations import Status
 from tests.sim.run import run
 from tests.sim.strikes.faults import FAULTS
@@ -25,6 +27,8 @@ SEEDS_PER_TASK = 5
 TASKS_AHEAD = 4
 """For each process: so that a run that is interrupted has not queued everything."""
 REPORT_EVERY_S = 60.0
+REACH_SEEDS = 25
+"""So many seeds take every operation and fast path."""
 
 
 @dataclass(slots=True)
@@ -37,6 +41,9 @@ class Tally:
     """Seeds in which a fault struck at least once."""
     strikes: Counter[str] = field(default_factory=Counter)
     statuses: Counter[Status] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+    paths: Counter[str] = field(default_factory=Counter)
+    """Operations that were answered, and fast paths that were taken (tests/sim/judges/reach.py)."""
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
@@ -45,13 +52,15 @@ class Tally:
         self.struck += other.struck
         self.strikes += other.strikes
         self.statuses += other.statuses
+        self.asked += other.asked
+        self.paths += other.paths
         self.failures += other.failures
 
 
 def play(seeds: range) -> Tally:
     """Play each seed; a failure is a line of the tally."""
     logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
-    tally = Tally()
+    tally, before = Tally(), reach.taken()
     for seed in seeds:
         tally.seeds += 1
         try:
@@ -64,6 +73,8 @@ def play(seeds: range) -> Tally:
         tally.struck.update(outcome.struck.keys())
         tally.strikes += outcome.struck
         tally.statuses += outcome.statuses
+        tally.asked += outcome.asked
+    tally.paths = reach.taken() - before
     return tally
 
 
@@ -79,9 +90,12 @@ def tallies(seeds: range, play: Callable[[range], Tally] = play) -> Iterator[Tal
 
 
 def table(tally: Tally) -> str:
-    """Each fault with the seeds that it struck, and how often in all."""
+    """Each fault with the seeds that it struck, and how often in all; each operation and fast path, the rare ones
+    first."""
     width = max(map(len, FAULTS))
     lines = [f"{name:{width}}  {tally.struck[name]:6} seeds  {tally.strikes[name]:7} times" for name in sorted(FAULTS)]
+    for names, taken in ((reach.OPERATIONS, tally.asked), (reach.PATHS, tally.paths)):
+        lines += ["", *(f"{taken[name]:9} times  {name}" for name in sorted(names, key=lambda name: taken[name]))]
     counts = ", ".join(f"{status.value} {count}" for status, count in sorted(tally.statuses.items()))
     return "\n".join([*lines, f"operations: {counts}; {tally.virtual_s / 3600:.1f} simulated hours"])
 
@@ -98,8 +112,11 @@ def main(count: int, first: int) -> int:
             reported = time.monotonic()
             print(f"{total.seeds} seeds in {reported - began:.0f} s, {len(total.failures)} violations", flush=True)
     print(table(total))
+    missed = reach.missed(total.asked, total.paths) if total.seeds >= REACH_SEEDS else []
+    for name in missed:
+        print(f"never reached: {name}")
     print(f"{total.seeds} seeds from {first} on: {len(total.failures)} violations in {time.monotonic() - began:.0f} s")
-    return 1 if total.failures else 0
+    return 1 if total.failures or missed else 0
 
 
 if __name__ == "__main__":

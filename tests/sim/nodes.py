@@ -27,6 +27,7 @@ from kvstore.server.routing.router import Router
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.config import Keepers
 from tests.sim.judges.probes import declare, probe
+from tests.sim.judges.starts import Starts
 from tests.sim.strikes.knobs import Knobs
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.engines import Engines
@@ -47,7 +48,9 @@ STOP_S_MAX = 20.0
 class Node:
     """A machine, its disk and engines, and the process that runs on it, if one does."""
 
-    def __init__(self, world: SimWorld, name: str, knobs: Knobs, connect: Connect, *, is_bookie: bool = False) -> None:
+    def __init__(
+        self, world: SimWorld, name: str, knobs: Knobs, connect: Connect, starts: Starts, *, is_bookie: bool = False
+    ) -> None:
         """`is_bookie`: it is one alone."""
         self.name = name
         self.sim = world.node(name)
@@ -57,6 +60,8 @@ class Node:
         self.store: MetadataStore | None = None
         self.can = versions.LATEST
         """Which cluster version its process can do, from its next start on."""
+        self.starts = starts
+        self.started_at = 0.0
         self._world, self._connect = world, connect
         self._stopping: asyncio.Event | None = None
         self.journal_dirs = ("bookie/journal", "disk2/journal", "disk3/journal")[: knobs.directories]
@@ -125,6 +130,15 @@ class Node:
         assert self.served is not None
         return self.served.hosting._hosted.get(partition)
 
+    def floor(self, partition: PartitionId) -> int:
+        """The least sequence that a stale read may show here now: what the replica has applied, and what the others had
+        published when the process started (docs/protocol.md, P27)."""
+        replica = self.replica(partition)
+        if replica is None:
+            return 0
+        applied = 0 if replica.state.position is None else replica.state.seq
+        return max(applied, self.starts.floor(self.id, partition, self.started_at))
+
     @property
     def leads(self) -> list[PartitionId]:
         return self.served.hosting.leads if self.is_serving and self.served is not None else []
@@ -136,6 +150,7 @@ class Node:
         later."""
         if not self.sim.is_running:
             self.served = None
+            self.started_at = self._world.loop.time()
             self.sim.start(self._main)
 
     def crash(self, *, power: bool = False, silent: bool = False) -> None:

@@ -24,6 +24,7 @@ from tests.sim.clocks.lodgers import Lodgers
 from tests.sim.cluster import Cluster
 from tests.sim.judges import checks, probes
 from tests.sim.judges.operations import Status
+from tests.sim.judges.reach import PATHS, asked
 from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import small_journals
 from tests.sim.spaces.tenants import Tenants, check_counts, drawn, metering
@@ -63,6 +64,8 @@ class Outcome:
     """Operations before, during and after the faults."""
     statuses: Counter[Status] = field(default_factory=Counter)
     struck: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+    """Operations of tests.sim.judges.reach.OPERATIONS that were answered."""
     mutations: int = 0
     handles: int = 0
 
@@ -109,7 +112,7 @@ async def _guarded(world: SimWorld, outcome: Outcome) -> None:
     """The scenario, ended at once when a rule is broken."""
     cluster = Cluster(world, outcome.knobs)
     meters = metering(cluster) if outcome.knobs.spaces else nullcontext()
-    with watching(cluster.logbook, cluster.rules), counting(), small_journals(outcome.knobs), meters:
+    with watching(cluster.logbook, cluster.rules), counting(ROADS | PATHS), small_journals(outcome.knobs), meters:
         await until_broken(cluster, scenario(cluster, outcome))
 
 
@@ -170,6 +173,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
         await check_counts(cluster, knobs.spaces)
     await checks.judge(cluster, search=knobs.search)
     outcome.statuses = checks.count_statuses(cluster)
+    outcome.asked = asked(cluster.recorder.operations)
     outcome.mutations = sum(len(entry.keys) for p in cluster.partitions for _, entry in cluster.logbook.log(p))
 
 

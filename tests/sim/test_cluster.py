@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.judges import probes
+from kvstore.partition.state.commands import Code, Flag
+from tests.sim.judges import probes, reach
 from tests.sim.judges.roads import ROADS
 from tests.sim.run import Outcome, play, run
 from tests.sim.strikes.faults import FAULTS
@@ -67,6 +69,25 @@ def test_every_common_road_is_taken() -> None:
         if not left:
             return
     pytest.fail(f"{ROAD_SEEDS_MAX} seeds did not take {sorted(left)}")
+
+
+def test_every_operation_and_fast_path_is_taken() -> None:
+    """By a few seeds together: what the workload never asks for, and what it never reaches, is not tested by any."""
+    before, operations = reach.taken(), Counter[str]()
+    left: list[str] = []
+    for seed in range(ROAD_SEEDS_MAX):
+        operations += run(seed).asked
+        left = reach.missed(operations, reach.taken() - before)
+        if not left:
+            return
+    pytest.fail(f"{ROAD_SEEDS_MAX} seeds did not take {left}")
+
+
+def test_every_flag_and_level_is_asked_for() -> None:
+    """A new operation or option must be in the table of what runs have to reach."""
+    flags = {flag for each in reach.FLAGS.values() for flag in each}
+    assert flags == {each for each in Flag if each is not Flag.NONE}
+    assert {name.partition(" ")[0] for name in reach.OPERATIONS} >= {code.name for code in Code}
 
 
 @pytest.mark.parametrize("name", [name for name, road in ROADS.items() if road.is_rare])

@@ -15,6 +15,7 @@ from typing import Any
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Level
 from tests.sim.clients import Identity, Population, Worker
+from tests.sim.explorers import Explorer
 from tests.sim.judges.operations import Status
 
 ACCOUNTS = 4
@@ -33,6 +34,8 @@ class Load:
     counters: int = 2
     banks: int = 2
     readers: int = 2
+    explorers: int = 2
+    """Users of every operation: tests/sim/explorers.py."""
     lodgers: int = 1
     """Users whose keys have a time to live: tests/sim/clocks/lodgers.py."""
     pause_s: float = 0.03
@@ -52,6 +55,14 @@ class Workload:
         self._add(load.counters, "counter", self._counter)
         self._add(load.banks, "bank", self._bank)
         self._add(load.readers, "reader", self._reader)
+        explorers: dict[str, Explorer] = {}
+
+        async def explore(worker: Worker) -> None:
+            if worker.name not in explorers:
+                explorers[worker.name] = Explorer(worker, self._value, asyncio.get_running_loop().time)
+            await explorers[worker.name].explore()
+
+        self._add(load.explorers, "explorer", explore)
 
     def lodgers(self) -> list[Worker]:
         """Users for tests/sim/clocks/lodgers.py."""

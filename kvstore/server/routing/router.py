@@ -107,6 +107,8 @@ class Router:
         self._arrivals = _ARRIVED
         self._turned_away = 0
         self._suspected_at = -SUSPECT_AGAIN_S
+        self._is_misfiled = False
+        """True if keys have changed hands since what waits was filed by partition."""
         self._now = 0.0
         self._commands: list[Command] = []
         self.forwarded = self.waited = self.timed_out = 0
@@ -132,7 +134,8 @@ class Router:
             case TopologyChanged(topology):
                 self._topology_changed(topology)
             case Expelled():
-                self._file_again()
+                if self._is_misfiled:
+                    self._file_again()
                 self._send_redirected()
                 self._drain()
             case HostingChanged(partition, is_here):
@@ -281,6 +284,7 @@ class Router:
             for flight, numbers in self.routes.misdirected(self.partition_of):
                 self.redirects.expect(flight, numbers)
             self._commands.append(ExpelHere())
+            self._is_misfiled = True
 
     def _hosting_changed(self, partition: PartitionId, is_here: bool) -> None:
         self.routes.end_direct(partition)
@@ -292,6 +296,7 @@ class Router:
 
     def _file_again(self) -> None:
         """The ring has changed: what waits for a key's partition waits for its new one."""
+        self._is_misfiled = False
         for _, pending in self.waiting.take_all():
             if pending.op[0] in KEYLESS:
                 self._fail_moved(pending.op, pending.sink, pending.token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,6 +93,31 @@ def test_a_read_that_is_refused_again_and_again_is_given_up_in_time_whatever_is_
                 client.complete(command.token, command.error)
         assert now < 2 * WAIT_S
     assert all(isinstance(each, StoreError) for each in client.told.values())
+
+
+def test_scan_that_waits_is_sent_when_a_leader_is_known() -> None:
+    """Any change of the topology refused it as Moved, although no key had changed hands."""
+    p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
+    ring = new_ring([p1], {n2: ""}, 1)
+    router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
+    flight = Flight(n2, 100)
+    router.handle(events.LinkOpened(flight), 0.0)
+    assert not router.handle(events.Submitted(commands.scan(b"", b"", 9), Door(), 1, p1, ring.routed), 0.0)
+    commands_ = router.handle(events.TopologyChanged(ClusterTopology(ring, {p1: (n2, 1)}, {})), 0.1)
+    commands_ += router.handle(events.Expelled(), 0.1)
+    assert [type(each) for each in commands_] == [events.Send]
+
+
+def test_scan_that_waits_is_refused_when_the_ring_has_changed() -> None:
+    p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
+    ring = new_ring([p1], {n2: ""}, 1)
+    router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
+    router.handle(events.Submitted(commands.scan(b"", b"", 9), Door(), 1, p1, ring.routed), 0.0)
+    later = replace(ring, version=ring.version + 1, routed=ring.version + 1)
+    router.handle(events.TopologyChanged(ClusterTopology(later, {p1: (n2, 1)}, {})), 0.1)
+    (refusal,) = router.handle(events.Expelled(), 0.1)
+    assert isinstance(refusal, events.Fail)
+    assert isinstance(refusal.error, Moved)
 
 
 def test_most_writes_are_done() -> None:

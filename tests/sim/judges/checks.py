@@ -14,9 +14,11 @@ from tests.sim.cluster import Cluster
 from tests.sim.judges import history
 from tests.sim.judges.history import History, Kind, Result, history_of
 from tests.sim.judges.linearizable import check_search
+from tests.sim.judges.log_states import LogStates, Wrong
 from tests.sim.judges.operations import Operation, Status
+from tests.sim.judges.refusals import Refusals
 from tests.sim.judges.scrub import scrub
-from tests.sim.judges.witness import LogStates, Witness, Wrong
+from tests.sim.judges.witness import Witness
 from tests.sim.nodes import Node
 from tests.sim.versions import check_versions
 from tests.sim.workloads import ACCOUNTS, DEPOSIT
@@ -30,11 +32,14 @@ _RESULTS = {Status.OK: Result.OK, Status.FAIL: Result.FAIL, Status.INFO: Result.
 async def judge(cluster: Cluster, *, search: bool) -> None:
     """Raise AssertionError unless every promise was kept. `search`: also by a checker that trusts no version."""
     await settled(cluster)
-    operations = cluster.recorder.operations
+    operations, knobs = cluster.recorder.operations, cluster.knobs
+    Refusals(knobs.partition, knobs.spaces, is_older=knobs.older > 0).check(operations)
     for partition in cluster.partitions:
         states = LogStates(partition, cluster.logbook.log(partition))
         mine = [each for each in operations if each.partition == partition]
-        Witness(states).check(mine)
+        witness = Witness(states, tuple(each.prefix for each in knobs.spaces if each.ttl_ms))
+        witness.check(mine)
+        witness.check_nothing_else()
         check_banks(states)
         check_replicas(cluster, states)
         check_registers(states, mine, search=search)
@@ -190,7 +195,7 @@ def _translate_put(states: LogStates, operation: Operation, fields: dict[str, An
 def _is_in_log(states: LogStates, operation: Operation) -> bool:
     if operation.request is not None:
         return (operation.request.client, operation.request.sequence) in states.requests
-    return operation.code is Code.PUT and operation.op[2] in states.values
+    return operation.code is Code.PUT and (operation.key, operation.op[2]) in states.written
 
 
 def _value(key: bytes, value: bytes | None) -> history.Value:

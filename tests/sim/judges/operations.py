@@ -7,11 +7,15 @@ from enum import StrEnum
 from math import inf
 from typing import Any
 
+from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Code, Level, Op, RequestId
 from kvstore.types import PartitionId
 
-WRITES = frozenset({Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE, Code.BATCH, Code.DELETE_RANGE})
+WRITES = frozenset(
+    {Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE, Code.BATCH, Code.DELETE_RANGE, Code.CHECK}
+)
 _LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.RANGE: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
+_SEQ_AT = {Code.GET: 3, Code.META: 3, Code.SCAN: 6, Code.RANGE: 6}
 
 
 class Status(StrEnum):
@@ -42,6 +46,12 @@ class Operation:
     request: RequestId | None = None
     attempts: list[str] = field(default_factory=list)
     """The node of each."""
+    errors: list[tuple[StoreError, float]] = field(default_factory=list)
+    """How attempts were refused or lost, and when."""
+    floor: int = 0
+    """The least sequence that a stale or session read may show, by the replica that answered it."""
+    is_keyed: bool = True
+    """It is sent to the owner of its key, not to a partition by name."""
 
     @property
     def code(self) -> Code:
@@ -49,7 +59,8 @@ class Operation:
 
     @property
     def key(self) -> bytes:
-        key: bytes = self.op[1]
+        """The key, or where a range begins."""
+        key: bytes = self.op[1] if self.code is not Code.SCAN_TOKENS else b""
         return key
 
     @property
@@ -61,6 +72,12 @@ class Operation:
         """Of a read."""
         place = _LEVEL_AT.get(self.code)
         return None if place is None else Level(self.op[place])
+
+    @property
+    def token(self) -> int:
+        """The sequence that a read wants applied."""
+        place = _SEQ_AT.get(self.code)
+        return 0 if place is None else int(self.op[place])
 
     def __str__(self) -> str:
         ended = "open" if self.ended == inf else f"{self.ended:.6f}"
@@ -76,15 +93,26 @@ class Recorder:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
 
-    def begin(self, client: str, op: Op, partition: PartitionId, now: float, request: RequestId | None) -> Operation:
+    def begin(
+        self,
+        client: str,
+        op: Op,
+        partition: PartitionId,
+        now: float,
+        request: RequestId | None,
+        *,
+        is_keyed: bool = True,
+    ) -> Operation:
         """Note that an operation is about to be submitted."""
-        operation = Operation(len(self.operations), client, op, partition, now, request=request)
+        operation = Operation(len(self.operations), client, op, partition, now, request=request, is_keyed=is_keyed)
         self.operations.append(operation)
         return operation
 
     def end(self, operation: Operation, status: Status, result: Any, now: float) -> None:
         """Note what became of it. What nobody knows never ends."""
-        operation.status, operation.result = status, result
+        operation.status = status
+        is_list = operation.code is Code.BATCH and isinstance(result, list)
+        operation.result = [_told(each) for each in result] if is_list else _told(result)
         operation.ended = inf if status is Status.INFO else now
 
     def succeeded(self, start: float, end: float, partition: PartitionId | None = None) -> int:
@@ -95,3 +123,8 @@ class Recorder:
             and partition in (None, operation.partition)
             for operation in self.operations
         )
+
+
+def _told(result: Any) -> Any:
+    """A result with tuples where it came over a peer link with lists."""
+    return tuple(map(_told, result)) if isinstance(result, list) else result

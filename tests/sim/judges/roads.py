@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +40,8 @@ Taken = Callable[[Any], bool]
 class Road:
     """A method of the code under test, and the knobs under which it is called if that is rare."""
 
-    owner: type
+    owner: Any
+    """A class, or a module that calls a function by its own name for it."""
     method: str
     taken: Taken = lambda _result: True
     faults: tuple[str, ...] = ()
@@ -97,10 +98,10 @@ declare(*(f"road: {name}" for name in ROADS))
 
 
 @contextmanager
-def counting() -> Iterator[None]:
+def counting(roads: Mapping[str, Road] = ROADS) -> Iterator[None]:
     """Count the roads that are taken meanwhile, as probes."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, road in ROADS.items():
+        for name, road in roads.items():
             patch.setattr(road.owner, road.method, _counted(road, getattr(road.owner, road.method), f"road: {name}"))
         yield
 

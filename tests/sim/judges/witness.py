@@ -11,120 +11,30 @@ Nothing refused may be in the log, and nothing twice.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
-from kvstore.errors import ConditionFailed
-from kvstore.partition.state.commands import Code, Flag, Level, Op, Record
-from kvstore.partition.state.entry import CREATE, DELETE, NOTE, Entry, Mutation
-from kvstore.types import PartitionId, Position
+from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
+from kvstore.partition.state.commands import Code, Level, Op, Record
+from kvstore.partition.state.entry import DELETE, NOTE, Mutation
+from tests.sim.judges.effects import Effects, deletes_between, is_deleted, keys_of
+from tests.sim.judges.log_states import LogStates, Wrong
 from tests.sim.judges.operations import Operation, Status
-
-ABSENT = Record(b"", 0, 0, 0, 0)
-
-
-class Wrong(AssertionError):
-    """The history is not one that a correct store could have made."""
-
-
-class LogStates:
-    """Every state that a partition was ever in, by sequence, as its log says."""
-
-    def __init__(self, partition: PartitionId, log: Iterable[tuple[Position, Entry]]) -> None:
-        """Raises Wrong if a request was applied twice, or if the log contradicts itself."""
-        self.partition = partition
-        self.mutations: list[Mutation] = []
-        self.requests: dict[tuple[bytes, int], int] = {}
-        """(client, sequence) -> the sequence at which the request ends."""
-        self.values: dict[bytes, int] = {}
-        """A put's value -> its sequence."""
-        self._history: dict[bytes, tuple[list[int], list[Record]]] = defaultdict(lambda: ([0], [ABSENT]))
-        self._counts = [0]
-        self._times: list[tuple[int, int]] = [(0, 0)]
-        """By sequence: record time when it was applied, and when the next one was about to be."""
-        self.entry_ends = [0]
-        """The sequences between entries."""
-        for _, entry in log:
-            self._take(entry)
-
-    @property
-    def end(self) -> int:
-        """The last sequence."""
-        return len(self.mutations)
-
-    def all_keys(self) -> list[bytes]:
-        return sorted(self._history)
-
-    def record(self, key: bytes, seq: int) -> Record:
-        """What the key had at `seq`, its expiry aside; ABSENT."""
-        if key not in self._history:
-            return ABSENT
-        seqs, records = self._history[key]
-        return records[bisect_right(seqs, seq) - 1]
-
-    def may_be(self, key: bytes, seq: int, found: Record | None) -> bool:
-        """Could a read at `seq` have found this?"""
-        record = self.record(key, seq)
-        applied_ms, last_ms = self._times[seq]
-        if found is None:
-            return not record.version or 0 < record.expires_ms <= last_ms
-        return record == found and not 0 < record.expires_ms <= applied_ms
-
-    def count(self, seq: int) -> int:
-        """How many keys there were, those past their expiry included."""
-        return self._counts[seq]
-
-    def _take(self, entry: Entry) -> None:
-        self._times[-1] = (self._times[-1][0], max(self._times[-1][1], entry.time_ms))
-        for mutation in () if entry.is_control else entry.mutations():
-            if mutation.seq != self.end + 1:
-                raise Wrong(f"{self.partition}: sequence {mutation.seq} comes after {self.end}")
-            self.mutations.append(mutation)
-            self._times.append((entry.time_ms, entry.time_ms))
-            self._counts.append(self._counts[-1] + self._change(mutation, entry.time_ms))
-        if entry.keys:
-            self.entry_ends.append(self.end)
-        if entry.requests is not None:
-            ends = zip(entry.requests.client, entry.requests.sequences, entry.requests.mutations, strict=True)
-            for client, sequence, index in ends:
-                self._ended((entry.requests.clients[client], sequence), entry.first_seq + index)
-
-    def _change(self, mutation: Mutation, time_ms: int) -> int:
-        """Apply it; by how much it changes the number of keys."""
-        kind, seq, key, value, created, expires_ms, _ = mutation
-        if kind == NOTE:
-            return 0
-        before = self.record(key, seq)
-        seqs, records = self._history[key]
-        seqs.append(seq)
-        if kind == DELETE:
-            if not before.version:
-                raise Wrong(f"{self.partition}: {seq} deletes {key!r}, which is not there")
-            records.append(ABSENT)
-            return -1
-        if (kind == CREATE) != (not before.version) or created != (before.created or seq):
-            raise Wrong(f"{self.partition}: {seq} puts {key!r} as created at {created} over {before}")
-        records.append(Record(value, seq, created, time_ms, expires_ms))
-        self.values[value] = seq
-        return int(kind == CREATE)
-
-    def _ended(self, request: tuple[bytes, int], seq: int) -> None:
-        if request in self.requests:
-            raise Wrong(
-                f"P4 {self.partition}: request {request[1]} of {request[0].hex()} is applied at "
-                f"{self.requests[request]} and at {seq}"
-            )
-        self.requests[request] = seq
+from tests.sim.judges.pages import page_fits
 
 
 class Witness:
-    """Checks one partition's history against its log."""
+    """Checks one partition's history against its log. `prefixes` are of namespaces that give keys a time to live."""
 
-    def __init__(self, states: LogStates) -> None:
+    def __init__(self, states: LogStates, prefixes: tuple[bytes, ...] = ()) -> None:
         self._states = states
+        self._effects = Effects(states, prefixes)
+        self._done: set[int] = set()
+        """Sequences of mutations that are known to be an operation's."""
+        self._doubtful: list[Operation] = []
+        """Operations that may have done more than is known."""
         self.placed = 0
         """Operations that were found to have a place."""
 
@@ -142,6 +52,14 @@ class Witness:
             if operation.level in (None, Level.LINEARIZABLE, Level.STRICT):
                 heappush(ended, (operation.ended, operation.number, place))
 
+    # docs/protocol.md P7
+    def check_nothing_else(self) -> None:
+        """Raises Wrong if the log has what nobody asked for, or what was refused. For all of a partition's operations,
+        after `check`."""
+        for mutation in self._states.mutations:
+            if mutation.seq not in self._done and not self._is_explained(mutation):
+                raise Wrong(f"P7 {self._states.partition}: nobody has done {mutation}, or it was refused")
+
     def _place(self, operation: Operation, floor: int) -> int | None:
         """The least place that fits at or above `floor`; None for what has none."""
         if operation.status is not Status.OK:
@@ -149,49 +67,101 @@ class Witness:
         if operation.is_write and not _is_read_only(operation):
             return self._place_of_write(operation, floor)
         if operation.level is Level.SESSION:
-            floor = operation.op[3] if operation.code in (Code.GET, Code.META) else 0
+            floor = max(operation.token, operation.floor)
         elif operation.level is Level.STALE:
-            floor = 0
+            floor = operation.floor
         return self._place_of_read(operation, floor)
 
+    # ── writes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def _place_of_unanswered(self, operation: Operation, floor: int) -> int | None:
-        seq = self._find(operation)
-        if seq is None or not operation.is_write:
+        if operation.status is Status.FAIL and isinstance(operation.result, InvalidRequest) and _depends(operation.op):
+            self._place_of_read(operation, floor)
+        seq = self._find(operation) if operation.is_write else None
+        if seq is None:
+            if operation.status is not Status.FAIL:
+                self._doubtful.append(operation)
             return None
         if operation.status is Status.FAIL:
             raise Wrong(f"P7 was refused and is in the log at {seq}: {operation}")
         self._expect_above(operation, seq, floor)
+        if operation.code is Code.DELETE_RANGE:
+            self._doubtful.append(operation)
+        elif not self._is_done_at(operation, seq):
+            if operation.request is not None:
+                raise self._not_so(operation, seq)
+            self._doubtful.append(operation)
+            return None
         return seq
 
     def _find(self, operation: Operation) -> int | None:
-        """Where the log has it."""
+        """Where the log has it: by its request id, else by what nobody else has written."""
+        states, op = self._states, operation.op
         if operation.request is not None:
-            return self._states.requests.get((operation.request.client, operation.request.sequence))
-        if operation.code is Code.PUT:
-            return self._states.values.get(operation.op[2])
+            return states.requests.get((operation.request.client, operation.request.sequence))
+        for part in op[2] if operation.code is Code.BATCH else [op]:
+            if part[0] == Code.PUT and (seq := states.written.get((part[1], part[2]))) is not None:
+                return seq
+            if part[0] == Code.APPEND and (seq := states.appended.get((part[1], part[2]))) is not None:
+                return seq
         return None
 
     def _place_of_write(self, operation: Operation, floor: int) -> int:
-        seq = self._seq_in_result(operation)
-        if not 0 < seq <= self._states.end:
-            raise Wrong(f"an acknowledged write is not in the log, which ends at {self._states.end}: {operation}")
-        found = self._find(operation)
-        if found != seq and (operation.request is not None or operation.code is Code.PUT):
-            raise Wrong(f"an acknowledged write is in the log at {found}: {operation}")
-        self._expect_above(operation, seq, floor)
-        _check_effect(operation, self._states, seq)
-        return seq
+        if operation.code is Code.DELETE_RANGE:
+            return self._place_of_delete_range(operation, floor)
+        end, found = self._states.end, self._find(operation)
+        if operation.request is not None and found is None:
+            raise Wrong(f"an acknowledged write is in the log at None, which ends at {end}: {operation}")
+        least = _seq_in(operation.op, operation.result)
+        if least > end:
+            raise Wrong(f"an acknowledged write is not in the log, which ends at {end}: {operation}")
+        if found is not None and operation.request is not None:
+            places = range(found, found + 1)
+        elif least:  # behind what the answer names may stand what it does not
+            places = range(least, min(end, least + 2 * len(keys_of(operation.op))) + 1)
+        else:
+            places = range(floor + 1, end + 1)
+        for seq in places:
+            if self._is_done_at(operation, seq):
+                self._expect_above(operation, seq, floor)
+                return seq
+        raise self._not_so(operation, found or least)
 
-    def _seq_in_result(self, operation: Operation) -> int:
-        result = operation.result
-        if operation.code in (Code.INCREMENT, Code.APPEND):
-            return int(result[1])
-        if operation.code is Code.BATCH:
-            return max(int(each) for each in result if isinstance(each, int))
-        if operation.code is Code.EXPIRE:
-            found = self._find(operation)
-            return found or 0
-        return int(result)
+    def _is_done_at(self, operation: Operation, seq: int) -> bool:
+        begin = self._effects.begin_or_none(operation, seq)
+        if begin is not None:
+            self._done.update(range(begin + 1, seq + 1))
+        return begin is not None
+
+    def _not_so(self, operation: Operation, seq: int) -> Wrong:
+        states = self._states
+        if not 0 < seq <= states.end:
+            return Wrong(f"{states.partition}: the log nowhere has {operation}")
+        before = {key: states.record(key, seq - 1) for key in keys_of(operation.op)}
+        return Wrong(f"the log has {states.mutations[seq - 1]} over {before} at {seq}: {operation}")
+
+    # docs/protocol.md P11
+    def _place_of_delete_range(self, operation: Operation, floor: int) -> int:
+        """Where no key is left that was there before, and as many were deleted as were told."""
+        _, start, end, _ = operation.op
+        states, found = self._states, self._find(operation)
+        self._doubtful.append(operation)
+        for seq in range(floor, states.end + 1) if operation.request is None else [found or 0]:
+            if operation.request is not None:
+                self._expect_above(operation, seq, floor)
+            counted = deletes_between(states, start, end, floor + 1, seq)
+            if counted >= operation.result and is_deleted(states, start, end, floor, seq):
+                return seq
+        raise Wrong(f"{states.partition}: not all of the range was deleted, or less than was told: {operation}")
+
+    def _is_explained(self, mutation: Mutation) -> bool:
+        """Whether an expiry or an operation of unknown outcome may have made this mutation."""
+        before = self._states.record(mutation.key, mutation.seq - 1)
+        if mutation.kind == NOTE:
+            return True
+        if mutation.kind == DELETE and 0 < before.expires_ms <= self._states.time_ms(mutation.seq):
+            return True
+        return any(_may_have_done(each.op, mutation, before) for each in self._doubtful)
 
     def _expect_above(self, operation: Operation, seq: int, floor: int) -> None:
         if seq <= floor:
@@ -200,8 +170,17 @@ class Witness:
                 f"before it began: {operation}"
             )
 
+    # ── reads ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def _place_of_read(self, operation: Operation, floor: int) -> int:
-        fits = _predicate(operation, self._states)
+        found = self._find(operation) if operation.is_write else None
+        if found is not None and operation.request is not None and operation.status is Status.OK:
+            # It has changed nothing, and the log says when.
+            self._expect_above(operation, found, floor)
+            if self._is_done_at(operation, found):
+                return found
+            raise self._not_so(operation, found)
+        fits = self._fits(operation)
         # What is read is the state between two entries; a condition may be judged in the middle of one.
         ends = range(self._states.end + 1) if operation.is_write else self._states.entry_ends
         for seq in ends[bisect_left(ends, floor) :]:
@@ -212,75 +191,104 @@ class Witness:
             f"{floor} had ended before): {operation}"
         )
 
-
-def _is_read_only(operation: Operation) -> bool:
-    """Has this write changed nothing, so that its answer is about a state only?"""
-    result = operation.result
-    if isinstance(result, ConditionFailed):
-        return True
-    if operation.code is Code.BATCH:
-        return not any(isinstance(each, int) and each for each in result)
-    return result in (0, False) and operation.code in (Code.DELETE, Code.EXPIRE)
-
-
-def _check_effect(operation: Operation, states: LogStates, seq: int) -> None:
-    """Raise Wrong unless the log has at `seq` what was asked for."""
-    code, op = operation.code, operation.op
-    record, before = states.record(op[1], seq), states.record(op[1], seq - 1)
-    fits = True
-    if code is Code.PUT:
-        flags, version = op[4], op[5]
-        fits = record.value == op[2] and record.version == seq
-        fits &= not flags & Flag.IF_VERSION or before.version == version
-        fits &= not flags & Flag.IF_ABSENT or not before.version or 0 < before.expires_ms <= record.written_ms
-    elif code is Code.DELETE:
-        fits = not record.version and before.version > 0
-        fits &= not op[2] & Flag.IF_VERSION or before.version == op[3]
-    elif code is Code.INCREMENT:
-        fits = int(record.value) == operation.result[0] == int(before.value or 0) + op[2]
-    elif code is Code.APPEND:
-        fits = record.value == before.value + op[2] and len(record.value) == operation.result[0]
-    elif code is Code.BATCH:
-        fits = all(
-            states.mutations[each - 1].key == part[1]
-            for part, each in zip(op[2], operation.result, strict=True)
-            if isinstance(each, int) and each
-        )
-    if not fits:
-        raise Wrong(f"the log has {states.mutations[seq - 1]} over {before} at {seq}: {operation}")
+    def _fits(self, operation: Operation) -> _Fits:
+        """Whether a state fits the answer of what changed nothing."""
+        states, op, result, key = self._states, operation.op, operation.result, operation.key
+        match operation.code:
+            case Code.GET:
+                found = None if result is None else Record(*result)
+                return lambda seq: states.may_be(key, seq, found)
+            case Code.META:
+                return lambda seq: _meta_fits(states, key, seq, result)
+            case Code.COUNT:
+                return lambda seq: states.count(seq) == result
+            case Code.SCAN | Code.RANGE | Code.SCAN_TOKENS:
+                return page_fits(op, result, states)
+            case Code.DELETE_RANGE:
+                return lambda seq: is_deleted(states, op[1], op[2], seq, seq)
+        return lambda seq: self._effects.is_answer_at(operation, seq)
 
 
 _Fits = Callable[[int], bool]
 
 
-def _predicate(operation: Operation, states: LogStates) -> _Fits:
-    """Whether a state fits a read's answer."""
-    op, result = operation.op, operation.result
-    code, key = operation.code, operation.key
-    if isinstance(result, ConditionFailed):
-        version = result.version
-        keys = [part[1] for part in op[2]] if code is Code.BATCH else [key]
-        return lambda seq: any(
-            states.record(each, seq).version == version or (not version and states.may_be(each, seq, None))
-            for each in keys
-        )
-    if code is Code.GET:
-        found = None if result is None else Record(*result)
-        return lambda seq: states.may_be(key, seq, found)
-    if code in (Code.DELETE, Code.EXPIRE):
-        return lambda seq: states.may_be(key, seq, None)
-    if code is Code.COUNT:
-        return lambda seq: states.count(seq) == result
-    if code is Code.SCAN:
-        return _scan_predicate(op, result, states)
-    raise AssertionError(f"no predicate for {operation}")
+def _is_read_only(operation: Operation) -> bool:
+    """Has this write changed nothing, so that its answer is about a state only?"""
+    result = operation.result
+    match operation.code:
+        case _ if isinstance(result, ConditionFailed):
+            return True
+        case Code.CHECK:
+            return True
+        case Code.BATCH:
+            parts = zip(operation.op[2], result, strict=True)
+            return all(_part_is_read_only(part[0], each) for part, each in parts)
+    return _part_is_read_only(operation.code, result)
 
 
-def _scan_predicate(op: Op, result: Any, states: LogStates) -> _Fits:
-    start, end = op[1], op[2]
-    pairs, following = result
-    found = {key: Record(*record) for key, record in pairs}
-    end = following if following is not None else end
-    keys = [key for key in states.all_keys() if start <= key and (not end or key < end)]
-    strangers = sorted(set(found) - set(keys))
-    return lambda seq: not strangers and all(states.may_be(key, seq, found.get(key)) for key in keys)
+def _part_is_read_only(code: int, result: Any) -> bool:
+    if isinstance(result, StoreError) or code in (Code.GET, Code.META, Code.CHECK):
+        return True
+    if code == Code.PUT:
+        return isinstance(result, tuple) and not result[0]
+    if code in (Code.DELETE, Code.EXPIRE, Code.DELETE_RANGE):
+        return not (result[0] if isinstance(result, tuple) else result)
+    return False
+
+
+def _seq_in(op: Op, result: Any) -> int:
+    """The latest sequence that an answer names as its own; 0 if it names none."""
+    if op[0] == Code.BATCH:
+        return max((_seq_in(part, each) for part, each in zip(op[2], result, strict=True)), default=0)
+    if isinstance(result, StoreError) or op[0] in (Code.GET, Code.META, Code.CHECK):
+        return 0
+    return _seq_of_part(result)
+
+
+def _seq_of_part(result: Any) -> int:
+    match result:
+        case bool() | None:
+            return 0
+        case int():
+            return result
+        case (bool(), int(), _):
+            return int(result[1]) if result[0] else 0
+        case (int(), int()):
+            return int(result[1])
+        case (int(), _):
+            return int(result[0])
+    return 0
+
+
+def _meta_fits(states: LogStates, key: bytes, seq: int, result: Any) -> bool:
+    if result is None:
+        return states.may_be(key, seq, None)
+    record = states.record(key, seq)
+    return (len(record.value), *record[1:]) == tuple(result) and states.may_be(key, seq, record)
+
+
+def _depends(op: Op) -> bool:
+    """Whether a refusal as invalid is about what a key holds."""
+    return bool(op[0] == Code.INCREMENT) or (op[0] == Code.BATCH and any(map(_depends, op[2])))
+
+
+def _may_have_done(op: Op, mutation: Mutation, before: Record) -> bool:
+    """Whether an operation could have made this mutation, by itself or as a part of a batch."""
+    if op[0] == Code.BATCH:
+        return any(_may_have_done(part, mutation, before) for part in op[2])
+    if op[0] == Code.DELETE_RANGE:
+        return mutation.kind == DELETE and op[1] <= mutation.key and (not op[2] or mutation.key < op[2])
+    if op[1] != mutation.key or op[0] in (Code.GET, Code.META, Code.CHECK):
+        return False
+    if mutation.kind == DELETE:
+        return op[0] in (Code.DELETE, Code.EXPIRE) or (op[0] == Code.PUT and op[3] != 0)
+    match op[0]:
+        case Code.PUT:
+            return bool(op[2] == mutation.value)
+        case Code.INCREMENT:
+            return mutation.value == b"%d" % (int(before.value or 0) + op[2])
+        case Code.APPEND:
+            return bool(mutation.value == before.value + op[2])
+        case Code.EXPIRE:
+            return mutation.value == before.value
+    return False

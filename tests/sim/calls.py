@@ -1,0 +1,189 @@
+"""Submissions of simulated clients on their way to a node and back: one operation, or a frame of several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
+from kvstore.partition.state.commands import NOT_NOW, Code, Level, Op, Result, Sink
+from kvstore.partition.state.rows import record_of
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId
+from tests.sim.judges.operations import Operation
+from tests.sim.judges.probes import declare, probe
+from tests.sim.world.loop import Process
+from tests.sim.world.network import SimNetwork
+
+declare(
+    "client.put_together",
+    "client.read_at_once",
+    "client.read_together",
+    "client.frame",
+    "client.answer_of_a_late_attempt",
+)
+
+HELD_POLL_S = 0.05
+HELD_MAX_S = 5.0
+"""What a cut link holds back for longer is lost."""
+_LOCAL = (Level.SESSION, Level.STALE)
+
+
+class Doors(Protocol):
+    """A node as its clients see it."""
+
+    name: str
+
+    @property
+    def door(self) -> tuple[Process, Any] | None:
+        """The running process and its Backend; None if its port refuses connections."""
+        ...
+
+    def floor(self, partition: PartitionId) -> int:
+        """The least sequence that a stale or session read may show that the replica on this node answers now."""
+        ...
+
+
+class Answer(NamedTuple):
+    """What comes back to a client."""
+
+    result: Result
+    progress: dict[PartitionId, tuple[int, int]]
+    ring: Ring
+    floor: int
+
+
+class Call:
+    """One operation of a frame: its answer's way back."""
+
+    def __init__(self, frame: Frame, operation: Operation) -> None:
+        self.operation = operation
+        self.answer: asyncio.Future[Answer] = frame.network.loop.create_future()
+        self.floor = 0
+        self._frame = frame
+
+    def lost(self, why: str) -> StoreError:
+        """What to think of the operation when its answer will not come."""
+        return OutcomeUnknown(why) if self.operation.is_write else Unavailable(why)
+
+    def send_back(self, answer: Answer, answered_at: float) -> None:
+        """On its way, or at the client."""
+        frame = self._frame
+        if not frame.network.is_open(frame.back):
+            if frame.network.loop.time() - answered_at < HELD_MAX_S:
+                frame.later(HELD_POLL_S, self.send_back, answer, answered_at)
+            return
+        frame.note_returned()
+        if self.answer.done():
+            probe("client.answer_of_a_late_attempt")
+        elif isinstance(answer.result, StoreError) and not is_answer(answer.result):
+            self.answer.set_exception(answer.result)
+        else:
+            self.answer.set_result(answer)
+
+    def fail(self, error: StoreError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Frame(Sink):
+    """Operations that a client sends together over one connection. A Sink on the node's side; tokens are places."""
+
+    def __init__(
+        self, network: SimNetwork, client: str, node: Doors, operations: Sequence[Operation], ring_version: int
+    ) -> None:
+        self.network = network
+        self.calls = [Call(self, each) for each in operations]
+        self.back = network.link(node.name, client)
+        self._node, self._ring_version = node, ring_version
+        self._there = network.link(client, node.name)
+        self._sent_at = network.loop.time()
+        self._left = len(self.calls)
+        door = node.door
+        if door is None:
+            for call in self.calls:
+                self.later(self._there.delay(), call.fail, Unavailable(f"{node.name} refuses connections"))
+            return
+        self._process, self._backend = door
+        self._process.on_death.append(self._died)
+        self.later(self._there.delay(), self._arrive)
+
+    def later(self, delay: float, callback: Any, *args: Any) -> None:
+        self.network.at(self.network.loop.time() + delay, callback, *args)
+
+    def note_returned(self) -> None:
+        """An answer has come back."""
+        self._left -= 1
+        if not self._left and self._died in self._process.on_death:
+            self._process.on_death.remove(self._died)
+
+    # ── on the node ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        """The operation has ended."""
+        call = self.calls[token]
+        ring, operation = self._backend.topology.ring, call.operation
+        asked = {operation.partition, *([ring.partition_of(operation.key)] if operation.is_keyed else [])}
+        progress = {each: self._backend.progress(each) for each in sorted(asked)}
+        answer = Answer(result, progress, ring, call.floor)
+        self.later(self.back.delay(), call.send_back, answer, self.network.loop.time())
+
+    def flush(self) -> None:
+        """Each answer is sent at once."""
+
+    def _arrive(self) -> None:
+        if not self.network.is_open(self._there):
+            if self.network.loop.time() - self._sent_at < HELD_MAX_S:
+                self.later(HELD_POLL_S, self._arrive)
+        elif self._process.alive:
+            self.network.loop.call_soon(self._submit, context=self._process.context.copy())
+
+    # docs/protocol.md P18
+    def _submit(self) -> None:
+        """Take the fast paths that the front ends take: plain PUTs of a frame together, plain GETs of one that has
+        nothing else at once. Half of the frames of one operation take the slow path."""
+        backend, drawn = self._backend, int(self._sent_at * 1e6)
+        ops = [call.operation.op for call in self.calls]
+        if self._ring_version <= backend.topology.ring.routed and (drawn & 1 or len(ops) > 1):
+            if all(op[0] == Code.GET and tuple(op[2:]) == (0, 0) for op in ops):
+                rows = self._read_now([op[1] for op in ops], alone=not drawn & 2)
+                if rows is not NOT_NOW:
+                    for token, row in enumerate(rows):
+                        self.complete(token, None if row is None else record_of(row))
+                    return
+            elif all(op[0] == Code.PUT and op[1] for op in ops):
+                probe("client.put_together")
+                return self._backend.submit_puts(ops, self, range(len(ops)))  # type: ignore[no-any-return]
+        if len(ops) > 1:
+            probe("client.frame")
+        for token, op in enumerate(ops):
+            self._submit_one(op, token)
+
+    def _read_now(self, keys: list[bytes], *, alone: bool) -> Any:
+        if alone and len(keys) == 1:
+            row = self._backend.read_now(keys[0])
+            rows = row if row is NOT_NOW else [row]
+        else:
+            rows = self._backend.read_all_now(keys)
+        if rows is not NOT_NOW:
+            probe("client.read_at_once" if len(keys) == 1 else "client.read_together")
+        return rows
+
+    def _submit_one(self, op: Op, token: int) -> None:
+        call = self.calls[token]
+        if call.operation.level in _LOCAL and self._ring_version == self._backend.topology.ring.routed:
+            call.floor = self._node.floor(call.operation.partition)
+        by_key = None if call.operation.is_keyed else call.operation.partition
+        self._backend.submit(op, self, token, self._ring_version, by_key)
+
+    def _died(self) -> None:
+        """The kernel of the node resets the connection; an answer that is under way may still come first."""
+        delay = self.back.delay()
+        for call in self.calls:
+            self.later(delay, call.fail, call.lost("connection reset"))
+
+
+def is_answer(error: StoreError) -> bool:
+    """A failed condition tells something about the state, and nothing went wrong."""
+    return isinstance(error, ConditionFailed)

@@ -1,0 +1,143 @@
+"""What a write must have done and answered: a model (tests/partition/model.py) carries it out again on what its keys
+held, and the log must say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
+from kvstore.partition.state.commands import Code, Flag, Op, Record
+from kvstore.partition.state.entry import DELETE
+from tests.partition.model import Model
+from tests.sim.judges.log_states import LogStates
+from tests.sim.judges.operations import Operation, Status
+
+_RECORD = len(Record._fields)
+ANY = object()
+"""In the place of a result that nobody knows."""
+
+
+def keys_of(op: Op) -> list[bytes]:
+    """The keys that an operation reads or writes; of a range, none."""
+    if op[0] == Code.BATCH:
+        return sorted({part[1] for part in op[2]})
+    return [op[1]] if op[0] != Code.DELETE_RANGE else []
+
+
+def plain(result: Any) -> Any:
+    """A result with records as tuples and errors by their names."""
+    if isinstance(result, InvalidRequest):
+        return InvalidRequest.__name__
+    if isinstance(result, StoreError):
+        return type(result).__name__, *result.args
+    if isinstance(result, (tuple, list)):
+        return tuple(map(plain, result))
+    return result
+
+
+class Effects:
+    """Compares writes with the log of a partition. Where a namespace gives keys a time to live (`prefixes`), their
+    expiry is not compared: nobody knows since when its leader knew of the namespace."""
+
+    def __init__(self, states: LogStates, prefixes: tuple[bytes, ...] = ()) -> None:
+        self._states, self._prefixes = states, prefixes
+
+    def begin_or_none(self, operation: Operation, seq: int) -> int | None:
+        """The sequence before the write, if its mutations end at `seq` and it has its result; None if the log has
+        something else there."""
+        op, states = operation.op, self._states
+        keys = keys_of(op)
+        result = operation.result if operation.status is Status.OK else ANY
+        last = self._last_of(op) + (operation.request is not None)
+        found = None
+        for begin in range(seq - 1, max(0, seq - last) - 1, -1):
+            if states.mutations[begin].key not in {*keys, op[1]} or not states.are_together(begin + 1, seq):
+                break
+            if self._fits(operation, keys, begin, seq, result):
+                found = begin  # of an unknown result, a delete in front may be its own as well
+        return found
+
+    def _last_of(self, op: Op) -> int:
+        """The most mutations: each operation may find its key past its expiry."""
+        return 2 * len(op[2]) if op[0] == Code.BATCH else 2
+
+    def _fits(self, operation: Operation, keys: list[bytes], begin: int, seq: int, result: Any) -> bool:
+        states = self._states
+        model = self._model(keys, begin, states.time_ms(seq))
+        found = model.apply(operation.op)
+        if model.seq != seq or (result is not ANY and self._without_expiry(found) != self._without_expiry(result)):
+            return False
+        return all(
+            self._without_expiry(model.records.get(key)) == self._without_expiry(_or_none(states.record(key, seq)))
+            for key in keys
+        )
+
+    def is_answer_at(self, operation: Operation, seq: int) -> bool:
+        """Whether an operation that changed nothing could have answered so at this sequence."""
+        keys = keys_of(operation.op)
+        op = (*operation.op[:-1], None)
+        for time_ms in set(self._states.times_ms(seq)):
+            model = self._model(keys, seq, time_ms)
+            found = model.apply(op)
+            is_refused = isinstance(found, (ConditionFailed, InvalidRequest))
+            if (is_refused or not _changes(self._states, model, keys, seq)) and (
+                self._without_expiry(found) == self._without_expiry(operation.result)
+            ):
+                return True
+        return False
+
+    def _model(self, keys: list[bytes], seq: int, time_ms: int) -> Model:
+        records = {key: record for key in keys if (record := self._states.record(key, seq)).version}
+        return Model(records, seq, time_ms)
+
+    def _without_expiry(self, result: Any) -> Any:
+        """The result, and where nobody knows them, without expiries."""
+        found = plain(result)
+        if not self._prefixes or not isinstance(found, tuple):
+            return found
+        is_record = len(found) == _RECORD and isinstance(found[0], bytes)
+        return found[:-1] if is_record else tuple(map(self._without_expiry, found))
+
+
+def _or_none(record: Record) -> Record | None:
+    return record if record.version else None
+
+
+def _changes(states: LogStates, model: Model, keys: list[bytes], seq: int) -> bool:
+    """Whether the model has changed more than that keys past their expiry are gone."""
+    for key in keys:
+        before, after = _or_none(states.record(key, seq)), model.records.get(key)
+        is_gone = before is not None and 0 < before.expires_ms <= model.time_ms
+        if after != before and not (after is None and is_gone):
+            return True
+    return False
+
+
+def deletes_between(states: LogStates, start: bytes, end: bytes, first: int, last: int) -> int:
+    """How many keys of a range were deleted by the mutations `first` to `last`."""
+    some = states.mutations[first - 1 : last]
+    return sum(each.kind == DELETE and start <= each.key and (not end or each.key < end) for each in some)
+
+
+def is_deleted(states: LogStates, start: bytes, end: bytes, since: int, seq: int) -> bool:
+    """Whether at `seq` no key of the range is left that was last written at `since` or before."""
+    for key in states.keys_between(start, end):
+        record = states.record(key, seq)
+        if 0 < record.version <= since and not 0 < record.expires_ms <= states.time_ms(seq):
+            return False
+    return True
+
+
+def is_conditional(op: Op) -> bool:
+    """Whether an operation may fail by a condition."""
+    conditions = Flag.IF_ABSENT | Flag.IF_PRESENT | Flag.IF_VERSION
+    match op[0]:
+        case Code.PUT:
+            return bool(op[4] & conditions)
+        case Code.DELETE:
+            return bool(op[2] & conditions)
+        case Code.CHECK:
+            return True
+        case Code.BATCH:
+            return any(map(is_conditional, op[2]))
+    return False

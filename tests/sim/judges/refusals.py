@@ -1,0 +1,123 @@
+"""Which refusals each operation may get. A refusal of the wrong kind is a lie as well: a client does not retry what is
+refused for good, and takes for not done what is refused at all.
+
+Whether what was refused is in the log is witness.py's business; here is whether the refusal's cause was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    Moved,
+    NotCaughtUp,
+    NotEnoughBookies,
+    NotLeader,
+    NotYetRaised,
+    OutcomeUnknown,
+    Overloaded,
+    QuotaExceeded,
+    RateExceeded,
+    RequestExpired,
+    StoreError,
+    Unavailable,
+)
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.namespaces import Namespace
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state.commands import Code, Level, Op
+from kvstore.partition.state.traits import IN_BATCH, version_of
+from tests.sim.judges.effects import is_conditional
+from tests.sim.judges.log_states import Wrong
+from tests.sim.judges.operations import Operation
+from tests.sim.world.env import EPOCH_MS
+
+BOUND_MS = 3_000
+"""By how much dates of servers that lead may differ (P28)."""
+_GROWING = (Code.PUT, Code.APPEND, Code.INCREMENT, Code.EXPIRE)
+
+
+class Refusals:
+    """Judges the refusals of one run. `is_older`: some servers are of the first release; `has_moves`: the ring
+    changes."""
+
+    def __init__(
+        self, config: PartitionConfig, spaces: tuple[Namespace, ...], *, is_older: bool, has_moves: bool = False
+    ) -> None:
+        self._config, self._spaces = config, spaces
+        self._is_older, self._has_moves = is_older, has_moves
+        self._causes: dict[type[StoreError], Callable[[Operation, Any, float], bool]] = {
+            NotLeader: lambda *_: True,
+            Unavailable: lambda *_: True,
+            NotEnoughBookies: lambda operation, *_: operation.is_write,
+            OutcomeUnknown: lambda operation, *_: operation.is_write,
+            Moved: lambda *_: self._has_moves,
+            NotCaughtUp: lambda operation, *_: not operation.is_write and _names_a_sequence(operation),
+            Overloaded: lambda operation, *_: operation.request is not None,
+            RateExceeded: lambda operation, *_: self._is_in_namespace(operation, lambda space: space.ops_per_s > 0),
+            QuotaExceeded: lambda operation, *_: self._may_exceed(operation),
+            ConditionFailed: lambda operation, *_: is_conditional(operation.op),
+            InvalidRequest: lambda operation, *_: is_invalid(operation.op) or _may_be_no_number(operation.op),
+            NotYetRaised: lambda operation, *_: self._is_older and version_of(operation.op) > 1,
+            RequestExpired: self._is_expired,
+        }
+
+    def check(self, operations: Iterable[Operation]) -> None:
+        """Raises Wrong for a refusal that had no cause, and for an invalid operation that was done."""
+        for operation in operations:
+            for error, at in operation.errors:
+                has_cause = self._causes.get(type(error))
+                if has_cause is None:
+                    raise Wrong(f"{type(error).__name__} reached a client: {error}: {operation}")
+                if not has_cause(operation, error, at):
+                    raise Wrong(f"{type(error).__name__} has no cause here: {error}: {operation}")
+            if is_invalid(operation.op) and not isinstance(operation.result, StoreError):
+                raise Wrong(f"an invalid operation was done: {operation}")
+
+    # docs/protocol.md P15, P28
+    def _is_expired(self, operation: Operation, error: Any, at: float) -> bool:
+        """A request is too old when it carries a time that is older than the window; a bound of remembered results may
+        have dropped what its client had sent (P33)."""
+        if operation.request is None:
+            return False
+        config = self._config
+        if config.retry_results_max < _RESULTS or config.retry_bytes_max < _BYTES:
+            return True
+        age_ms = at * 1000 + EPOCH_MS - operation.request.seen_ms
+        return not operation.request.seen_ms or age_ms > config.retry_window_ms - BOUND_MS
+
+    def _is_in_namespace(self, operation: Operation, has: Callable[[Namespace], bool]) -> bool:
+        """Whether a key of the operation is in a namespace of this kind; a range counts where it begins."""
+        parts = operation.op[2] if operation.code is Code.BATCH else (operation.op,)
+        keys = [part[1] for part in parts if isinstance(part[1], bytes)]
+        return any(has(space) and key.startswith(space.prefix) for space in self._spaces for key in keys)
+
+    def _may_exceed(self, operation: Operation) -> bool:
+        parts = operation.op[2] if operation.code is Code.BATCH else (operation.op,)
+        return any(part[0] in _GROWING for part in parts) and self._is_in_namespace(
+            operation, lambda space: space.keys_max > 0 or space.bytes_max > 0
+        )
+
+
+_RESULTS, _BYTES = 64, 1 << 20
+"""Bounds of the retry table below which clients of a run come to them."""
+
+
+def is_invalid(op: Op) -> bool:
+    """Whether no server may ever do this."""
+    if op[0] == Code.BATCH:
+        return not op[2] or any(part[0] not in IN_BATCH or is_invalid(part) for part in op[2])
+    return isinstance(op[1], bytes) and len(op[1]) > KEY_BYTES_MAX
+
+
+def _may_be_no_number(op: Op) -> bool:
+    parts = op[2] if op[0] == Code.BATCH else (op,)
+    return any(part[0] == Code.INCREMENT for part in parts)
+
+
+# docs/protocol.md P22, P27
+def _names_a_sequence(operation: Operation) -> bool:
+    return operation.level in (Level.SESSION, Level.STALE) or operation.token > 0
