@@ -71,10 +71,10 @@ READ_WALL_CLOCKS = {
     "kvstore/partition/leading/record_time.py",
 }
 
-FILE_LINES_MAX = 500
-FUNCTION_LINES_MAX = 60
-PACKAGE_FILES_MAX = 28
-CLASS_METHODS_MAX = 25
+FILE_LINES_MAX = 800
+FUNCTION_LINES_MAX = 90
+PACKAGE_FILES_MAX = 45
+CLASS_METHODS_MAX = 40
 # Ratchets: what was longer when the limit came, and how long. The numbers only shrink.
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
