@@ -58,6 +58,19 @@ def test_by_itself_a_bookie_stores_nothing_raw(world: SimWorld, meta: Metadata) 
     serve(world, scenario, meta)
 
 
+# docs/protocol.md B36
+def test_raw_add_replaces_no_other_packet(world: SimWorld, meta: Metadata) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        assert await add(peer, EMPTY, 3) is Status.OK
+        other = raw(EMPTY, 3)[:-1] + b"x"
+        answer = await peer.ask(wire.encode_add(1, EMPTY, 3, NO_KEY, other))
+        assert Status(answer.status) is Status.FENCED
+        assert await add(peer, EMPTY, 3) is Status.OK, "a repetition"
+        assert (await peer.ask(wire.encode_read(2, EMPTY, 3))).body == raw(EMPTY, 3)
+
+    serve(world, scenario, meta, admit_raw_adds=True)
+
+
 def test_a_raw_add_is_stored_and_read_in_both_versions(world: SimWorld, meta: Metadata) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for entry in range(5):
