@@ -58,7 +58,7 @@ class HighWater:
         return self._raised is not None
 
     def forget(self) -> None:
-        """What is not confirmed may be of an older copy."""
+        """Forget the count that is not confirmed: it may be in an older copy."""
         self._raised = None
 
     async def why_older(self) -> str:
