@@ -142,7 +142,7 @@ def age(bookie: BookieId) -> str:
 
 
 def high_water(node: str) -> str:
-    """The count that only this node raises: a copy of the metadata that has less than was acknowledged is older."""
+    """The count that only this node raises: a copy of the metadata that has less than was confirmed is older."""
     return f"{HIGH_WATER}/{node}"
 
 

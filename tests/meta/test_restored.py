@@ -122,14 +122,14 @@ async def opened(place: Restorable, nursery: TestNursery, directory: Path, node:
 
 
 async def marked(store: VerifiedStore) -> None:
-    """Until the store has acknowledged a high-water mark of all that has happened."""
+    """Until a high-water mark of all that has happened is confirmed."""
 
     async def is_marked() -> bool:
-        return (
-            not store._verifier.has_news and store._verifier.mark is not None and store._verifier.mark.acknowledged > 0
-        )
+        mark = store._verifier.mark
+        is_confirmed = mark is not None and mark.confirmed > 0 and not mark.is_pending
+        return is_confirmed and not store._verifier.has_news
 
-    await wait_until(is_marked, what="the high-water mark rises")
+    await wait_until(is_marked, what="the high-water mark is confirmed")
 
 
 async def written(store: MetadataStore, path: str, data: bytes) -> None:

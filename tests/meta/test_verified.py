@@ -74,7 +74,9 @@ async def settled(store: VerifiedStore) -> None:
     """Until the store has acknowledged a mark of all that has happened."""
 
     async def is_settled() -> bool:
-        return not store._verifier.has_news and store._verifier.is_open
+        mark = store._verifier.mark
+        is_confirmed = mark is not None and mark.confirmed > 0 and not mark.is_pending
+        return is_confirmed and not store._verifier.has_news and store._verifier.is_open
 
     await wait_until(is_settled)
 
@@ -208,7 +210,7 @@ async def test_write_of_unknown_outcome_is_not_taken_for_acknowledged(ensemble: 
         before = ensemble.copy()
         mark = store._verifier.mark
         assert mark is not None
-        assert mark.acknowledged == int(before[paths.high_water("n1")].data)
+        assert mark.confirmed == int(before[paths.high_water("n1")].data)
         states = States(store)
         ensemble.restore(before)
         await states.wait_for(SessionState.CONNECTED)
@@ -268,16 +270,19 @@ async def test_high_water_of_two_processes_of_a_node_never_falls(ensemble: Ensem
     store = ensemble.session()
     first, second = (HighWater(store, DirectoryDisk(tmp_path), "n1", CLUSTER) for _ in range(2))
     for each in (first, second, second, first):
-        await each.raise_it()
+        await each.raise_it(rings=True)
+        await each.confirm()
         assert await each.why_older() == ""
-    assert (first.acknowledged, second.acknowledged) == (4, 3)
+    assert (first.confirmed, second.confirmed) == (4, 3)
 
 
 def test_seen_versions_are_bounded_and_know_a_node_made_again() -> None:
     seen = SeenVersions(paths_max=2)
-    assert seen.note("/a", Stat(5, 10, 0, 0))
-    assert not seen.note("/a", Stat(4, 10, 0, 0))
-    assert seen.note("/a", Stat(0, 11, 0, 0)), "deleted, and made again"
-    assert seen.note("/b", Stat(0, 12, 0, 0))
-    assert seen.note("/c", Stat(0, 13, 0, 0))
+    assert seen.note("/a", Stat(5, 10, 0, 0), 1)
+    assert not seen.note("/a", Stat(4, 10, 0, 0), 1)
+    assert seen.note("/a", Stat(0, 11, 0, 0), 2), "deleted, and made again"
+    assert seen.note("/b", Stat(0, 12, 0, 0), 2)
+    assert seen.note("/c", Stat(0, 13, 0, 0), 3)
     assert (seen.highest("/a"), seen.highest("/c")) == (None, Version(13, 0))
+    seen.forget(3)
+    assert (seen.highest("/b"), seen.highest("/c")) == (Version(12, 0), None)

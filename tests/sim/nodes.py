@@ -18,6 +18,7 @@ from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.env import Env
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import ConfigError, MetadataError, MetadataUnavailable, MetadataUnknown
+from kvstore.meta.history import verifier
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.partition import Partition
 from kvstore.server import app, composition
@@ -42,6 +43,8 @@ Dirs = tuple[str, ...]
 SECRET = ClusterSecret((bytes(range(32)),))
 """Of every simulated cluster."""
 RESTART_S = 0.2
+RAISE_S = 1.0
+"""Between high-water marks: runs are short."""
 STOP_S_MAX = 20.0
 
 
@@ -275,4 +278,5 @@ def small_journals(knobs: Knobs) -> Iterator[None]:
             return replace(small, id=id, zone=zone, journal_dirs=journal_dirs, lost_dirs=lost_dirs)
 
         patch.setattr(composition, "BookieConfig", small)
+        patch.setattr(verifier, "RAISE_S", RAISE_S)
         yield

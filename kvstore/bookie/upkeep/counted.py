@@ -31,7 +31,7 @@ async def refuse_older_metadata(ledgers: Iterable[int], authority: Authority) ->
         raise ConfigError(
             f"the metadata store is an older copy of itself: it has given ids up to {counted.to}, and does not know "
             f"{len(unknown)} ledgers that this bookie has stored ({shown}). Want a copy that does (docs/operations.md, "
-            "An older copy of the metadata)"
+            "Restoring the metadata store)"
         )
 
 

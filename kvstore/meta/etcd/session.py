@@ -202,7 +202,7 @@ class Session:
         if found.revision < self._revision:
             raise MetadataUnavailable(
                 f"this etcd is an older copy of itself: its revision is {found.revision}, {self._revision} was seen "
-                "(docs/operations.md, An older copy of the metadata)"
+                "(docs/operations.md, Restoring the metadata store)"
             )
         self._cluster = found.cluster_id
 

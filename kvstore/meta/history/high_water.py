@@ -1,8 +1,11 @@
 """A node's high-water mark: a count in the metadata store that only this node raises, and the highest value of it that
-the store has acknowledged.
+is confirmed.
 
-The acknowledged value is never above the store's. A store that has less is an older copy of itself (docs/protocol.md
-B29). The node keeps the acknowledged value in a file, so that it recognises an older copy at its start, too.
+A count is confirmed once the store has acknowledged it and a majority of the nodes has raised its own counts after
+that. A store that has less than a confirmed count is an older copy of itself (docs/protocol.md B29). Nodes that
+recognise an older copy raise nothing in it; so a node that does not, and uses it, confirms nothing there, and does not
+refuse the later copy afterwards. The node keeps the confirmed count in a file, so that it recognises an older copy at
+its start, too.
 """
 
 from __future__ import annotations
@@ -22,39 +25,59 @@ FILE = "HIGH_WATER"
 """In the node's data directory: cluster, node, count. A file of another cluster or node says nothing."""
 FILE_BYTES_MAX = 4_096
 DIGITS_MAX = 18
+MEMBERS_MAX = 7
+"""Nodes of which a majority confirms: the first ones by name. In a large cluster it costs no more than in a small
+one."""
+MEMBERS_READ_MAX = 50
+RECENT_MS = 30 * 86_400_000
+"""A node whose count is so much older than the newest one has left the cluster."""
 BARRIER = "/barrier"
 """Nobody ever creates this node."""
 
 
 class HighWater:
-    """One node's high-water mark in one cluster. Calls raise MetadataUnavailable, MetadataUnknown, and Corrupted if the
-    store's value is not a number."""
+    """One node's high-water mark in one cluster. Calls raise MetadataUnavailable, MetadataUnknown, and Corrupted if a
+    value in the store is not a number."""
 
     def __init__(self, store: MetadataStore, disk: Disk, node: str, cluster: str) -> None:
         self._store, self._disk, self._node = store, disk, node
         self._path = paths.high_water(node)
         self.cluster = cluster
-        self.acknowledged = _read(disk, node, cluster)
-        """The highest count that the store has acknowledged; 0 if it has acknowledged none."""
+        self.confirmed = _read(disk, node, cluster)
+        """The highest count that is confirmed; 0 if none is."""
+        self._raised: int | None = None
+        """The count that was acknowledged last, until it is confirmed."""
+        self._others: dict[str, int] = {}
+        """The counts of others after that."""
+        self._rings_heard = 0
+        """The version of the directory up to which this node has answered."""
+
+    @property
+    def is_pending(self) -> bool:
+        """True if the last count that was raised is not confirmed yet."""
+        return self._raised is not None
+
+    def forget(self) -> None:
+        """Forget the count that is not confirmed: it may be in an older copy."""
+        self._raised = None
 
     async def why_older(self) -> str:
         """Return why the store is an older copy of itself, or an empty string if it is not. A server that lags is not
         taken for an older copy: before a lower count is believed, a majority of the servers has agreed to a request,
         and the answering server has applied what was committed before."""
-        if self.acknowledged <= (await self._read())[0]:
+        if self.confirmed <= (await self._read(self._path))[0]:
             return ""
         await agreed_by_a_majority(self._store)
-        found = (await self._read())[0]
-        if self.acknowledged <= found:
+        found = (await self._read(self._path))[0]
+        if self.confirmed <= found:
             return ""
-        return f"it has high-water mark {found} of node {self._node}, and has acknowledged {self.acknowledged}"
+        return f"it has high-water mark {found} of node {self._node}, and {self.confirmed} was confirmed"
 
-    async def raise_it(self) -> None:
-        """Raise the count by one: in the store, and then in the file. A count that is behind is left as it is. Raises
-        VersionConflict, NodeExists if another process of this node was first; OSError if the file could not be
-        written."""
-        count, version = await self._read()
-        if count < self.acknowledged:
+    async def raise_it(self, *, rings: bool) -> None:
+        """Raise the count by one; with `rings` so that the others raise theirs, too, which confirms it. Raises
+        VersionConflict, NodeExists if another process of this node was first."""
+        count, version = await self._read(self._path)
+        if count < self.confirmed:
             return
         data = b"%d" % (count + 1)
         if version is None:
@@ -62,18 +85,56 @@ class HighWater:
             await self._store.create(self._path, data)
         else:
             await self._store.set(self._path, data, version)
-        self.acknowledged = count + 1
-        await _write(self._disk, self._node, self.cluster, self.acknowledged)
+        if rings:
+            self._others = {node: each for node, (each, _) in (await self._members()).items()}
+            self._raised = count + 1
+            rung = await self._store.set(paths.HIGH_WATER, self._node.encode(), -1)
+            if rung == self._rings_heard + 1:
+                self._rings_heard = rung  # else another has rung, too
 
-    async def _read(self) -> tuple[int, int | None]:
+    async def is_rung(self) -> bool:
+        """Return True, once for each, if another node has raised its count and waits for others."""
+        try:
+            _, stat = await self._store.get(paths.HIGH_WATER)
+        except NoSuchNode:
+            return False
+        is_new, self._rings_heard = stat.version > self._rings_heard, max(stat.version, self._rings_heard)
+        return is_new
+
+    async def confirm(self) -> None:
+        """Confirm the count that was raised last, if a majority has raised its counts since. Raises OSError if the file
+        could not be written."""
+        raised, members = self._raised, await self._members()
+        later = [node for node, (count, _) in members.items() if count > self._others.get(node, 0)]
+        if raised is None or 2 * len({*later, self._node}) <= len({*members, self._node}):
+            return
+        self.confirmed, self._raised = max(self.confirmed, raised), None
+        await _write(self._disk, self._node, self.cluster, self.confirmed)
+
+    async def _members(self) -> dict[str, tuple[int, int]]:
+        """Counts of the nodes, and when they were raised: of some that were there lately."""
+        names = (await self._store.children(paths.HIGH_WATER))[:MEMBERS_READ_MAX]
+        found = {}
+        for node in names:
+            data, stat = await self._store.get(paths.high_water(node))
+            found[node] = _number(data, node), stat.modified_ms
+        newest = max((raised_ms for _, raised_ms in found.values()), default=0)
+        recent = [node for node in found if found[node][1] >= newest - RECENT_MS]
+        return {node: found[node] for node in recent[:MEMBERS_MAX]}
+
+    async def _read(self, path: str) -> tuple[int, int | None]:
         """The count and its version; 0 and None if there is none."""
         try:
-            data, stat = await self._store.get(self._path)
+            data, stat = await self._store.get(path)
         except NoSuchNode:
             return 0, None
-        if not (data.isdigit() and len(data) <= DIGITS_MAX):
-            raise Corrupted(f"{self._path}: expected at most {DIGITS_MAX} digits, got {data[:40]!r}")
-        return int(data), stat.version
+        return _number(data, path), stat.version
+
+
+def _number(data: bytes, what: str) -> int:
+    if not (data.isdigit() and len(data) <= DIGITS_MAX):
+        raise Corrupted(f"high-water mark of {what}: expected at most {DIGITS_MAX} digits, got {data[:40]!r}")
+    return int(data)
 
 
 async def agreed_by_a_majority(store: MetadataStore) -> None:

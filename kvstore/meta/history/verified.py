@@ -46,10 +46,10 @@ class VerifiedStore:
         seen = self._verifier.seen
         before = seen.highest(path)
         data, stat = await self._inner.get(path)
-        if not seen.note(path, stat):
+        if not seen.note(path, stat, self.history.generation):
             return await self._verifier.judge(path)
         if before is not None and before < Version(stat.created, stat.version):
-            self._verifier.has_news = True
+            self._verifier.news += 1
         return data, stat
 
     async def children(self, path: str) -> list[str]:
@@ -59,14 +59,14 @@ class VerifiedStore:
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         self._verifier.check(path)
         created = await self._inner.create(path, data, ephemeral=ephemeral, sequential=sequential)
-        self._verifier.has_news |= not ephemeral
+        self._verifier.news += not ephemeral
         return created
 
     async def set(self, path: str, data: bytes, version: int) -> int:
         self._verifier.check(path)
         written = await self._inner.set(path, data, version)
-        self._verifier.seen.note_written(path, written)
-        self._verifier.has_news = True
+        self._verifier.seen.note_written(path, written, self.history.generation)
+        self._verifier.news += 1
         return written
 
     async def delete(self, path: str, version: int) -> None:
@@ -80,9 +80,8 @@ class VerifiedStore:
         await self._inner.multi(changes)
         for each in changes:
             if isinstance(each, SetData) and each.version >= 0:
-                self._verifier.seen.note_written(each.path, each.version + 1)
-            is_kept = isinstance(each, SetData) or (isinstance(each, Create) and not each.ephemeral)
-            self._verifier.has_news |= is_kept
+                self._verifier.seen.note_written(each.path, each.version + 1, self.history.generation)
+            self._verifier.news += isinstance(each, SetData) or (isinstance(each, Create) and not each.ephemeral)
 
     async def sync(self, path: str) -> None:
         self._verifier.check(path)

@@ -5,7 +5,8 @@
 
 Before the first call of each connection it checks the node's high-water mark (kvstore.meta.history.high_water) and the
 finding of others (`/older-copy`). While the connection stands it compares each version that is read with the highest
-one seen of that path (kvstore.meta.history.seen). What it finds it tells all others by `/older-copy`.
+one seen of that path (kvstore.meta.history.seen). What the mark shows it tells all others by `/older-copy`; what
+versions show it keeps to itself, because it may have seen them in an older copy without knowing.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from kvstore.meta.store import MetadataStore, SessionState, Stat
 
 log = logging.getLogger(__name__)
 
-RAISE_S = 5.0
-"""Time from something new in the metadata to the next high-water mark. Each costs the store a write and the node's disk
-a sync; metadata that stay as they are cost nothing."""
+RAISE_S = 3.0
+"""Time from something new in the metadata to the next high-water mark, and from there to its confirmation. Each costs
+the store two writes and a few reads, and the node's disk a sync; metadata that stay as they are cost nothing."""
+CONFIRM_ROUNDS = 3
+"""So long a high-water mark is not raised again while others may still confirm it."""
 RETRY_S = 0.2
 ADVICE = "restore a later copy (docs/operations.md, Restoring the metadata store)"
 
@@ -50,12 +53,17 @@ class Verifier:
     def __init__(self, store: MetadataStore, disk: Disk, node: str, changed: Callable[[], None]) -> None:
         self.older = ""
         """Why the store counts as an older copy; empty if it does not."""
-        self.has_news = False
-        """Something has changed since the high-water mark was raised."""
+        self.news = self._marked_news = 0
+        """Number of changes of the metadata that this process knows of, and how many of them when it raised the
+        high-water mark."""
         self.seen = SeenVersions()
         self.mark: HighWater | None = None
         """None while no cluster is founded there."""
         self._store, self._disk, self._node, self._changed = store, disk, node, changed
+        self._is_rung = False
+        """Another node has raised its high-water mark, and waits until others do."""
+        self._waited = 0
+        """Rounds for which the last high-water mark was not confirmed."""
         self._verified = -1
         """The connection that was verified last."""
         self._wake = asyncio.Event()
@@ -64,6 +72,11 @@ class Verifier:
     def is_open(self) -> bool:
         """True if calls are let through on the present connection."""
         return not self.older and self._verified == self._store.history.generation
+
+    @property
+    def has_news(self) -> bool:
+        """True if something has changed since the high-water mark was raised."""
+        return self.news != self._marked_news
 
     def check(self, path: str) -> None:
         """Raise OlderMetadata, or MetadataUnavailable while the connection is not verified."""
@@ -87,6 +100,7 @@ class Verifier:
             raise MetadataLost(f"the metadata store is an older copy of itself: {self.older}; {ADVICE}")
         self._store.on_state(lambda _: self._doubt())
         self._store.watch(paths.OLDER_COPY, self._doubt)
+        self._store.watch(paths.HIGH_WATER, self._ring)
         nursery.spawn(self._run(), name="metadata verification")
 
     async def judge(self, path: str) -> tuple[bytes, Stat]:
@@ -99,9 +113,9 @@ class Verifier:
             raise MetadataUnavailable(f"{path}: the connection broke while a lower version was looked into")
         found = Version(stat.created, stat.version)
         if known is not None and found < known:
-            await self._refuse(f"it has version {found.number} of {path}, and version {known.number} was seen")
+            self._refuse(f"it has version {found.number} of {path}, and version {known.number} was seen")
             self.check(path)
-        self.seen.note(path, stat)
+        self.seen.note(path, stat, generation)
         return data, stat
 
     async def _run(self) -> None:
@@ -111,13 +125,16 @@ class Verifier:
             try:
                 if is_woken or not self.is_open:
                     await self._verify()
-                elif self.has_news:
-                    await self._raise()
+                elif self.mark is not None:
+                    await self._raise(self.mark)
             except (MetadataError, Corrupted) as error:
                 log.info("metadata store not verified: %r", error)
                 if self._store.state is SessionState.CONNECTED:
                     await asyncio.sleep(RETRY_S)
                     self._wake.set()
+
+    def _ring(self) -> None:
+        self._is_rung = True
 
     def _doubt(self) -> None:
         """The connection is another one or none, or another process may have marked the store."""
@@ -135,7 +152,12 @@ class Verifier:
         if generation != self._store.history.generation:
             self._wake.set()  # it was said by a connection that is gone
         elif why:
-            await self._refuse(why)
+            self._refuse(why)
+            self.seen.forget(generation)  # and of what this copy has told
+            if self.mark is not None:
+                self.mark.forget()
+            with suppress(NodeExists, MetadataError):
+                await self._store.create(paths.OLDER_COPY, why.encode())
         else:
             self._accept(generation)
 
@@ -149,32 +171,34 @@ class Verifier:
             return ""  # not an older copy of this cluster's metadata; see G23
         return await self.mark.why_older()
 
-    async def _raise(self) -> None:
-        self.has_news = False
-        if self.mark is None:
+    async def _raise(self, mark: HighWater) -> None:
+        if mark.is_pending:
+            try:
+                await mark.confirm()
+            except OSError as error:
+                log.warning("high-water mark %d of the metadata is not on the disk: %s", mark.confirmed, error)
+        self._waited = self._waited + 1 if mark.is_pending else 0
+        if mark.is_pending and not self._is_rung and self._waited < CONFIRM_ROUNDS:
             return
-        try:
-            await self.mark.raise_it()
-        except OSError as error:
-            log.warning("high-water mark %d of the metadata is not on the disk: %s", self.mark.acknowledged, error)
-        except MetadataError as error:
-            self.has_news = True
-            if not isinstance(error, VersionConflict | NodeExists):
-                raise
+        news, rings, is_rung, self._is_rung = self.news, self.has_news, self._is_rung, False
+        with suppress(VersionConflict, NodeExists):  # another process of this node has raised it
+            if rings or (is_rung and await mark.is_rung()):
+                await mark.raise_it(rings=rings)
+            self._marked_news = news
 
     def _accept(self, generation: int) -> None:
+        if generation != self._verified and self.mark is not None:
+            self.mark.forget()
         if self.older:
             log.warning("the metadata store has a later copy again: it is used")
         self.older, self._verified = "", generation
         self._store.history.trust(True)
         self._changed()
 
-    async def _refuse(self, why: str) -> None:
-        """Use the store no more, and say so here and in the store."""
+    def _refuse(self, why: str) -> None:
+        """Use the store no more, and say so."""
         if not self.older:
             log.error("the metadata store is an older copy of itself: %s; %s", why, ADVICE)
         self.older = why
         self._store.history.trust(False)
         self._changed()
-        with suppress(NodeExists, MetadataError):
-            await self._store.create(paths.OLDER_COPY, why.encode())

@@ -13,6 +13,8 @@ from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Find
 
 BEHIND_MAX = 100_000
 """Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""
+OLDER = "older"
+"""What a node says of a metadata store that has an older copy of the metadata."""
 READ_AGE_MAX_S = 60.0
 """From here on what a node knows of the cluster is old, whatever its session says: it reads all every 10 s or so."""
 SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
@@ -22,8 +24,8 @@ CERTIFICATE_WARN_S = 30 * 86_400.0
 NAMED_MAX = 5
 """Of partitions in one line."""
 _SET_BACK = {
-    "zookeeper": "; if it runs and its log says `Refusing session`, it is empty or an older copy of itself, and "
-    "takes no process that has seen the later one: put that back"
+    "zookeeper": "; if it runs and its log says `Refusing session`, it is empty, and "
+    "takes no process that has seen its data: put them back"
 }
 MIB = 1 << 20
 STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and run `kvstore fsck`"
@@ -153,6 +155,15 @@ def _metadata(report: ClusterReport) -> Iterator[Finding]:
         return
     sample = next(iter(away.values()))
     kind = {"zookeeper": "ZooKeeper", "etcd": "etcd"}.get(sample.kind, "the metadata store")
+    if refusing := sorted(id for id, metadata in away.items() if metadata.state == OLDER):
+        yield _finding(
+            DOWN,
+            "metadata_older",
+            kind,
+            f"it has an older copy of the metadata, and no partition is led by it; found by {', '.join(refusing)}",
+            "restore a later copy (docs/operations.md, Restoring the metadata store)",
+        )
+        return
     age_s = min(each.read_age_s for each in away.values())
     known = f"what they know is {age_s:.0f} s old"
     if len(away) == len(answering):

@@ -8,6 +8,7 @@ from inspect import getsource
 
 import pytest
 
+from kvstore.meta.store import SessionState
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding
 from kvstore.server.control import health
@@ -60,6 +61,12 @@ def not_yet(report: ClusterReport) -> None:
 def cut_off_all(report: ClusterReport) -> None:
     for node in report.nodes:
         node.report.metadata.state, node.report.metadata.read_age_s = "suspended", 14.2
+
+
+# docs/protocol.md B29
+def refused(report: ClusterReport) -> None:
+    cut_off_all(report)
+    report.nodes[0].report.metadata.state = SessionState.OLDER.name.lower()
 
 
 def old_knowledge(report: ClusterReport) -> None:
@@ -192,6 +199,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "node_silent": (lambda r: silent(r, 3), DEGRADED, "node n3", "refuses connections; it has 2 replicas", "start n3"),
     "node_not_ready": (starting, DEGRADED, "node n1", "no other server can be reached", "log of n1"),
     "node_draining": (draining, DEGRADED, "node n1", "it was drained", "undrain n1"),
+    "metadata_older": (refused, DOWN, "ZooKeeper", "an older copy of the metadata", "a later copy"),
     "metadata_away": (cut_off_all, DEGRADED, "ZooKeeper", "no node reaches it; what they know is 14 s old", "zk:2181"),
     "metadata_unreachable_from": (cut_off_one, DEGRADED, "node n3", "session lost, read 3 s ago", "network from n3"),
     "bookie_away": (away, DEGRADED, "bookie n1-ab", "not registered", "kvstore bookie decommission n1-ab"),

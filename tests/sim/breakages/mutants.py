@@ -18,6 +18,9 @@ from kvstore.bookie.adds import Adds
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.opening import make_directory
 from kvstore.meta.cookies import encode_cookie
+from kvstore.meta.history.high_water import HighWater
+from kvstore.meta.history.seen import SeenVersions
+from kvstore.meta.history.verifier import Verifier
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.retention import Retention
@@ -115,6 +118,42 @@ def _no_fence(patch: pytest.MonkeyPatch) -> None:
         return Verdict.ADMIT if verdict is Verdict.FENCED else verdict
 
     patch.setattr(keys, "judge_add", judge_kindly)
+
+
+# ── the metadata store ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# docs/protocol.md B29
+@mutant("uses an older copy of the metadata", "older_metadata")
+def _uses_an_older_copy(patch: pytest.MonkeyPatch) -> None:
+    async def why_older(self: HighWater) -> str:
+        return ""
+
+    patch.setattr(HighWater, "why_older", why_older)
+    patch.setattr(SeenVersions, "note", lambda self, path, stat, generation: True)
+
+
+# docs/protocol.md B29
+@mutant("verifies the metadata store at the start only", "older_metadata")
+def _verified_once(patch: pytest.MonkeyPatch) -> None:
+    verify = Verifier._verify
+
+    async def verify_once(self: Verifier) -> None:
+        if self._verified < 0:
+            return await verify(self)
+        self._accept(self._store.history.generation)
+
+    patch.setattr(Verifier, "_verify", verify_once)
+    patch.setattr(SeenVersions, "note", lambda self, path, stat, generation: True)
+
+
+# docs/protocol.md B29
+@mutant("a high-water mark counts without the others", "older_metadata")
+def _confirmed_alone(patch: pytest.MonkeyPatch) -> None:
+    async def members(self: HighWater) -> dict[str, tuple[int, int]]:
+        return {}
+
+    patch.setattr(HighWater, "_members", members)
 
 
 # ── ledgers and logs ──────────────────────────────────────────────────────────────────────────────────────────────────

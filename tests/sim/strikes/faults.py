@@ -9,6 +9,7 @@ from kvstore.bookie.directories.places import PLACE
 from tests.sim.cluster import Node
 from tests.sim.judges.probes import probe
 from tests.sim.strikes import faults_around as faults_around
+from tests.sim.strikes import restores as restores
 from tests.sim.strikes.chaos import FAULTS as FAULTS
 from tests.sim.strikes.chaos import Chaos as Chaos
 from tests.sim.strikes.chaos import fault

@@ -62,6 +62,14 @@ QUIET = MetadataConfig(slow_p=0.0, lag_s=(0.0, 0.0), followers=1)
 """Nothing is slow, stale or lost unless a test says so."""
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """All that the ensemble keeps, as of one moment."""
+
+    nodes: dict[str, Node]
+    sessions: frozenset[int]
+
+
 class SimMetadata:
     """The ensemble, and the faults it can be made to have."""
 
@@ -116,6 +124,26 @@ class SimMetadata:
             follower.catch_up()
         for session in self._last_heard:
             self._last_heard[session] = self.loop.time()
+
+    def copy(self) -> Copy:
+        """What its disks have now, whether it is up or not."""
+        return Copy(dict(self.tree._nodes), frozenset(self.tree._sessions))
+
+    def restore(self, copy: Copy) -> None:
+        """Give all members the copy while they are down. Transactions and sessions are numbered on, as by a ZooKeeper
+        that begins a new epoch; sessions made since the copy are unknown. No rule sees that: nobody has written."""
+        assert not self.is_up
+        self._note("restore")
+        before = self.tree._nodes
+        changed = [path for path in {**before, **copy.nodes} if before.get(path) is not copy.nodes.get(path)]
+        self.tree._nodes, self.tree._sessions = dict(copy.nodes), set(copy.sessions)
+        self._last_heard = dict.fromkeys(sorted(copy.sessions), self.loop.time())
+        self._committed({path: copy.nodes.get(path) for path in changed})
+        for follower in self.followers:
+            follower.catch_up()
+        for client in self.clients:
+            for connection in client.connections:
+                connection.is_replaced = True  # what was on its way to the former servers never arrives
 
     def freeze(self) -> None:
         """The ensemble stops as by SIGSTOP: connections stand and are silent."""
