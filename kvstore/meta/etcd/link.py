@@ -9,7 +9,7 @@ asked for and the call is made again, once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -36,6 +36,7 @@ from kvstore.proto.etcd_pb2 import (
     WatchResponse,
 )
 from kvstore.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
+from kvstore.rpc.channels import aio_channel
 
 T = TypeVar("T")
 
@@ -77,7 +78,11 @@ class _OldToken(MetadataDenied):
 class Link:
     """A connection that is used until `close`, or until `broken` is set: then its session makes another one."""
 
-    def __init__(self, endpoint: str, tls: Tls | None, login: MetadataLogin | None = None) -> None:
+    def __init__(
+        self, endpoint: str, tls: Tls | None, login: MetadataLogin | None = None, places: Sequence[str] = ()
+    ) -> None:
+        """`places`: the addresses of the endpoint's host, unless it is given by one. Raises OSError if a TLS file
+        cannot be read."""
         self.endpoint = endpoint
         self.broken = asyncio.Event()
         self.session = 0
@@ -86,11 +91,8 @@ class Link:
         """Holds as long as the session lives and has no later connection: the condition of every write."""
         self._given_up: set[asyncio.Task[TxnResponse]] = set()
         """Writes whose askers were cancelled."""
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-        else:
-            credentials = grpc.ssl_channel_credentials(*tls.contents())
-            self._channel = grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+        credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
+        self._channel = aio_channel(endpoint, places, credentials, _OPTIONS)
         self._login = login
         self._carried: tuple[tuple[str, str], ...] = ()
         self._auth: Any = AuthStub(self._channel)
