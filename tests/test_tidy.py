@@ -58,11 +58,27 @@ ADAPTERS = (
     "kvstore/env/",
     "kvstore/meta/etcd/",
     "kvstore/meta/zookeeper/acls.py",
+    "kvstore/meta/zookeeper/session.py",
     "kvstore/meta/zookeeper/store.py",
     "kvstore/spark/",
 )
 # Simulations sleep in virtual time; waiting.py is how tests of real processes wait; what is measured there stalls.
 SLEEPERS = ("tests/sim/", "tests/waiting.py", "tests/loadtest/generator/stalled_users.py")
+
+# Names are looked up in one place, which bounds it. These are given addresses.
+LOOKUPS = re.compile(r"(.+\.)?(getaddrinfo|gethostby\w+|create_connection|open_connection|(in)?secure_channel)")
+GIVEN_ADDRESSES = (
+    "kvstore/cli/bench_resp.py",
+    "kvstore/cli/cluster.py",
+    "kvstore/devcluster/",  # on loopback
+    "kvstore/env/accepting.py",
+    "kvstore/env/dns/names.py",
+    "kvstore/env/preludes.py",
+    "kvstore/env/transport.py",
+    "kvstore/meta/zookeeper/session.py",
+    "kvstore/rpc/channels.py",
+    "kvstore/rpc/front.py",  # loopback
+)
 
 # Nothing there may go by what one machine's wall clock says: but for the judge, and for what people are shown.
 GO_BY_DATES = ("kvstore/partition/", "kvstore/server/", "kvstore/wal/")
@@ -184,6 +200,13 @@ def unrepeatable(file: Source) -> Iterator[str]:
 @each_of([file for file in KVSTORE if not file.path.startswith(ADAPTERS)])
 def test_only_adapters_use_what_a_seed_cannot_repeat(file: Source) -> None:
     assert list(unrepeatable(file)) == []
+
+
+@each_of([file for file in KVSTORE if not file.path.startswith(GIVEN_ADDRESSES)])
+def test_names_are_looked_up_in_one_place(file: Source) -> None:
+    calls = [node for node in file.nodes if isinstance(node, ast.Call)]
+    found = [call.lineno for call in calls if LOOKUPS.fullmatch(ast.unparse(call.func))]
+    assert found == [], "see kvstore/env/dns/names.py"
 
 
 def reads_of_wall_clocks(file: Source) -> Iterator[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import hiredis
 
 from kvstore.cli.loads import Call, Load
+from kvstore.env.dns.names import NAMES
 from kvstore.errors import (
     InvalidRequest,
     NotAuthenticated,
@@ -138,7 +139,8 @@ class RespCallers:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, made = await loop.create_connection(partial(Connection, self._timeout_s), self._host, self._port)
+                place, *_ = await NAMES.find_soon(self._host)
+                _, made = await loop.create_connection(partial(Connection, self._timeout_s), place, self._port)
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{self._host}:{self._port} cannot be reached: {error or 'no answer'}") from None
         login = login_of_environment()

@@ -231,19 +231,19 @@ async def _reachable(address: str) -> str:
 async def _takes_connections(address: str) -> bool | socket.gaierror | None:
     """Whether something listens there, at any address of the host; why the host has none; or None if neither can be
     told in time."""
+    from kvstore.env.dns.names import NAMES, NoAnswer
+
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(LOOK_S):
-            loop = asyncio.get_running_loop()
-            places = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             answers: list[bool | None] = []
-            for *_, place in places:
-                answers.append(await _connects(str(place[0]), int(port)))
+            for place in await NAMES.find_soon(host.strip("[]")):
+                answers.append(await _connects(place, int(port)))
                 if answers[-1]:
                     return True
     except socket.gaierror as error:
         return error
-    except TimeoutError:
+    except (NoAnswer, TimeoutError):
         return None
     return None if None in answers else False
 

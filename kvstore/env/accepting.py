@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from typing import Any
 
+from kvstore.env.dns.names import NAMES
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.ports import Prelude, StreamHandler
 from kvstore.env.preludes import hear_out, wants_tls
@@ -242,7 +243,9 @@ def files_for_connections(*, is_vital: bool = False) -> int:
 
 async def bind(host: str, port: int) -> Sequence[socket.socket]:
     """A listening socket for each address that the host has here. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    flags = socket.AI_PASSIVE | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    places = await NAMES.find_soon(host)
+    found = [each for place in places for each in socket.getaddrinfo(place, port, type=socket.SOCK_STREAM, flags=flags)]
     sockets: list[socket.socket] = []
     failed: OSError | None = None
     for family, _, _, _, address in sorted(set(found)):

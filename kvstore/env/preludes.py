@@ -134,10 +134,12 @@ async def _readable(sock: socket.socket) -> None:
         loop.remove_reader(sock)
 
 
-async def _connect(host: str, port: int) -> socket.socket:
+async def _connect(place: str, port: int) -> socket.socket:
+    """A connection to an address. Raises OSError."""
     loop = asyncio.get_running_loop()
-    failed: OSError = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    failed = OSError(f"{place} is no address")
+    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    for family, kind, protocol, _, address in socket.getaddrinfo(place, port, type=socket.SOCK_STREAM, flags=numeric):
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setblocking(False)

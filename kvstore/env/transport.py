@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstore.env.accepting import Accepted, Acceptor, bind
+from kvstore.env.dns.names import NAMES, Names
 from kvstore.env.ports import Listener, Prelude, Stream, StreamHandler
 from kvstore.env.preludes import NotUnderstood, call, speaks_no_tls
 
@@ -49,9 +50,11 @@ class TcpTransport:
         lenient: ssl.SSLContext | None = None,
         admits_plain: bool = False,
         newest: Callable[[], ssl.SSLContext] | None = None,
+        names: Names = NAMES,
     ) -> None:
         """`admits_plain`: TLS is preferred, not required (docs/protocol.md S1). `newest` is asked before each call for
-        what it is to go by, in place of `calling`."""
+        what it is to go by, in place of `calling`. `names` looks hosts up."""
+        self._names = names
         self._newest = newest
         self._admits_plain = admits_plain and serving is not None
         self._plain_calls = 0
@@ -126,32 +129,56 @@ class TcpTransport:
     async def _connected(
         self, address: str, handler: StreamHandler, tls: ssl.SSLContext | None, prelude: Callable[[], Prelude] | None
     ) -> Stream:
-        opening = _Opening(handler)
-        loop = asyncio.get_running_loop()
         try:
             host, port = split_address(address)
-            sock = None if prelude is None or tls is None else await self._talked(host, port, prelude())
-            if sock is None:
-                stream, _ = await loop.create_connection(lambda: opening, host, port, ssl=tls)
-            else:
-                stream, _ = await loop.create_connection(lambda: opening, sock=sock, ssl=tls, server_hostname=host)
-        except ValueError as error:  # of the address: a label of the host's name that is too long is one
-            opening.give_up()
+        except ValueError as error:
             raise OSError(f"no connection to {address!r}: {error}") from error
-        except BaseException:
-            opening.give_up()
-            raise
-        stream.set_protocol(handler)  # type: ignore[arg-type]
-        return stream
+        failed = OSError(f"{host} has no address")
+        for place in await self._names.find_soon(host):
+            opening = _Opening(handler)
+            try:
+                stream = await _opened(opening, host, place, port, tls, prelude)
+            except OSError as error:
+                opening.give_up()
+                failed = error
+                if opening.was_made:  # the handler has lost a connection, and hears of no second one
+                    raise
+            except BaseException:
+                opening.give_up()
+                raise
+            else:
+                stream.set_protocol(handler)  # type: ignore[arg-type]
+                return stream
+        raise failed
 
-    async def _talked(self, host: str, port: int, prelude: Prelude) -> socket.socket | None:
-        """A connection after its prelude. None if the other side did not understand it: a bookie of ours from before
-        there were preludes speaks TLS from the first byte on. TLS it is in any case."""
-        try:
-            return await call(host, port, prelude)
-        except NotUnderstood as error:
-            log.debug("%s:%d is called by TLS from the first byte: %s", host, port, error)
-            return None
+
+async def _opened(
+    opening: _Opening,
+    host: str,
+    place: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    prelude: Callable[[], Prelude] | None,
+) -> asyncio.Transport:
+    """A connection to one address of a host. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    name = None if tls is None else host
+    sock = None if prelude is None or tls is None else await _talked(place, port, prelude())
+    if sock is None:
+        stream, _ = await loop.create_connection(lambda: opening, place, port, ssl=tls, server_hostname=name)
+    else:
+        stream, _ = await loop.create_connection(lambda: opening, sock=sock, ssl=tls, server_hostname=name)
+    return stream
+
+
+async def _talked(place: str, port: int, prelude: Prelude) -> socket.socket | None:
+    """A connection after its prelude. None if the other side did not understand it: a bookie of ours from before there
+    were preludes speaks TLS from the first byte on. TLS it is in any case."""
+    try:
+        return await call(place, port, prelude)
+    except NotUnderstood as error:
+        log.debug("%s:%d is called by TLS from the first byte: %s", place, port, error)
+        return None
 
 
 class _Opening(asyncio.Protocol):
@@ -162,6 +189,11 @@ class _Opening(asyncio.Protocol):
         self._handler = handler
         self._stream: Any = None
         self._is_over = False
+
+    @property
+    def was_made(self) -> bool:
+        """True if the handler has heard of a connection."""
+        return self._stream is not None
 
     def connection_made(self, transport: Any) -> None:
         if self._is_over:

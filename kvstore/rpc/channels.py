@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import grpc
 
+from kvstore.env.dns.names import LOOKUP_S
 from kvstore.env.tls import Tls
 from kvstore.rpc.login import LoggedInChannel, Login, login_of_environment
+from kvstore.rpc.targets import NamedChannel, Options, needs_lookup, places_of, target_of
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Of one message. Senders stay far below: 1 MiB and one operation."""
@@ -26,8 +29,6 @@ CONCURRENT_CALLS_MAX = 4_096
 """Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
 CONNECTION_CALLS_MAX = CONCURRENT_CALLS_MAX // 4
 """Of one connection, so that one client does not take them all; its library keeps back what is more."""
-
-Options = tuple[tuple[str, Any], ...]
 
 
 def sizes() -> Options:
@@ -74,26 +75,50 @@ def paging() -> Options:
 
 
 def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login | None = None) -> grpc.Channel:
-    """A blocking client's channel, whose calls carry the login: None is that of the environment. Raises OSError if a
-    TLS file cannot be read, ConfigError."""
-    options = (*channel_options(), *more)
-    if tls is None:
-        channel = grpc.insecure_channel(address, options=options)
-    else:
-        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=options)
+    """A blocking client's channel, whose calls carry the login: None is that of the environment. The first call looks
+    the server's name up. Raises OSError if a TLS file cannot be read, ConfigError."""
+    credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
     login = login or login_of_environment()
+
+    def opens(places: Sequence[str]) -> grpc.Channel:
+        target, named = target_of(address, places)
+        options = (*channel_options(), *more, *named)
+        if credentials is None:
+            return grpc.insecure_channel(target, options=options)
+        return grpc.secure_channel(target, credentials, options=options)
+
+    channel = cast("grpc.Channel", NamedChannel(address, opens)) if needs_lookup(address) else opens(())
     return channel if login is None else cast("grpc.Channel", LoggedInChannel(channel, login))
 
 
-def open_aio_channel(address: str, tls: Tls | None, login: Login | None = None) -> grpc.aio.Channel:
-    """The same on asyncio."""
-    options = channel_options()
-    if tls is None:
-        channel = grpc.aio.insecure_channel(address, options=options)
-    else:
-        channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=options)
+def aio_opener(
+    address: str, tls: Tls | None, login: Login | None = None
+) -> Callable[[float], Awaitable[grpc.aio.Channel]]:
+    """Return a function that opens such a channel on asyncio, after it has looked the server's name up for at most so
+    many seconds: it raises OSError if there is no address. Raises OSError if a TLS file cannot be read, ConfigError."""
+    credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
     login = login or login_of_environment()
-    return channel if login is None else cast("grpc.aio.Channel", LoggedInChannel(channel, login))
+
+    async def opens(timeout_s: float) -> grpc.aio.Channel:
+        channel = aio_channel(address, await places_of(address, timeout_s), credentials, channel_options())
+        return channel if login is None else cast("grpc.aio.Channel", LoggedInChannel(channel, login))
+
+    return opens
+
+
+async def open_aio_channel(address: str, tls: Tls | None, login: Login | None = None) -> grpc.aio.Channel:
+    """Open a channel on asyncio as `aio_opener` does, with its errors."""
+    return await aio_opener(address, tls, login)(LOOKUP_S)
+
+
+def aio_channel(
+    address: str, places: Sequence[str], credentials: grpc.ChannelCredentials | None, options: Options
+) -> grpc.aio.Channel:
+    """A channel to a server at these addresses; none if it is given by one."""
+    target, named = target_of(address, places)
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=(*options, *named))
+    return grpc.aio.secure_channel(target, credentials, options=(*options, *named))
 
 
 def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:

@@ -14,6 +14,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from kvstore import errors
+from kvstore.rpc.targets import NO_ADDRESS
 
 DOMAIN = "kvstore"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -168,8 +169,8 @@ class Failed(Protocol):
     def trailing_metadata(self) -> Any: ...
 
 
-_NOT_SENT = ("failed to connect to all addresses", "Concurrent RPC limit exceeded")
-"""gRPC's own words for a call that no handler has seen."""
+_NOT_SENT = ("failed to connect to all addresses", "Concurrent RPC limit exceeded", NO_ADDRESS)
+"""How the text of a call that no handler has seen begins: gRPC's own words, and ours."""
 
 
 def from_rpc_error(failure: Failed) -> errors.StoreError:

@@ -19,12 +19,16 @@ def need_mounts(directory: Path) -> None:
         pytest.skip("this kernel lets nobody but root mount a file system")
 
 
-def run_mounted(prepare: str, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run_mounted(
+    prepare: str, program: str, *arguments: str | Path, has_own_network: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run `prepare`, lines of the shell with `arguments` as $1, $2, ..., and then a Python program with the same
-    arguments, in a mount namespace that ends with it."""
+    arguments, in a mount namespace that ends with it. `has_own_network`: in a network namespace, too, which has
+    nothing but loopback."""
     shell = f'set -e\n{prepare}\nexec "$PYTHON" -c "$PROGRAM" "$@"'
+    own = (*OWN, "--net") if has_own_network else OWN
     return subprocess.run(
-        ["unshare", *OWN, "sh", "-c", shell, "sh", *map(str, arguments)],
+        ["unshare", *own, "sh", "-c", shell, "sh", *map(str, arguments)],
         env={**os.environ, "PYTHON": sys.executable, "PROGRAM": program},
         capture_output=True,
         text=True,

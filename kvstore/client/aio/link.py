@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from operator import attrgetter, methodcaller
+from typing import Any
+
+import grpc
 
 from kvstore.client.aio.wires import (
     FAILURES,
@@ -39,7 +42,7 @@ from kvstore.env.ports import Transport
 from kvstore.errors import ConfigError, NotAuthenticated, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.proto.session_stream import full_name, knows_no_clusters
-from kvstore.rpc.channels import TIMEOUT_MAX_MS, open_aio_channel
+from kvstore.rpc.channels import TIMEOUT_MAX_MS, aio_opener
 from kvstore.rpc.login import login_of_environment
 
 logger = logging.getLogger(__name__)
@@ -50,6 +53,8 @@ GATHER_RTT_SHARE = 8
 """but no longer than this part of the time that answers take,"""
 GATHER_MIN_S, GATHER_MAX_S = 0.002, 0.02
 """within these bounds."""
+LOOKUP_SHARE = 0.8
+"""Of the time to connect, for the lookup of the server's name."""
 KEEPALIVE_S = 10.0
 """After so much silence a server that owes nothing is asked whether it is there."""
 LATE = Unavailable("the time is up")
@@ -116,8 +121,9 @@ class Link:
         """One operation under way, and when it was sent."""
         self._answer_s = 0.0
         """How long answers take, about."""
-        self._channel = open_aio_channel(address, config.tls, config.login)
-        self._stub = kv_pb2_grpc.KVStub(self._channel)
+        self._open_channel = aio_opener(address, config.tls, config.login)
+        self._stub: Any
+        """Once the address of the server is known."""
         env.nursery.spawn(self._run(), name=f"link {address}")
 
     def send(self, operation: Operation) -> None:
@@ -207,8 +213,11 @@ class Link:
 
     async def _run(self) -> None:
         wire: Wire | None = None
+        channel: grpc.aio.Channel | None = None
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
+                channel = await self._open_channel(LOOKUP_SHARE * self._config.connect_timeout_s)
+                self._stub = kv_pb2_grpc.KVStub(channel)
                 wire = await self._connected()
             if self.state is State.CONNECTING:
                 self.state, self._wire = State.UP, wire
@@ -217,14 +226,15 @@ class Link:
                 self._changed(self)
                 self.go_on()
                 await self._down.wait()
-        except (*FAILURES, Unavailable) as error:
+        except (*FAILURES, OSError, Unavailable) as error:
             self.stranger = stranger_or_none(error)
             self.fall(text_of(error))
         finally:
             self.fall("closed")
             if wire is not None:
                 wire.close()
-            await self._channel.close()
+            if channel is not None:
+                await channel.close()
 
     async def _connected(self) -> Wire:
         """A stream on the server's Redis port; if it is there and has none, a session of gRPC."""

@@ -170,11 +170,14 @@ class AsyncWatch(ClosedAtExit):
     async def _dial(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
         self._address = address = next(self._turns)
         try:
-            self._channel = open_aio_channel(address, self._config.tls, self._config.login)
-        except (OSError, ConfigError) as error:  # files that are replaced just now
+            self._channel = channel = await open_aio_channel(address, self._config.tls, self._config.login)
+        except (OSError, ConfigError) as error:  # files that are replaced just now, or no address of the name
             raise Unavailable(f"no connection to {address} can be made: {error}") from error
         self.connections += 1
-        stub = kv_pb2_grpc.KVStub(self._channel)
+        if self._closed:
+            await self._hang_up()
+            raise Unavailable("the watch is closed")
+        stub = kv_pb2_grpc.KVStub(channel)
         if self._check is not None:
             self._check(await stub.Topology(kv_pb2.TopologyRequest(), timeout=self._config.connect_timeout_s), address)
             if self._closed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -37,6 +37,8 @@ from kvstore.proto.etcd_pb2 import (
     WatchResponse,
 )
 from kvstore.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
+from kvstore.rpc.channels import aio_channel
+from kvstore.rpc.targets import target_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,7 +82,11 @@ class _OldToken(MetadataDenied):
 class Link:
     """A connection that is used until `close`, or until `broken` is set: then its session makes another one."""
 
-    def __init__(self, endpoint: str, tls: Tls | None, login: MetadataLogin | None = None) -> None:
+    def __init__(
+        self, endpoint: str, tls: Tls | None, login: MetadataLogin | None = None, places: Sequence[str] = ()
+    ) -> None:
+        """`places`: the addresses of the endpoint's host, unless it is given by one. Raises OSError if a TLS file
+        cannot be read."""
         self.endpoint = endpoint
         self.broken = asyncio.Event()
         self.session = 0
@@ -90,10 +96,8 @@ class Link:
         self._given_up: set[asyncio.Task[TxnResponse]] = set()
         """Writes whose askers were cancelled."""
         self._credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
-        if self._credentials is None:
-            self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-        else:
-            self._channel = grpc.aio.secure_channel(endpoint, self._credentials, options=_OPTIONS)
+        self._places = places
+        self._channel = aio_channel(endpoint, places, self._credentials, _OPTIONS)
         self._login = login
         self._carried: tuple[tuple[str, str], ...] = ()
         self._auth: Any = AuthStub(self._channel)
@@ -178,9 +182,11 @@ class Link:
                 log.warning("metadata session=%x was not revoked, it expires: %s", lease, error)
 
     def _blocking_channel(self) -> grpc.Channel:
+        target, named = target_of(self.endpoint, self._places)
+        options = (*_OPTIONS, *named)
         if self._credentials is None:
-            return grpc.insecure_channel(self.endpoint, options=_OPTIONS)
-        return grpc.secure_channel(self.endpoint, self._credentials, options=_OPTIONS)
+            return grpc.insecure_channel(target, options=options)
+        return grpc.secure_channel(target, self._credentials, options=options)
 
     async def watch(self, span: Span, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
         """Give what changes in the span from that revision on. Ends when etcd ends it; raises MetadataUnknown."""

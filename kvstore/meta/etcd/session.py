@@ -32,6 +32,7 @@ from kvstore.meta.login import MetadataLogin
 from kvstore.meta.memory_tree import ROOT
 from kvstore.meta.store import SessionState
 from kvstore.proto.etcd_pb2 import Compare, Event, PutRequest, RangeRequest, RequestOp, TxnRequest, WatchResponse
+from kvstore.rpc.targets import places_of
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class Session:
             try:
                 if await self._connected(self._endpoints[place]):
                     pauses = delays(luck, first_s=RETRY_FIRST_S, cap_s=RETRY_MAX_S)
-            except OSError as error:  # of the TLS files
+            except OSError as error:  # of the TLS files, or of the endpoint's name
                 self._note(str(error))
             except Exception:  # the root of a task without which the store would be away for ever
                 log.exception("metadata session: an error that nobody expected; connecting again")
@@ -141,7 +142,8 @@ class Session:
 
     async def _connected(self, endpoint: str) -> bool:
         """One connection, from its beginning to its end; False if nothing became of it."""
-        link, was_connected = Link(endpoint, self._tls, self._login), False
+        places = await places_of(endpoint)
+        link, was_connected = Link(endpoint, self._tls, self._login, places), False
         self._told_revision, self._is_trusted = 0, True
         try:
             async with asyncio.timeout(min(self._patience_s, OPEN_MAX_S)):

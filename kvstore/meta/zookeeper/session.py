@@ -18,6 +18,8 @@ What kazoo would do and must not, and what is done about it here:
   the answer to a connection. A ZooKeeper that starts never answers whoever came before it had loaded its data, and does
   not close that connection either: the session was over by then. GuardedClient waits for a third of it.
 - It takes a server that goes away within a login by SASL for one that refuses it. GuardedClient believes the third one.
+- It looks one host's name up after the other, for as long as the name server lets it. GuardedClient asks for all of
+  them at once, by our own lookup.
 - It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
 - Its thread sends heartbeats whether or not the process works. The watchdog ends the session when it has no evidence of
   that, from a thread of its own (`give_up`); the next client starts when the evidence is back (docs/protocol.md, P45).
@@ -31,9 +33,11 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from random import Random
 from typing import Any, NamedTuple
 
 from kazoo.client import KazooClient
@@ -44,6 +48,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
+from kvstore.env.dns.names import NAMES
 from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
@@ -143,6 +148,16 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         self._connection._authenticate_with_sasl = self._authenticate_or_fail
         self._invoke = self._connection._invoke
         self._connection._invoke = self._invoke_in_time
+        self._connection._expand_client_hosts = self._places
+
+    def _places(self) -> list[tuple[str, str, int]]:
+        """The servers, each with its name, at one address after the other, in random order: all names are looked up at
+        once, and those that have no address are left out."""
+        with ThreadPoolExecutor(max(1, len(self.hosts)), "look up ZooKeeper") as pool:
+            looked_up = [(host.strip(), port, pool.submit(_addresses, host.strip())) for host, port in self.hosts]
+            found = [(host, place, port) for host, port, places in looked_up for place in places.result()]
+        Random().shuffle(found)
+        return found
 
     def _invoke_in_time(self, timeout_s: float, request: Any, xid: int | None = None) -> Any:
         """Send what opens a connection. One that is not answered soon is given up for the next one."""
@@ -204,6 +219,14 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         """Break the connection as if the network had; kazoo connects again by itself."""
         with suppress(NotSent):
             self._call(_CONNECTION_DROP, self.handler.async_result())
+
+
+def _addresses(host: str) -> tuple[str, ...]:
+    try:
+        return NAMES.find(host)
+    except OSError as error:
+        log.warning("host=%s of ZooKeeper is left out: %s", host, error)
+        return ()
 
 
 class Session:

@@ -54,7 +54,7 @@ def test_a_call_waits_for_a_connection_that_cannot_be_made_yet(
 async def test_the_same_on_asyncio(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     async with serving(ModelCluster(1, 1)) as servers, AsyncClient(servers.patient_url) as client:
         assert client._engine is not None
-        monkeypatch.setattr(aio_link, "open_aio_channel", away(error, aio_link.open_aio_channel))
+        monkeypatch.setattr(aio_link, "aio_opener", away(error, aio_link.aio_opener))
         for link in client._engine.links.all():
             link.fall("the test says so")
         await client.put(b"k", b"v")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import trustme
 
 from kvstore.devcluster.etcd import start_standalone
+from kvstore.env.dns.names import NAMES
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta.connect import connect
@@ -54,6 +56,21 @@ async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(
         assert len((await store.get("/a"))[0]) == 100_000
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize("secured", ["etcd.test"], indirect=True)
+async def test_etcd_is_reached_by_a_name_that_its_certificate_shows(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NAMES, "_lookup", lambda host, family: ["127.0.0.1"] if family == socket.AF_INET else [])
+    NAMES.leave_to_parent()
+    named = secured.address.replace("127.0.0.1", "etcd.test")
+    store = await connect(f"etcd://{named}", tls=secured.client())
+    await store.create("/a", b"1")
+    await store.close()
+    with pytest.raises(MetadataUnavailable):
+        await connect(f"etcd://{named.replace('etcd.test', 'other.test')}", tls=secured.client(), timeout_s=2)
+    NAMES.leave_to_parent()
 
 
 async def test_a_client_of_another_authority_or_without_tls_is_refused(secured: Secured) -> None:

@@ -80,7 +80,7 @@ class World:
     @asynccontextmanager
     async def channel(self, user: str | None, password: bytes = b"secret") -> AsyncIterator[grpc.aio.Channel]:
         login = Login(user, password) if user is not None else None
-        async with open_aio_channel(self.address, None, login) as opened:
+        async with await open_aio_channel(self.address, None, login) as opened:
             yield opened
 
 
@@ -298,14 +298,14 @@ async def test_a_certificate_says_who_calls(tmp_path: Path) -> None:
         gate=CallGate(access, logins),
     )
     port = await server.start("127.0.0.1:0", replace(issued("127.0.0.1", "n1"), verify_clients=True))
-    async with open_aio_channel(f"127.0.0.1:{port}", issued("a.example", "application")) as channel:
+    async with await open_aio_channel(f"127.0.0.1:{port}", issued("a.example", "application")) as channel:
         stub: Any = admin_pb2_grpc.AdminStub(channel)
         failure = await failure_of(stub.Status(admin_pb2.StatusRequest()))
         assert "user application lacks the right admin" in str(failure)
         call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest())
         assert await call.read() == kv_pb2.WatchResponse()
         call.cancel()
-    async with open_aio_channel(f"127.0.0.1:{port}", issued("b.example", "stranger")) as channel:
+    async with await open_aio_channel(f"127.0.0.1:{port}", issued("b.example", "stranger")) as channel:
         stub = admin_pb2_grpc.AdminStub(channel)
         assert isinstance(await failure_of(stub.Status(admin_pb2.StatusRequest())), NotAuthenticated)
     await server.stop(0)

@@ -122,7 +122,7 @@ async def test_the_grpc_door_says_so_as_a_typed_error_with_a_login_and_without(a
     )
     port = await server.start("127.0.0.1:0")
     for login in (None, Login("root", b"secret")):
-        async with open_aio_channel(f"127.0.0.1:{port}", None, login) as channel:
+        async with await open_aio_channel(f"127.0.0.1:{port}", None, login) as channel:
             stub: Any = admin_pb2_grpc.AdminStub(channel)
             with pytest.raises(grpc.RpcError) as raised:
                 await asyncio.wait_for(stub.Access(admin_pb2.AccessRequest()), PATIENCE_S)

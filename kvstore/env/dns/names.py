@@ -1,0 +1,264 @@
+"""Looks up the addresses of hosts: the one way by which this process turns a name into addresses.
+
+The system's lookup (getaddrinfo) blocks for as long as the name server lets it, ten seconds and more, and asks for IPv4
+and IPv6 addresses as one question: a server that answers only one of them holds both up. So each family is asked for in
+a thread of its own, and the addresses of one family are used soon after they are known.
+
+Each wait is bounded, and so are the threads, the names and the time for which an answer is used. An old answer is used
+while no new one comes: a name server that hangs or fails keeps nobody from a host that was known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+
+LOOKUP_S = 2.0
+"""The longest wait for the first answer about a name."""
+GRACE_S = 0.05
+"""How long after the addresses of one family those of the other are waited for."""
+STALE_AFTER_S = 0.2
+"""How long a new answer is waited for when there is an old one."""
+FOUND_S, ABSENT_S, STALE_S = 5.0, 1.0, 600.0
+"""How long addresses, and the word that there are none, are used without another lookup; how long old addresses are."""
+THREADS_MAX = 16
+"""Lookups at once. The system gives up on a name server after 10 s or so."""
+NAMES_MAX, ADDRESSES_MAX = 1_024, 16
+"""Names that are remembered, and addresses of each."""
+FAMILIES = (socket.AF_INET6, socket.AF_INET)
+_ABSENT = frozenset(
+    getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY") if hasattr(socket, name)
+)
+"""What the system says when there are no addresses, for sure."""
+
+Lookup = Callable[[str, socket.AddressFamily], Sequence[str]]
+Wake = Callable[[], object]
+
+
+class NoAnswer(OSError):
+    """The name service has not told the addresses of a name in time, or has failed."""
+
+
+class _Asked(Struct, eq=False):
+    """The addresses of a name in one family, as far as they are known."""
+
+    addresses: tuple[str, ...] = ()
+    found_at: float = -1e9
+    """When the addresses were told."""
+    failure: OSError | None = None
+    """Of the last lookup, if it has failed, or has found nothing."""
+    ended_at: float = -1e9
+    """When the last lookup ended."""
+    is_running: bool = False
+
+    def is_settled(self, now: float) -> bool:
+        """True if the last lookup is recent."""
+        return now - self.ended_at < (FOUND_S if self.failure is None else ABSENT_S)
+
+    @property
+    def is_absent(self) -> bool:
+        """True if there are no addresses in this family, for sure."""
+        return isinstance(self.failure, socket.gaierror) and self.failure.errno in _ABSENT
+
+
+class _Name(Struct, eq=False):
+    """One name, with those who wait for its addresses."""
+
+    host: str
+    families: dict[socket.AddressFamily, _Asked]
+    waiting: set[Wake]
+
+
+class Names:
+    """The addresses of hosts by name. Calls may come from any thread."""
+
+    def __init__(self, lookup: Lookup | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._lookup: Lookup = lookup or system_lookup
+        self._now = now
+        self.leave_to_parent()
+
+    def leave_to_parent(self) -> None:
+        """Begin anew in the child of a fork: the lookups' threads are not there."""
+        self._lock = threading.Lock()
+        self._names: dict[str, _Name] = {}
+        self._running = 0
+
+    def find(self, host: str, timeout_s: float = LOOKUP_S) -> tuple[str, ...]:
+        """Return the addresses of a host, those that this machine can reach first. Blocks for up to `timeout_s`. Raises
+        NoAnswer, and socket.gaierror if there are none."""
+        if is_address(host):
+            return (host,)
+        begun, woken = self._now(), threading.Event()
+        try:
+            while True:
+                woken.clear()
+                found, left_s = self._look(host, begun, timeout_s, woken.set)
+                if found:
+                    return found
+                woken.wait(left_s)
+        finally:
+            self._forget(host, woken.set)
+
+    async def find_soon(self, host: str, timeout_s: float = LOOKUP_S) -> tuple[str, ...]:
+        """Do as `find` does without blocking the event loop."""
+        if is_address(host):
+            return (host,)
+        begun, loop, woken = self._now(), asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(woken.set)
+
+        try:
+            while True:
+                woken.clear()
+                found, left_s = self._look(host, begun, timeout_s, wake)
+                if found:
+                    return found
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await woken.wait()
+        finally:
+            self._forget(host, wake)
+
+    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look(self, host: str, begun: float, timeout_s: float, wake: Wake) -> tuple[tuple[str, ...], float]:
+        """Return the addresses, or none and how long to wait before the next look. Raises what `find` does."""
+        with self._lock:
+            now, name = self._now(), self._name(host)
+            families = [self._asked(name, family, now) for family in FAMILIES]
+            pending = [each for each in families if each.is_running]
+            fresh = [each for each in families if each.addresses and each.failure is None and each.is_settled(now)]
+            stale = [each for each in families if each.addresses and now - each.found_at < STALE_S]
+            until = begun + timeout_s
+            if fresh:
+                until = min(until, min(each.ended_at for each in fresh) + GRACE_S)
+            elif stale:
+                until = min(until, begun + STALE_AFTER_S)
+            if not pending or now >= until:
+                if usable := fresh or stale:
+                    return _merged(usable), 0.0
+                raise self._failure(host, families, timeout_s)
+            name.waiting.add(wake)
+            return (), until - now
+
+    def _name(self, host: str) -> _Name:
+        found = self._names.pop(host, None)
+        if found is None:
+            found = _Name(host, {family: _Asked() for family in FAMILIES}, set())
+        self._names[host] = found  # as the last one
+        while len(self._names) > NAMES_MAX:
+            del self._names[next(iter(self._names))]
+        return found
+
+    def _asked(self, name: _Name, family: socket.AddressFamily, now: float) -> _Asked:
+        """The state of one family, whose lookup is begun if it is due."""
+        asked = name.families[family]
+        if asked.is_running or asked.is_settled(now):
+            return asked
+        if self._running >= THREADS_MAX:
+            asked.failure, asked.ended_at = NoAnswer(f"{THREADS_MAX} lookups of other names do not end"), now
+            return asked
+        work = (name, family, asked, self._lock)
+        thread = threading.Thread(target=self._run, args=work, name=f"look up {name.host}", daemon=True)
+        try:
+            thread.start()  # it ends under the lock, so not before it counts
+        except RuntimeError as error:  # there are no more threads
+            asked.failure, asked.ended_at = NoAnswer(str(error)), now
+            return asked
+        self._running += 1
+        asked.is_running = True
+        return asked
+
+    @staticmethod
+    def _failure(host: str, families: Sequence[_Asked], timeout_s: float) -> OSError:
+        if all(each.is_absent for each in families):
+            number = families[0].failure.errno if families[0].failure is not None else socket.EAI_NONAME
+            return socket.gaierror(number, f"{host}: no such host, or it has no address")
+        said = next((each.failure for each in families if each.failure is not None and not each.is_absent), None)
+        if said is None:
+            return NoAnswer(f"{host}: expected its addresses from the name service within {timeout_s:g} s, got none")
+        return NoAnswer(f"{host}: expected its addresses from the name service, got: {said}")
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, name: _Name, family: socket.AddressFamily, asked: _Asked, lock: threading.Lock) -> None:
+        addresses: Sequence[str] = ()
+        failure: OSError | None = None
+        try:
+            addresses = self._lookup(name.host, family)
+            if not addresses:
+                failure = socket.gaierror(socket.EAI_NONAME, "no address")
+        except OSError as error:
+            failure = error
+        except (UnicodeError, ValueError) as error:  # of the name: a label that is too long is one
+            failure = socket.gaierror(socket.EAI_NONAME, str(error))
+        with lock:
+            asked.is_running, asked.failure, asked.ended_at = False, failure, self._now()
+            if failure is None:
+                asked.addresses, asked.found_at = tuple(addresses[:ADDRESSES_MAX]), asked.ended_at
+            elif asked.is_absent:
+                asked.addresses = ()
+            if lock is self._lock:
+                self._running -= 1
+            waiting, name.waiting = name.waiting, set()
+        for wake in waiting:
+            wake()
+
+    def _forget(self, host: str, wake: Wake) -> None:
+        with self._lock:
+            name = self._names.get(host)
+            if name is not None:
+                name.waiting.discard(wake)
+
+
+def is_address(host: str) -> bool:
+    """Return True if a host is given by its address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def system_lookup(host: str, family: socket.AddressFamily) -> list[str]:
+    """Return the addresses that the system knows, in its order, those that this machine has a route to first. Blocks.
+    Raises OSError, UnicodeError."""
+    found = [str(each[4][0]) for each in socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)]
+    return sorted(dict.fromkeys(found), key=lambda address: not _has_route(address, family))
+
+
+def _has_route(address: str, family: socket.AddressFamily) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))  # sends nothing
+    except OSError:
+        return False
+    return True
+
+
+def _merged(usable: Sequence[_Asked]) -> tuple[str, ...]:
+    """The addresses of all families, first those with a route."""
+    found = [address for asked in usable for address in asked.addresses]
+    reachable = [each for each in found if _has_route(each, family_of(each))] if len(usable) > 1 else found
+    return tuple(reachable or found)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+NAMES = Names()
+"""Of this process."""
+
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=NAMES.leave_to_parent)

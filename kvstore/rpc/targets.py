@@ -1,0 +1,162 @@
+"""Tells gRPC the addresses of a server in place of its name: its own lookup can neither be bounded nor shared.
+
+The name stays what the server's certificate must show, and what calls name as their authority. A channel goes on with
+the addresses that it was opened with; whoever finds it broken opens another one, by the addresses of that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import grpc
+
+from kvstore.env.dns.names import LOOKUP_S, NAMES, family_of, is_address
+from kvstore.env.transport import split_address
+
+Options = tuple[tuple[str, Any], ...]
+NO_ADDRESS = "no address of the server is known"
+"""So begins what a call says that was not sent because of it."""
+
+
+def host_of(address: str) -> str:
+    """The host in `host:port`; the whole text if it is none, for gRPC to complain about."""
+    try:
+        return split_address(address)[0]
+    except ValueError:
+        return address
+
+
+def needs_lookup(address: str) -> bool:
+    """Return True if an address has a name, which must be looked up before a channel can be opened."""
+    host = host_of(address)
+    return host != address and not is_address(host)
+
+
+def target_of(address: str, places: Sequence[str]) -> tuple[str, Options]:
+    """Return gRPC's target for a server that has these addresses, and the options that keep its name."""
+    if not needs_lookup(address):
+        return address, ()
+    host, port = split_address(address)
+    options = (("grpc.default_authority", address), ("grpc.ssl_target_name_override", host))
+    if all(family_of(place).name == "AF_INET" for place in places):
+        return "ipv4:" + ",".join(f"{place}:{port}" for place in places), options
+    mapped = (place if ":" in place else f"::ffff:{place}" for place in places)  # a target is of one family
+    return "ipv6:" + ",".join(f"[{place}]:{port}" for place in mapped), options
+
+
+async def places_of(address: str, timeout_s: float = LOOKUP_S) -> tuple[str, ...]:
+    """Return the addresses of the host in `host:port`. Raises OSError."""
+    return await NAMES.find_soon(host_of(address), timeout_s) if needs_lookup(address) else ()
+
+
+class NotFound(grpc.RpcError, grpc.Call):
+    """The error of a call to a server whose addresses could not be found: nothing was sent. Also the call itself, as
+    `future` gives it."""
+
+    def __init__(self, error: OSError) -> None:
+        self._text = f"{NO_ADDRESS}: {error}"
+        super().__init__(self._text)
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return self._text
+
+    def result(self, timeout: float | None = None) -> NoReturn:
+        raise self
+
+    def exception(self, timeout: float | None = None) -> NotFound:
+        return self
+
+    def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def is_active(self) -> bool:
+        return False
+
+    def time_remaining(self) -> float:
+        return 0.0
+
+    def cancel(self) -> bool:
+        return False
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        return False
+
+
+class NamedChannel:
+    """A blocking channel to a server that is named. Its name is looked up by the first call, in the thread of that
+    caller; a call that finds no address fails as one does that finds no server. Generated stubs take it for a
+    channel."""
+
+    def __init__(self, address: str, opens: Callable[[Sequence[str]], grpc.Channel]) -> None:
+        self._address, self._opens = address, opens
+        self._channel: grpc.Channel | None = None
+        self._is_closed = False
+
+    def unary_unary(self, *args: Any, **options: Any) -> _Method:
+        return _Method(self, "unary_unary", args, options)
+
+    def unary_stream(self, *args: Any, **options: Any) -> _Method:
+        return _Method(self, "unary_stream", args, options)
+
+    def stream_unary(self, *args: Any, **options: Any) -> _Method:
+        return _Method(self, "stream_unary", args, options)
+
+    def stream_stream(self, *args: Any, **options: Any) -> _Method:
+        return _Method(self, "stream_stream", args, options)
+
+    def opened(self, timeout_s: float | None) -> grpc.Channel:
+        """Return the channel itself. Raises NotFound; ValueError, as gRPC does, if it is closed."""
+        if self._channel is None:
+            try:
+                places = NAMES.find(host_of(self._address), *(() if timeout_s is None else (timeout_s,)))
+            except OSError as error:
+                raise NotFound(error) from error
+            self._channel = self._channel or self._opens(places)
+        if self._is_closed:
+            self._channel.close()
+            raise ValueError("Cannot invoke RPC on closed channel!")
+        return self._channel
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._channel is not None:
+            self._channel.close()
+
+    def __enter__(self) -> NamedChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Method:
+    """A method of a stub, which the channel makes once it is open."""
+
+    __slots__ = ("_args", "_channel", "_kind", "_method", "_options")
+
+    def __init__(self, channel: NamedChannel, kind: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._channel, self._kind, self._args, self._options = channel, kind, args, options
+        self._method: Any = None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._opened(options.get("timeout"))(*args, **options)
+
+    def future(self, *args: Any, **options: Any) -> Any:
+        try:
+            method = self._opened(options.get("timeout"))
+        except NotFound as error:
+            return error
+        return method.future(*args, **options)
+
+    def _opened(self, timeout_s: float | None) -> Any:
+        if self._method is None:
+            channel = self._channel.opened(timeout_s)
+            self._method = getattr(channel, self._kind)(*self._args, **self._options)
+        return self._method

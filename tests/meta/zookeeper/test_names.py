@@ -1,0 +1,37 @@
+"""ZooKeeper's servers by name: one whose lookup hangs keeps nobody from the others."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from kvstore.env.dns.names import LOOKUP_S, NAMES
+from kvstore.meta.zookeeper.session import GuardedClient
+from tests.waiting import PATIENCE_S
+
+
+def test_zookeeper_server_whose_name_hangs_keeps_nobody_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def lookup(host: str, family: Any) -> list[str]:
+        if host.startswith("hangs"):
+            let_go.wait(PATIENCE_S)
+        if host == "zk3.test" and family == socket.AF_INET:
+            return ["127.0.0.1"]
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(NAMES, "_lookup", lookup)
+    NAMES.leave_to_parent()
+    try:
+        client = GuardedClient(lambda *_: None, hosts="hangs1.test:1,hangs2.test:2,zk3.test:3,absent.test:4,[::1]:5")
+        begun = time.monotonic()
+        found = client._connection._expand_client_hosts()
+        assert time.monotonic() - begun < 2 * LOOKUP_S, "one after the other"
+        assert sorted(found) == [("::1", "::1", 5), ("zk3.test", "127.0.0.1", 3)]
+    finally:
+        let_go.set()
+        NAMES.leave_to_parent()
