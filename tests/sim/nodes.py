@@ -34,6 +34,7 @@ from tests.sim.world.disk import SimDisk
 from tests.sim.world.engines import Engines
 from tests.sim.world.env import SimWorld
 from tests.sim.world.loop import Process
+from tests.sim.world.metadata_client import SimStore
 
 declare("node.start_failed", "node.started_again_in_its_process")
 
@@ -178,6 +179,10 @@ class Node:
         """`hidden`: its clocks stand still with it."""
         self.sim.pause(hidden=hidden)
 
+    def block(self) -> None:
+        """Block its event loop, and nothing else of it, until `resume`."""
+        self.sim.block()
+
     def resume(self) -> None:
         if self.sim.is_running:
             self.sim.resume()
@@ -231,6 +236,9 @@ class Node:
 
     async def _serve(self, env: Env, stopping: asyncio.Event) -> None:
         self.store = store = await self._connect()
+        assert isinstance(store, SimStore)
+        store.liveness = env.liveness
+        forget = env.liveness.add_session(store.give_up)
         engines = self.engines
         context = composition.serve(
             self.config, env=env, store=store, secret=SECRET, open_engine=engines.open,
@@ -241,6 +249,7 @@ class Node:
             # Not by `async with`: a process that is killed leaves no context.
             self.served = await context.__aenter__()
         except Exception:
+            forget()
             await store.close()
             raise
         if self.is_server:
@@ -248,6 +257,7 @@ class Node:
         await stopping.wait()
         self.served = None
         await context.__aexit__(None, None, None)
+        forget()
         await store.close()
 
     def _start_again(self, process: Process | None) -> None:

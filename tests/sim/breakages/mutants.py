@@ -17,6 +17,7 @@ from kvstore.bookie import fencing, identity, keys
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.opening import make_directory
+from kvstore.env.liveness.evidence import Evidence
 from kvstore.meta.cookies import encode_cookie
 from kvstore.meta.history.high_water import HighWater
 from kvstore.meta.history.seen import SeenVersions
@@ -56,6 +57,7 @@ from tests.sim.stories.stories_of_damage import all_differ, leader_is_damaged
 from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_jumps, log_ahead, pin_over_a_jump
 from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
+from tests.sim.stories.stories_of_liveness import leader_whose_disk_hangs, leader_whose_loop_is_blocked
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
 """What leaves an old leader alive while a new one takes over."""
@@ -154,6 +156,19 @@ def _confirmed_alone(patch: pytest.MonkeyPatch) -> None:
         return {}
 
     patch.setattr(HighWater, "_members", members)
+
+
+# ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("a session does not depend on the event loop", story=leader_whose_loop_is_blocked)
+def _no_evidence_of_the_loop(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evidence, "watch_loop", lambda _: None)
+
+
+@mutant("a session does not depend on the disks", story=leader_whose_disk_hangs)
+def _no_evidence_of_disks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evidence, "watch_disk", lambda *_, **__: None)
 
 
 # ── ledgers and logs ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from kvstore.bookie.directories.places import PLACE
+from kvstore.env.liveness.evidence import SILENCE_S
 from tests.sim.cluster import Node
 from tests.sim.judges.probes import probe
 from tests.sim.strikes import faults_around as faults_around
@@ -100,6 +101,40 @@ async def pause_leader_beyond_its_session(chaos: Chaos) -> None:
         probe("fault.pause_leader_beyond_its_session")
         session_s = chaos.cluster.knobs.session_s
         await chaos.hold(node, _sleep_and_wake(chaos, node, session_s + chaos.random.uniform(0.2, 3.0)))
+
+
+# docs/protocol.md P45
+@fault
+async def blocked_loop(chaos: Chaos) -> None:
+    """The event loop of a node stands still while its session is kept alive, for longer than the evidence bears."""
+    if (node := chaos.a_node(leading=True)) is not None:
+        probe("fault.blocked_loop")
+
+        async def block() -> None:
+            node.block()
+            await asyncio.sleep(SILENCE_S + chaos.random.uniform(-1.0, 4.0))
+            node.resume()
+            await chaos.a_pause(0.0, 0.5)
+
+        await chaos.hold(node, block())
+
+
+# docs/protocol.md P45
+@fault
+async def hung_disk(chaos: Chaos) -> None:
+    """The disk of a node, or that of one directory of several, completes no writes for a while."""
+    if (node := chaos.a_node(leading=chaos.random.random() < 0.5)) is not None:
+        probe("fault.hung_disk")
+
+        async def hang() -> None:
+            node.sim.hang(chaos.random.choice(("", *node.journal_dirs)))
+            await asyncio.sleep(SILENCE_S + chaos.random.uniform(-1.0, 4.0))
+            node.disk.thaw()
+            if has_failed_directory(node):
+                node.crash()
+                node.start()
+
+        await chaos.hold(node, hang())
 
 
 @fault

@@ -11,6 +11,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from errno import EBADF, EIO, ENOSPC, ENOTEMPTY
 from random import Random
@@ -120,6 +121,9 @@ class SimDisk:
         self._inodes = 0
         self._syncs: dict[int, deque[_Sync]] = {}
         self._syncs_to_failure = 0
+        self._hung: list[str] = []
+        self._parked: list[tuple[Inode, deque[_Sync], Context]] = []
+        """Syncs that are due while the disk hangs."""
         self._unreadable: list[tuple[Inode, range]] = []
         self._dead: list[str] = []
         self.has_inodes = True
@@ -296,9 +300,27 @@ class SimDisk:
         if self._dead and self.is_dead(path):
             raise OSError(EIO, f"{path}: the disk is broken")
 
+    def hang(self, path: str) -> None:
+        """Let no sync of files below `path` end until `thaw`; "" is the whole disk."""
+        self._saw("hang", path)
+        self._hung.append(path)
+
+    def thaw(self) -> None:
+        """Let all syncs end that were held up."""
+        self._saw("thaw")
+        self._hung.clear()
+        parked, self._parked = self._parked, []
+        for inode, queue, context in parked:
+            asyncio.get_running_loop().call_soon(self._end_first, inode, queue, context=context)
+
+    def is_hung(self, path: str) -> bool:
+        return any(not each or f"{path}/".startswith(f"{each}/") for each in self._hung)
+
     def mend(self) -> None:
-        """No more failing reads or syncs, and room and inodes again."""
+        """No more failing or hanging reads or syncs, and room and inodes again."""
         self.has_inodes = True
+        if self._hung:
+            self.thaw()
         self._unreadable.clear()
         self._syncs_to_failure = 0
         self.config = replace(self.config, capacity_bytes=1 << 40)
@@ -336,7 +358,9 @@ class SimDisk:
 
     def _end_first(self, inode: Inode, queue: deque[_Sync]) -> None:
         """End the oldest sync of a file: in order, even on a loop that confuses timers of one instant."""
-        if queue:
+        if queue and self._hung and self.is_hung(queue[0].path):
+            self._parked.append((inode, queue, copy_context()))
+        elif queue:
             sync = queue.popleft()
             error = OSError(EIO, f"{sync.path}: the disk is broken") if self.is_dead(sync.path) else sync.error
             self.end_sync(inode, sync.mark, error)

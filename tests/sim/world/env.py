@@ -28,6 +28,7 @@ from kvstore.env.clock import Unjudged
 from kvstore.env.nursery import TaskNursery
 from tests.sim.trace import Trace
 from tests.sim.world.disk import DiskConfig, SimDisk
+from tests.sim.world.liveness import SimLiveness
 from tests.sim.world.loop import Process, ProcessDied, SimLoop
 from tests.sim.world.network import NetworkConfig, SimNetwork, SimTransport
 
@@ -120,6 +121,8 @@ class SimNode:
         self.disk = SimDisk(world.fork(f"disk/{name}"), world.disk_config, name=name, trace=world.trace)
         self.incarnation = 0
         self.process: Process | None = None
+        self.liveness: SimLiveness
+        """Of the process that runs, or ran last."""
         self._env: Env | None = None
         self._main: Main | None = None
         self._task: asyncio.Task[None] | None = None
@@ -174,6 +177,20 @@ class SimNode:
             self.clock.stand_still()
         self.world.loop.pause(self.process)
 
+    def block(self) -> None:
+        """Block the event loop of the process, until `resume`. Its other threads go on, and keep its session alive."""
+        assert self.process is not None
+        self.world.trace.event(self.name, "block")
+        self.process.blocked = True
+        self.world.loop.pause(self.process)
+        self.liveness.look()
+
+    def hang(self, path: str) -> None:
+        """Let no sync of files in the directory end until `self.disk.thaw()`; "" hangs the whole disk."""
+        self.disk.hang(path)
+        if self.is_running:
+            self.liveness.look()
+
     def resume(self) -> None:
         """Let it go on, as SIGCONT does."""
         assert self.process is not None
@@ -227,6 +244,9 @@ class SimNode:
         def fatal(message: str) -> NoReturn:
             world.fatal(self, process, message)
 
+        self.liveness = SimLiveness(world.loop, process, self.disk)
+        if self.disk.is_hung(""):
+            self.liveness.look()
         self._env = Env(
             clock=self.clock,
             random=world.fork(f"{self.name}/{self.incarnation}"),
@@ -235,6 +255,7 @@ class SimNode:
             nursery=TaskNursery(self.name, on_error=world.task_failed, context=process.context),
             fatal=fatal,
             starved=self._starved(),
+            liveness=self.liveness,
         )
         return self._env
 

@@ -56,13 +56,18 @@ class ProcessDied(BaseException):
 class Process:
     """One incarnation of a node."""
 
-    __slots__ = ("__weakref__", "alive", "context", "name", "number", "on_death", "paused", "queued", "ready", "tasks")
+    __slots__ = (
+        *("__weakref__", "alive", "blocked", "context", "name", "number"),
+        *("on_death", "paused", "queued", "ready", "tasks"),
+    )
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
         self.alive = True
         self.paused = False
+        self.blocked = False
+        """Paused only in its event loop: its other threads, and so its metadata session, go on."""
         self.ready: deque[asyncio.Handle] = deque()
         self.queued = False
         """In the loop's list of runnable processes, or barred from it."""
@@ -171,7 +176,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def resume(self, process: Process) -> None:
         """Let `process` go on as SIGCONT does."""
-        process.paused = False
+        process.paused = process.blocked = False
         if process.alive:
             process.queued = False
             if process.ready:

@@ -230,7 +230,7 @@ class SimMetadata:
             return
         now = self.loop.time()
         for client in self.clients:
-            if client.is_alive and not client.is_paused and client.connection is not None and client.connection.is_open:
+            if client.is_alive and not client.is_silent and client.connection is not None and client.connection.is_open:
                 self._last_heard[client.connection.session] = now
         for session, heard in list(self._last_heard.items()):
             if now - heard > self.config.session_timeout_s:

@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
 from kvstore.meta.memory import Generations
@@ -35,6 +36,8 @@ class SimStore:
         self.connection: Connection | None = None
         self.connections: list[Connection] = []
         """All that the server may still hear from."""
+        self.liveness: Liveness = UNWATCHED
+        """What the session depends on, from when the process says so."""
         self.seen = 0
         """The last transaction that this client knows the effects of."""
         if self._process is not None:
@@ -50,8 +53,19 @@ class SimStore:
         return not self._is_closed and (self._process is None or self._process.alive)
 
     @property
-    def is_paused(self) -> bool:
-        return self._process is not None and self._process.paused
+    def is_silent(self) -> bool:
+        """Return True while nothing pings: the process is stopped as a whole, or its watchdog has ended the session."""
+        if self._process is not None and self._process.paused and not self._process.blocked:
+            return True
+        return bool(self.liveness.failure)
+
+    # docs/protocol.md P45
+    def give_up(self) -> bool:
+        """End the session, for the watchdog: whatever the event loop does."""
+        session = self.server_session
+        if session and self._server.reaches(self) and not self._server.is_frozen:
+            self._server.close_session(session)
+        return True
 
     @property
     def server_session(self) -> int:
@@ -192,7 +206,9 @@ class SimStore:
         self._is_trying = False
         if self._is_closed or self.connection is not None:
             return
-        if not self._server.reaches(self) or self._server.is_frozen:
+        if self.liveness.failure:
+            self._become(SessionState.LOST, 0)
+        if self.liveness.failure or not self._server.reaches(self) or self._server.is_frozen:
             self._try_soon(self._server.random.uniform(*self._server.config.retry_s))
             return
         self._is_trying = True
@@ -200,7 +216,7 @@ class SimStore:
 
     def _enter(self) -> None:
         self._is_trying = False
-        if self._is_closed or not self._server.reaches(self) or self._server.is_frozen:
+        if self._is_closed or self.liveness.failure or not self._server.reaches(self) or self._server.is_frozen:
             self._try_soon(self._server.random.uniform(*self._server.config.retry_s))
             return
         connection = self._server.accept(self, self._session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.meta.address import Kind
-from tests.cluster.test_hanging import (
+from tests.cluster.hanging.test_hanging import (
     cluster,
     started,
     test_others_lead_within_ten_seconds_when_a_disk_hangs,

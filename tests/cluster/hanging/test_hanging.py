@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.meta.address import Kind
-from tests.cluster.hanging import blocked_loop, frozen, may_freeze, mounted
+from tests.cluster.hanging.faults import blocked_loop, frozen, may_freeze, mounted
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_kill import Counter, counting, wait_going_on, wait_led_for_good
 

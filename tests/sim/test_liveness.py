@@ -1,0 +1,37 @@
+"""Nodes that hang in part, in the simulation: stories, and faults among others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.sim.run import run
+from tests.sim.stories.scenarios import Story, knobs, play
+from tests.sim.stories.stories_of_liveness import (
+    directory_of_two_that_hangs,
+    leader_whose_disk_hangs,
+    leader_whose_loop_is_blocked,
+)
+from tests.sim.strikes.knobs import hinted
+
+pytestmark = pytest.mark.sim
+
+
+# docs/protocol.md P45
+@pytest.mark.parametrize("story", [leader_whose_loop_is_blocked, leader_whose_disk_hangs])
+@pytest.mark.parametrize("seed", range(3))
+def test_others_write_in_time_when_a_leader_hangs(story: Story, seed: int) -> None:
+    play(story, knobs(), seed)
+
+
+# docs/protocol.md B24
+@pytest.mark.parametrize("seed", range(3))
+def test_bookie_gives_one_directory_up_when_its_disk_hangs(seed: int) -> None:
+    play(directory_of_two_that_hangs, replace(knobs(), directories=2), seed)
+
+
+# docs/protocol.md P45
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_lost_when_nodes_hang_among_other_faults(seed: int) -> None:
+    run(seed, hinted(seed, ("blocked_loop", "hung_disk", "kill_leader", "metadata_cut"), {"chaos_s": 15.0}))
