@@ -41,7 +41,8 @@ def test_silent_leader_is_deposed_by_a_majority_alone(replicas: int, sights: dic
     ("others", "sights", "registered", "gone"),
     [
         ([], {}, [], True),  # two replicas: there is nobody to ask
-        ([B], {B: Sight(0.01, reaches_me=False)}, [B], True),  # its link broke a moment ago
+        ([B], {B: Sight(0.01, reaches_me=True)}, [B], True),  # its link broke a moment ago
+        ([B], {B: CUT_OFF_FROM_ME}, [B], False),  # nobody would reach the asker
         ([B], {B: HEARS}, [B], False),
         ([B], {}, [B], False),  # it lives and does not answer: this replica may be the one that is cut off
         ([B], {}, [], True),  # it has no session
