@@ -11,7 +11,6 @@ from kvstore.partition.election import deposing
 from kvstore.partition.election.candidate_fitness import CandidateFitness
 from kvstore.partition.election.deposing import CONFIRM_S
 from kvstore.partition.election.peer_replicas import PeerReplicas
-from kvstore.partition.election.role_machine import Role, RoleMachine
 from kvstore.server.peer import link, reach
 from tests.sim.breakages.catalogue import mutant
 from tests.sim.stories.stories_of_reach import (
@@ -19,7 +18,6 @@ from tests.sim.stories.stories_of_reach import (
     candidate_without_inodes,
     leader_that_nobody_reaches,
     leader_that_one_does_not_reach,
-    leader_without_inodes,
     observers_that_stand_still,
     successor_that_few_reach,
 )
@@ -35,9 +33,7 @@ def _one_deposes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(deposing, "is_gone", lambda others, sights, registered: True)
 
 
-@mutant(
-    "an observer believes what it measured before it stood still", story=observers_that_stand_still, session_s=600.0
-)
+@mutant("what was measured before a standstill counts", story=observers_that_stand_still, session_s=600.0)
 def _standstill_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reach, "STOOD_STILL_S", inf)
     patch.setattr(link, "STOOD_STILL_S", inf)
@@ -63,14 +59,3 @@ def _unwritable_stands(patch: pytest.MonkeyPatch) -> None:
         return ""
 
     patch.setattr(CandidateFitness, "_trouble", no_trouble)
-
-
-@mutant("a leader that failed stands again at once", story=leader_without_inodes, lead_back_s=1.0)
-def _failed_stands(patch: pytest.MonkeyPatch) -> None:
-    stand_back = RoleMachine._stand_back
-
-    def stand_at_once(self: RoleMachine, now: float, *, has_failed: bool) -> Any:
-        was_serving = self.role is Role.SERVING
-        return stand_back(self, now, has_failed=has_failed and not was_serving)
-
-    patch.setattr(RoleMachine, "_stand_back", stand_at_once)

@@ -70,8 +70,8 @@ async def observers_that_stand_still(stage: Stage) -> None:
 
 
 async def candidate_that_nobody_reaches(stage: Stage) -> None:
-    """The leader dies, and the replica that stands first cannot be reached: the third one leads, once the leader's session
-    has ended, because only the unreachable replica could confirm that the leader is gone."""
+    """The leader dies, and the replica that stands first cannot be reached: the third one leads, once the leader's
+    session has ended, because only the unreachable replica could confirm that the leader is gone."""
     first = await led_by_preferred(stage)
     hide(stage, first, stage.others(first), refuses=False)
     second = await stage.until_led_by_another(first)
