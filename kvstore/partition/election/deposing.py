@@ -48,7 +48,8 @@ class Sight:
     unheard_s: float | None
     """Seconds for which it has not heard the leader; None if it hears it, or cannot tell."""
     reaches_me: bool
-    """True if it reaches the replica that asked, at that one's own address."""
+    """True if it reaches the replica that asked, at that one's own address: it has just tried, or, if it was not to
+    try, it knows nothing to the contrary."""
 
     def encode(self) -> bytes:
         return orjson.dumps([self.unheard_s, self.reaches_me])
@@ -77,13 +78,15 @@ def may_depose(replicas: int, sights: Mapping[ServerId, Sight]) -> bool:
 
 
 def is_gone(others: Collection[ServerId], sights: Mapping[ServerId, Sight], registered: Collection[ServerId]) -> bool:
-    """Return True if a leader whose address refuses this replica's connections is gone. `others`: all replicas but the
-    leader and this one; `registered`: the servers whose replicas have a session.
+    """Return True if a replica whose connections the leader's address refuses may take its place. `others`: all
+    replicas but the leader and this one; `registered`: the servers whose replicas have a session.
 
-    Every other replica must say that it does not hear the leader either; one without a session has nothing to say.
+    Every other replica must say that it does not hear the leader either; one without a session has nothing to say. Most
+    of those that answer must reach the asking replica.
     """
     confirming = {server for server, sight in sights.items() if sight.unheard_s is not None}
-    return all(server in confirming or server not in registered for server in others)
+    is_reached = 2 * sum(sight.reaches_me for sight in sights.values()) >= len(sights)
+    return is_reached and all(server in confirming or server not in registered for server in others)
 
 
 class LeaderWatch:
@@ -135,7 +138,7 @@ class LeaderWatch:
             leader, must_reach_back = orjson.loads(body)
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"expected [leader, bool] in {SEES}, got {body!r}") from error
-        reaches = bool(must_reach_back) and await self._reaches(asker)
+        reaches = await self._reaches(asker) if must_reach_back else (self._peers.unheard_s(asker) or 0.0) < CONFIRM_S
         return Sight(self._unheard_s(ServerId(leader)), reaches).encode()
 
     def _note_unanswered(self, asked_at: float) -> None:

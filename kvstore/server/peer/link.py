@@ -336,6 +336,12 @@ class Link:
 
 
 # docs/protocol.md P40
+def heard_at(link: Link, now: float) -> float:
+    """Return when the other side of a link that is lost was last heard; now, if this process has just stood still."""
+    return link.heard_at if now - link._swept_at <= STOOD_STILL_S else now
+
+
+# docs/protocol.md P40
 def silent_s(link: Link, now: float) -> float | None:
     """Return for how many seconds the other side has owed an answer and sent nothing, not even the echo of a ping; None
     if that is not long, if it owes nothing, or if this process has just stood still."""

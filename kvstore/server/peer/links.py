@@ -13,7 +13,7 @@ from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PeerRefus
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.lanes import Lanes
-from kvstore.server.peer.link import Link, silent_s
+from kvstore.server.peer.link import Link, heard_at, silent_s
 from kvstore.server.peer.proof import Credentials
 from kvstore.server.peer.reach import LOOK_S, Reach
 from kvstore.server.routing.dispatch import Dispatcher
@@ -160,7 +160,8 @@ class PeerLinks:
         if self._links.get(link.server) is link:
             del self._links[link.server], self.lanes[link.server]
             self.lost_links += 1
-            if self._reach.lost(link.server, link.heard_at, self.now()):
+            now = self.now()
+            if self._reach.lost(link.server, heard_at(link, now), now):
                 asyncio.get_running_loop().call_later(self.beat.delay_s(LOOK_S), self._look)
 
     # docs/protocol.md V3

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
-from kvstore.errors import InvalidRequest
-from kvstore.partition.election.deposing import CONFIRM_S, Sight, is_gone, may_depose
-from kvstore.types import ServerId
+from kvstore.env.real import real_env
+from kvstore.errors import InvalidRequest, OutcomeUnknown
+from kvstore.meta.memory import MemoryStore
+from kvstore.partition.election import deposing
+from kvstore.partition.election.deposing import CONFIRM_S, SEES, LeaderWatch, Sight, is_gone, may_depose
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.peer_replicas import HOLD, PeerReplicas
+from kvstore.partition.election.ranking import LeaderRecord
+from kvstore.partition.election.role_events import LeaderLost
+from kvstore.types import PartitionId, ServerId
+from tests.waiting import PATIENCE_S
 
+P1 = PartitionId("p1")
+ME, LEADER = ServerId("me"), ServerId("leader")
 B, C, D = ServerId("b"), ServerId("c"), ServerId("d")
 AGREES = Sight(CONFIRM_S, reaches_me=True)
 HEARS = Sight(None, reaches_me=True)
@@ -41,7 +54,8 @@ def test_silent_leader_is_deposed_by_a_majority_alone(replicas: int, sights: dic
     ("others", "sights", "registered", "gone"),
     [
         ([], {}, [], True),  # two replicas: there is nobody to ask
-        ([B], {B: Sight(0.01, reaches_me=False)}, [B], True),  # its link broke a moment ago
+        ([B], {B: Sight(0.01, reaches_me=True)}, [B], True),  # its link broke a moment ago
+        ([B], {B: CUT_OFF_FROM_ME}, [B], False),  # nobody would reach the asker
         ([B], {B: HEARS}, [B], False),
         ([B], {}, [B], False),  # it lives and does not answer: this replica may be the one that is cut off
         ([B], {}, [], True),  # it has no session
@@ -60,3 +74,38 @@ def test_sight_survives_the_wire_and_garbage_is_refused() -> None:
     for garbage in (b"", b"1", b"[1]", b'["x", true]', b"{}"):
         with pytest.raises(InvalidRequest, match="expected"):
             Sight.decode(garbage)
+
+
+class Wedged:
+    """A leader whose link echoes pings and whose replica answers nothing, and another replica that agrees."""
+
+    def unheard_s(self, server: ServerId) -> float | None:
+        return None
+
+    async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        if method == HOLD:
+            await asyncio.sleep(timeout_s)
+            raise OutcomeUnknown(f"{server} did not answer {method}")
+        assert (server, method) == (B, SEES)
+        return AGREES.encode()
+
+
+# docs/protocol.md P40
+async def test_leader_that_answers_nothing_on_a_living_link_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deposing, "HOLD_PATIENCE_S", 0.1)
+    monkeypatch.setattr(deposing, "UNHEARD_S", 0.05)
+    env, store, peers = real_env(tmp_path), MemoryStore(), Wedged()
+    claims = Claims(store, P1, LEADER)
+    await claims.prepare()
+    record = LeaderRecord(LEADER, 1, "nonce")
+    assert await claims.claim(record)
+    replicas = PeerReplicas(env, P1, ME, peers, lambda: (LEADER, B, ME))  # type: ignore[arg-type]
+    lost: asyncio.Future[LeaderLost] = asyncio.get_running_loop().create_future()
+    watch = LeaderWatch(env, P1, ME, peers, replicas, claims, lambda event: lost.done() or lost.set_result(event))  # type: ignore[arg-type]
+    running = env.nursery.spawn(watch.run(lambda: LEADER, asyncio.sleep), name="watch")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await lost == LeaderLost(record, await claims.term())
+    running.cancel()
+    await env.nursery.close()

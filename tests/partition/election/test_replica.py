@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,21 @@ async def test_only_the_process_that_is_meant_says_that_it_is_ready_to_lead(
             with pytest.raises(Unavailable, match="not ready to lead"):
                 await world.replica.answer(OTHER, PREPARE, asked)
         assert prepared == [P1] * is_ready
+
+
+# docs/protocol.md P26, P41
+@pytest.mark.parametrize("is_planned", [True, False])
+async def test_replica_that_cannot_write_refuses_the_lead(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_planned: bool
+) -> None:
+    async def no_inodes() -> str:
+        return "no inodes are free"
+
+    sick = replace(world.env, writable=no_inodes)
+    monkeypatch.setattr(world.replica._candidate_fitness, "_env", sick)
+    asked = Prepare(OTHER, world.replica._nonce, Seq(0), is_planned).encode()
+    with pytest.raises(Unavailable, match="me is not fit to lead: no inodes are free"):
+        await world.replica.answer(OTHER, PREPARE, asked)
 
 
 async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> None:

@@ -32,10 +32,19 @@ OTHER_KEY = b"r2"
 Story = Callable[["Stage"], Coroutine[Any, Any, None]]
 
 
-def knobs(*, lease_ms: int = 500, roll_entries: int = 250_000, retention_ms: int = 0, **more: Any) -> Knobs:
+def knobs(
+    *,
+    lease_ms: int = 500,
+    roll_entries: int = 250_000,
+    retention_ms: int = 0,
+    session_s: float = QUIET.session_s,
+    **more: Any,
+) -> Knobs:
     """Calm ones, of one partition on three nodes."""
     partition = PartitionConfig(lease_ms=lease_ms, flush_s=0.5, trim_s=1.0, retention_ms=retention_ms, **more)
-    return replace(QUIET, partition=partition, log=LogConfig(roll_entries=roll_entries, check_every_s=0.3))
+    return replace(
+        QUIET, session_s=session_s, partition=partition, log=LogConfig(roll_entries=roll_entries, check_every_s=0.3)
+    )
 
 
 def play(story: Story, chosen: Knobs, seed: int = 1) -> SimWorld:

@@ -1,0 +1,61 @@
+"""Breakages of the rules by which leaders are deposed and candidates are fit (docs/protocol.md, P25, P40, P41)."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from kvstore.partition.election import deposing
+from kvstore.partition.election.candidate_fitness import CandidateFitness
+from kvstore.partition.election.deposing import CONFIRM_S
+from kvstore.partition.election.peer_replicas import PeerReplicas
+from kvstore.server.peer import link, reach
+from tests.sim.breakages.catalogue import mutant
+from tests.sim.stories.stories_of_reach import (
+    candidate_that_nobody_reaches,
+    candidate_without_inodes,
+    leader_that_nobody_reaches,
+    leader_that_one_does_not_reach,
+    observers_that_stand_still,
+    successor_that_few_reach,
+)
+
+
+@mutant("nobody deposes", story=leader_that_nobody_reaches, lead_back_s=1.0)
+def _nobody_deposes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(deposing, "may_depose", lambda replicas, sights: False)
+
+
+@mutant("one observer deposes", story=leader_that_one_does_not_reach)
+def _one_deposes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(deposing, "is_gone", lambda others, sights, registered: True)
+
+
+@mutant("what was measured before a standstill counts", story=observers_that_stand_still, session_s=600.0)
+def _standstill_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reach, "STOOD_STILL_S", inf)
+    patch.setattr(link, "STOOD_STILL_S", inf)
+
+
+@mutant("whoever asks may depose, reached or not", story=successor_that_few_reach, lead_back_s=1.0)
+def _unreached_deposes(patch: pytest.MonkeyPatch) -> None:
+    def may_depose(replicas: int, sights: Any) -> bool:
+        unheard = 1 + sum((sight.unheard_s or 0.0) >= CONFIRM_S for sight in sights.values())
+        return unheard >= replicas // 2 + 1
+
+    patch.setattr(deposing, "may_depose", may_depose)
+
+
+@mutant("a candidate that nobody reaches stands", story=candidate_that_nobody_reaches, lead_back_s=1.0)
+def _unreached_stands(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PeerReplicas, "says_unreached", lambda self, asker: b"")
+
+
+@mutant("a candidate that cannot write stands", story=candidate_without_inodes, lead_back_s=1.0)
+def _unwritable_stands(patch: pytest.MonkeyPatch) -> None:
+    async def no_trouble(self: CandidateFitness) -> str:
+        return ""
+
+    patch.setattr(CandidateFitness, "_trouble", no_trouble)
