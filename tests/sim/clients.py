@@ -13,7 +13,7 @@ from kvstore.partition.state.commands import Code, Op, RequestId
 from kvstore.partition.state.traits import APPLIES_NOTHING
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
-from tests.sim.calls import Call, Doors, Frame, is_answer
+from tests.sim.asking.calls import Call, Doors, Frame, is_answer
 from tests.sim.judges.operations import Operation, Recorder, Status
 from tests.sim.judges.probes import declare, probe
 from tests.sim.world.network import SimNetwork
@@ -83,12 +83,33 @@ class Worker:
     async def do_all(
         self, ops: Sequence[Op], *, with_id: bool = True, partition: PartitionId | None = None
     ) -> list[Operation]:
-        """The same for several operations, which are first sent together. Retries are sent one by one."""
+        """The same for several operations: they are sent together, and so is what of them is sent again."""
         begun = [self._begin(op, with_id, partition) for op in ops]
-        calls = self._send(begun)
-        firsts = await asyncio.gather(*(self._answer(call) for call in calls))
-        await asyncio.gather(*(self._finish(each, first) for each, first in zip(begun, firsts, strict=True)))
+        left = [_Attempts(each) for each in begun]
+        for attempt in range(self.attempts_max):
+            if attempt:
+                await asyncio.sleep(self.random.expovariate(1 / 0.05))
+            calls = self._send([each.operation for each in left])
+            await asyncio.gather(*(self._take(*each) for each in zip(left, calls, strict=True)))
+            left = [each for each in left if each.operation.status is Status.OPEN]
+            if not left:
+                break
+        for each in left:
+            self._end(each.operation, *each.abandoned())
         return begun
+
+    async def _take(self, attempts: _Attempts, call: Call) -> None:
+        result = await self._answer(call)
+        if isinstance(result, StoreError):
+            attempts.operation.errors.append((result, self._loop.time()))
+        status = attempts.status_after(result)
+        if status is not Status.OPEN:
+            self._end(attempts.operation, status, result)
+
+    def _end(self, operation: Operation, status: Status, result: Any) -> None:
+        self._cluster.recorder.end(operation, status, result, self._loop.time())
+        if operation.request is not None:
+            self.identity.done(operation.request)
 
     def _begin(self, op: Op, with_id: bool, partition: PartitionId | None) -> Operation:
         request = None
@@ -97,41 +118,6 @@ class Worker:
             op = (*op[:place], request, *op[place + 1 :])
         where = partition or self.ring.partition_of(op[1])
         return self._cluster.recorder.begin(self.name, op, where, self._loop.time(), request, is_keyed=not partition)
-
-    async def _finish(self, operation: Operation, first: Any) -> None:
-        status, result = await self._attempts(operation, first)
-        self._cluster.recorder.end(operation, status, result, self._loop.time())
-        if operation.request is not None:
-            self.identity.done(operation.request)
-
-    async def _attempts(self, operation: Operation, result: Any) -> tuple[Status, Any]:
-        """How the operation ended; `result` is that of its first submission."""
-        was_unknown = False
-        for attempt in range(self.attempts_max):
-            if attempt:
-                await asyncio.sleep(self.random.expovariate(1 / 0.05))
-                result = await self._attempt(operation)
-            if isinstance(result, StoreError):
-                operation.errors.append((result, self._loop.time()))
-            if isinstance(result, OutcomeUnknown):
-                probe("client.unknown")
-                was_unknown = True
-                if operation.is_write and operation.request is None:
-                    break
-            elif isinstance(result, Retryable):
-                continue
-            elif isinstance(result, Refused) and was_unknown:
-                break  # a refused retry says nothing of what was sent before
-            elif isinstance(result, StoreError) and not is_answer(result):
-                return (Status.INFO if was_unknown else Status.FAIL), result
-            else:
-                if was_unknown:
-                    probe("client.retried_after_unknown")
-                return Status.OK, result
-        if was_unknown and operation.is_write:
-            probe("client.abandoned")
-            return Status.INFO, result
-        return Status.FAIL, result
 
     async def _attempt(self, operation: Operation) -> Any:
         """The result or the StoreError of one submission."""
@@ -158,6 +144,39 @@ class Worker:
             self.ring = answer.ring
         call.operation.floor = answer.floor
         return answer.result
+
+
+class _Attempts:
+    """The submissions of one operation."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self._was_unknown = False
+        self._result: Any = None
+
+    def status_after(self, result: Any) -> Status:
+        """How the operation has ended with this answer; OPEN if it is safe to send it again."""
+        operation, self._result = self.operation, result
+        if isinstance(result, OutcomeUnknown):
+            probe("client.unknown")
+            self._was_unknown = True
+            return self.abandoned()[0] if operation.is_write and operation.request is None else Status.OPEN
+        if isinstance(result, Retryable):
+            return Status.OPEN
+        if isinstance(result, Refused) and self._was_unknown:
+            return self.abandoned()[0]  # a refused retry says nothing of what was sent before
+        if isinstance(result, StoreError) and not is_answer(result):
+            return Status.INFO if self._was_unknown else Status.FAIL
+        if self._was_unknown:
+            probe("client.retried_after_unknown")
+        return Status.OK
+
+    def abandoned(self) -> tuple[Status, Any]:
+        """How the operation ends when it is not sent again."""
+        if self._was_unknown and self.operation.is_write:
+            probe("client.abandoned")
+            return Status.INFO, self._result
+        return Status.FAIL, self._result
 
 
 # docs/protocol.md P13
