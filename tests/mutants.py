@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tests.bookie import mutants as bookies
-from tests.sim.breakages import catalogue, caught_wal, mutants_repair, mutants_wal
+from tests.sim.breakages import catalogue, caught_wal, mutants_answers, mutants_repair, mutants_wal
 from tests.sim.breakages import mutants as clusters
 
 SEEDS = range(60)
@@ -50,6 +50,7 @@ class Layer:
 
 
 def _names_of_clusters() -> list[str]:
+    assert mutants_answers.BUSY  # importing it has filled the catalogue
     first = clusters.ELEVEN
     return [*first, *sorted(catalogue.MUTANTS.keys() - set(first))]
 

@@ -13,7 +13,7 @@ from kvstore.partition.state.commands import Code, Op, RequestId
 from kvstore.partition.state.traits import APPLIES_NOTHING
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
-from tests.sim.calls import Call, Doors, Frame, is_answer
+from tests.sim.asking.calls import Call, Doors, Frame, is_answer
 from tests.sim.judges.operations import Operation, Recorder, Status
 from tests.sim.judges.probes import declare, probe
 from tests.sim.world.network import SimNetwork

@@ -20,6 +20,7 @@ from kvstore.env.secret import ClusterSecret
 from kvstore.errors import ConfigError, MetadataError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.history import verifier
 from kvstore.meta.store import MetadataStore
+from kvstore.partition.leading import evaluate, range_delete
 from kvstore.partition.partition import Partition
 from kvstore.server import app, composition
 from kvstore.server.config import NodeConfig, Role
@@ -289,4 +290,13 @@ def small_journals(knobs: Knobs) -> Iterator[None]:
 
         patch.setattr(composition, "BookieConfig", small)
         patch.setattr(verifier, "RAISE_S", RAISE_S)
+        yield
+
+
+@contextmanager
+def short_ranges(knobs: Knobs) -> Iterator[None]:
+    """Let deletes of ranges take several entries where the knobs say so."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (range_delete, evaluate):
+            patch.setattr(module, "RANGE_KEYS_MAX", knobs.range_keys)
         yield

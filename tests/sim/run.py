@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from time import process_time
 from typing import Any
 
+from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.partition.state import commands
 from tests.sim.clients import Identity, Worker
 from tests.sim.clocks.lodgers import Lodgers
@@ -26,7 +27,7 @@ from tests.sim.judges import checks, probes
 from tests.sim.judges.operations import Status
 from tests.sim.judges.reach import PATHS, asked
 from tests.sim.judges.roads import ROADS, counting
-from tests.sim.nodes import small_journals
+from tests.sim.nodes import short_ranges, small_journals
 from tests.sim.spaces.tenants import Tenants, check_counts, drawn, metering
 from tests.sim.strikes.faults import FAULTS, Chaos, has_failed_directory
 from tests.sim.strikes.knobs import Knobs, draw, hinted, perhaps_older, perhaps_split
@@ -104,6 +105,8 @@ def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
 def _drawn(world: SimWorld) -> Knobs:
     knobs = perhaps_split(draw(world.fork("knobs"), sorted(FAULTS)), world.fork("split"))
     knobs = perhaps_older(knobs, world.fork("older"))
+    random = world.fork("ranges")
+    knobs = replace(knobs, range_keys=random.choice((2, RANGE_KEYS_MAX, RANGE_KEYS_MAX)))
     random = world.fork("spaces")  # older servers know of no namespaces
     return replace(knobs, spaces=drawn(random)) if random.random() < SPACES_SHARE and not knobs.older else knobs
 
@@ -111,8 +114,9 @@ def _drawn(world: SimWorld) -> Knobs:
 async def _guarded(world: SimWorld, outcome: Outcome) -> None:
     """The scenario, ended at once when a rule is broken."""
     cluster = Cluster(world, outcome.knobs)
+    small = small_journals(outcome.knobs), short_ranges(outcome.knobs)
     meters = metering(cluster) if outcome.knobs.spaces else nullcontext()
-    with watching(cluster.logbook, cluster.rules), counting(ROADS | PATHS), small_journals(outcome.knobs), meters:
+    with watching(cluster.logbook, cluster.rules), counting(ROADS | PATHS), small[0], small[1], meters:
         await until_broken(cluster, scenario(cluster, outcome))
 
 

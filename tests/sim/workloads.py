@@ -14,8 +14,8 @@ from typing import Any
 
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Level
+from tests.sim.asking.explorers import Explorer
 from tests.sim.clients import Identity, Population, Worker
-from tests.sim.explorers import Explorer
 from tests.sim.judges.operations import Status
 
 ACCOUNTS = 4
@@ -35,7 +35,7 @@ class Load:
     banks: int = 2
     readers: int = 2
     explorers: int = 2
-    """Users of every operation: tests/sim/explorers.py."""
+    """Users of every operation: tests/sim/asking/explorers.py."""
     lodgers: int = 1
     """Users whose keys have a time to live: tests/sim/clocks/lodgers.py."""
     pause_s: float = 0.03

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.breakages import catalogue
+from tests.sim.breakages import catalogue, mutants_answers
 from tests.sim.breakages.catalogue import MUTANTS, broken, noticed
 from tests.sim.breakages.mutants import ELEVEN
 
 SEEDS = range(20)
+ANSWERS = ("columns follow the engine alone", "lost writes are told as refused", "RETURN_OLD answers nothing")
+"""Of the breakages of answers, those that `make test` plays: one of the fast paths, of a refusal and of a result."""
 pytestmark = [pytest.mark.sim]
 
 
@@ -24,7 +26,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
-@pytest.mark.parametrize("name", ELEVEN)
+@pytest.mark.parametrize("name", [*ELEVEN, *ANSWERS])
 def test_a_breakage_is_noticed_and_only_that(name: str) -> None:
     found = noticed(name, SEEDS)
     assert found is not None, f"none of {len(SEEDS)} seeds noticed"
@@ -33,6 +35,7 @@ def test_a_breakage_is_noticed_and_only_that(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_each_breakage_finds_what_it_breaks(name: str) -> None:
+    assert mutants_answers.BUSY  # importing it has filled the catalogue
     with broken(name):
         pass
 

@@ -37,7 +37,8 @@ async def judge(cluster: Cluster, *, search: bool) -> None:
     for partition in cluster.partitions:
         states = LogStates(partition, cluster.logbook.log(partition))
         mine = [each for each in operations if each.partition == partition]
-        witness = Witness(states, tuple(each.prefix for each in knobs.spaces if each.ttl_ms))
+        prefixes = tuple(each.prefix for each in knobs.spaces if each.ttl_ms)
+        witness = Witness(states, prefixes, range_keys=knobs.range_keys)
         witness.check(mine)
         witness.check_nothing_else()
         check_banks(states)

@@ -168,6 +168,7 @@ PATHS: dict[str, Road] = {
     "a plain put is decided on among others": Road(Evaluator, "_put"),
     "a plain put with a request id is decided on among others": Road(Evaluator, "_put_once"),
     "a range is deleted": Road(Evaluator, "_delete_range"),
+    "a delete of a range goes on in the next entry": Road(evaluate, "RangeSink"),
     "an expired key is deleted for a reader": Road(Evaluator, "_reap"),
     "puts reach the leader together": Road(Partition, "submit_puts", _is_true),
     "puts are forwarded together": Road(Lanes, "add_puts"),

@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
+from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.partition.state.commands import Code, Level, Op, Record
 from kvstore.partition.state.entry import DELETE, NOTE, Mutation
 from tests.sim.judges.effects import Effects, deletes_between, is_deleted, keys_of
@@ -28,8 +29,11 @@ from tests.sim.judges.pages import page_fits
 class Witness:
     """Checks one partition's history against its log. `prefixes` are of namespaces that give keys a time to live."""
 
-    def __init__(self, states: LogStates, prefixes: tuple[bytes, ...] = ()) -> None:
-        self._states = states
+    def __init__(
+        self, states: LogStates, prefixes: tuple[bytes, ...] = (), *, range_keys: int = RANGE_KEYS_MAX
+    ) -> None:
+        """`range_keys`: up to so many keys a delete of a range is atomic."""
+        self._states, self._range_keys = states, range_keys
         self._effects = Effects(states, prefixes)
         self._done: set[int] = set()
         """Sequences of mutations that are known to be an operation's."""
@@ -142,15 +146,17 @@ class Witness:
 
     # docs/protocol.md P11
     def _place_of_delete_range(self, operation: Operation, floor: int) -> int:
-        """Where no key is left that was there before, and as many were deleted as were told."""
+        """Where no key is left, or of a long range none that was there before, and as many were deleted as was told."""
         _, start, end, _ = operation.op
         states, found = self._states, self._find(operation)
+        is_atomic = len(states.keys_between(start, end)) <= self._range_keys
         self._doubtful.append(operation)
         for seq in range(floor, states.end + 1) if operation.request is None else [found or 0]:
             if operation.request is not None:
                 self._expect_above(operation, seq, floor)
             counted = deletes_between(states, start, end, floor + 1, seq)
-            if counted >= operation.result and is_deleted(states, start, end, floor, seq):
+            since = seq if is_atomic else floor
+            if counted >= operation.result and is_deleted(states, start, end, since, seq):
                 return seq
         raise Wrong(f"{states.partition}: not all of the range was deleted, or less than was told: {operation}")
 
@@ -286,7 +292,8 @@ def _may_have_done(op: Op, mutation: Mutation, before: Record) -> bool:
         case Code.PUT:
             return bool(op[2] == mutation.value)
         case Code.INCREMENT:
-            return mutation.value == b"%d" % (int(before.value or 0) + op[2])
+            is_number = before.value.removeprefix(b"-").isdigit() or not before.value
+            return is_number and mutation.value == b"%d" % (int(before.value or 0) + op[2])
         case Code.APPEND:
             return bool(mutation.value == before.value + op[2])
         case Code.EXPIRE:

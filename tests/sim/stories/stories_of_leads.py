@@ -24,6 +24,7 @@ from tests.sim.world.loop import current_node
 
 COUNTER = b"c0"
 SENT_AGAIN_MAX = 40
+CONNECTIONS_MAX = 200
 
 
 async def retry_after_a_snapshot(stage: Stage) -> None:
@@ -66,6 +67,28 @@ async def successor_lags_behind(stage: Stage) -> None:
         assert stage.leader is leader, "P26 the lead is given to a replica that lacks what the leader has"
         assert (await stage.put(leader)).status is Status.OK
         assert leader.replica(P).state.epoch == epoch  # type: ignore[union-attr]
+
+
+async def fenced_with_a_write_under_way(stage: Stage) -> None:
+    """A write is stored on other bookies, and the leader does not receive their acknowledgements. Another replica takes
+    over, finds the write and keeps it. The former leader must not tell its client that the write was refused, nor that
+    a ledger is fenced (docs/protocol.md, P9)."""
+    old = stage.leader
+    await stage.put(old)
+    for other in stage.others(old):
+        stage.world.network.cut_one_way(other.name, old.name)
+    under_way = stage.spawn(stage.ask(commands.put(COUNTER, b"7"), old, timeout_s=60.0))
+    await asyncio.sleep(0.005)
+    stage.cluster.metadata.cut(old.name)
+    stage.unseat(old)
+    new = await stage.until_led_by_another(old)
+    await stage.put_until_done(new)
+    for _ in range(CONNECTIONS_MAX):  # what was held back on its way is lost, so that the leader sends the write again
+        stage.world.network.reset_random()
+    stage.world.network.heal()
+    stage.cluster.metadata.mend(old.name)
+    asked = await under_way
+    assert asked.status is Status.INFO, f"P9 the client heard {asked.result!r}"
 
 
 async def hand_over(stage: Stage, leader: Node, successor: Node) -> None:

@@ -11,6 +11,7 @@ from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import BookieConfig
 from kvstore.namespaces import Namespace
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 from tests.sim.workloads import Load
@@ -37,6 +38,8 @@ class Knobs:
     log: LogConfig = field(default_factory=LogConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     autorecovery: AutorecoveryConfig = field(default_factory=lambda: NO_AUDITOR)
+    range_keys: int = RANGE_KEYS_MAX
+    """Keys that one entry of a delete of a range may delete."""
     segment_bytes: int = 64 << 10
     reclaim_s: float = 5.0
     scrub_first_s: float = 600.0

@@ -41,6 +41,7 @@ class Explorer:
 
     def __init__(self, worker: Worker, value: Values, now: Callable[[], float]) -> None:
         self._worker, self._random, self._value, self._now = worker, worker.random, value, now
+        worker.timeout_s = self._random.choice((2.0, 2.0, 0.02))  # who gives up soon retries what is in flight
         self._tag = b"{x%d}" % self._random.randrange(2)
         self._versions: dict[bytes, int] = {}
         """Versions that it has seen, for conditions."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.stories.scenarios import knobs, play
-from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
+from tests.sim.stories.stories_of_leads import (
+    fenced_with_a_write_under_way,
+    retry_after_a_snapshot,
+    successor_lags_behind,
+)
 
 pytestmark = pytest.mark.sim
 
@@ -20,3 +24,9 @@ def test_retry_is_applied_once_when_leader_was_copied_by_snapshot(seed: int) -> 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_lead_is_kept_when_successor_has_not_caught_up(seed: int) -> None:
     play(successor_lags_behind, knobs(lead_back_s=100.0), seed)
+
+
+# docs/protocol.md P9
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_write_is_of_unknown_outcome_when_its_leader_was_fenced(seed: int) -> None:
+    play(fenced_with_a_write_under_way, knobs(lead_back_s=100.0), seed)
