@@ -21,7 +21,7 @@ LAYERS = (
     ("meta", "ring"),
     ("rpc",),
     ("access", "namespaces", "proto", "env", "config", "backoff"),
-    ("types", "errors", "limits", "places", "ranges", "versions"),
+    ("types", "errors", "limits", "os_errors", "places", "ranges", "versions"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's

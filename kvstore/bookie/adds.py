@@ -154,7 +154,7 @@ class Adds:
             self._door.shut(self)
 
     def _has(self, ledger: Ledger, entry: int, body: bytes) -> bool:
-        place, size = ledger.index.get(entry)
+        place, size = self._reader.place(ledger, entry)
         return bool(place) and size == len(body) and self._reader.body(ledger.id, entry, place, size) == body
 
     def synced(self, group: Group) -> None:

@@ -17,6 +17,7 @@ from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.scan import scan
 from kvstore.bookie.journal.segment import Segment
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +93,13 @@ def entries_in(segment: Segment) -> dict[int, EntryIndex]:
 
 
 def _read_what_can_be(segment: Segment) -> bytes:
-    """The segment's bytes, with zeroes where the disk gives none. Gives up what is left of a disk that fails again and
-    again: the event loop waits meanwhile."""
+    """Return the segment's bytes, with zeroes where the disk gives none. Skip what is left if the disk fails again and
+    again, because the event loop waits meanwhile. Raises OSError for an error that passes."""
     try:
         file = segment.handle
     except OSError as error:
+        if is_passing(error):
+            raise
         log.error("%s cannot be read: %s", segment.path, error)
         return b""
     parts, left, failed = list[bytes](), [(0, segment.end)], 0
@@ -105,6 +108,8 @@ def _read_what_can_be(segment: Segment) -> bytes:
         try:
             parts.append(file.read(at, size))
         except OSError as error:
+            if is_passing(error):
+                raise
             failed += 1
             if size > _SECTOR and failed < FAILED_READS_MAX:
                 half = (size // 2 + _SECTOR - 1) // _SECTOR * _SECTOR

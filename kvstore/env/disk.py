@@ -12,9 +12,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kvstore.env.ports import File
+from kvstore.env.ports import FILES_UNLIMITED, File
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs
 from kvstore.errors import ConfigError
+from kvstore.os_errors import SyncFailed
 
 LOCK_NAME = "LOCK"
 _HOLDER_BYTES = 32
@@ -63,7 +64,7 @@ class DirectoryFile:
         return os.fstat(self._fd).st_size
 
     def allocate(self, size: int) -> None:
-        """A shorter `size` changes nothing. Raises OSError (ENOSPC)."""
+        """Do nothing if `size` is shorter. Raises OSError."""
         if size > 0:
             os.posix_fallocate(self._fd, 0, size)
 
@@ -79,7 +80,10 @@ class DirectoryFile:
         self._under_way.append(sync)
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise SyncFailed(*error.args) from error
 
     def close(self) -> None:
         """The descriptor stays open until the syncs under way are done. A second call does nothing."""
@@ -145,6 +149,8 @@ class DirectoryDisk:
         fd = os.open(self.real_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, error.strerror, path) from error
         finally:
             os.close(fd)
 
@@ -152,6 +158,11 @@ class DirectoryDisk:
         """Return the bytes that are left for processes without privileges."""
         found = os.statvfs(self.real_path(path))
         return found.f_bavail * found.f_frsize
+
+    def free_files(self, path: str = "") -> int:
+        """Return the inodes that are left for processes without privileges."""
+        found = os.statvfs(self.real_path(path))
+        return found.f_favail if found.f_files else FILES_UNLIMITED
 
     def real_path(self, path: str) -> str:
         """Raises ValueError for a path that is not plainly below the root; "" is the root itself."""

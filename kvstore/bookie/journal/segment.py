@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvstore.bookie.journal import record
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
 from kvstore.env.ports import Disk, File
+from kvstore.os_errors import is_passing
 
 FILL_BYTES = 256 << 10
 """Zeroes written at a time. A file whose blocks were written once syncs about twice as fast as one only allocated."""
@@ -134,14 +135,20 @@ class Segment:
             if error is not None:
                 failed(error)
 
-        self.handle.submit_sync(on_synced)
+        try:
+            self.handle.submit_sync(on_synced)
+        except OSError as error:
+            failed(error)
         return size
 
     def read_body(self, offset: int, size: int, *, ledger: int, entry: int) -> bytes | None:
-        """The body of the record at `offset`, whose body has `size` bytes; None if it is not what was written."""
+        """Return the body of the record at `offset`, which has `size` bytes; None if it is not what was written. Raises
+        OSError for an error that passes, which says nothing about the record."""
         try:
             data = self.handle.read(offset, RECORD_HEADER_SIZE + size)
-        except OSError:
+        except OSError as error:
+            if is_passing(error):
+                raise
             return None
         head = record.decode_record_head(data, 0, seed=self.seed, offset=offset)
         if head is None or (head.size, head.ledger, head.entry) != (size, ledger, entry):

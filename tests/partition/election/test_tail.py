@@ -14,6 +14,7 @@ import pytest
 from kvstore.errors import LedgerDeleted
 from kvstore.partition.election import tail
 from kvstore.partition.election.tail import Tail
+from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.one_partition import P1
@@ -45,7 +46,7 @@ async def test_a_ledger_that_somebody_has_deleted_is_told_once_and_no_state_is_g
     async def install() -> None:
         raise AssertionError("another's state is installed")
 
-    logs, state = Torn(), cast(Any, SimpleNamespace(is_whole=True, position=None))
+    logs, state = Torn(), cast(Any, SimpleNamespace(is_whole=True, position=None, engine=MemoryEngine()))
     following = asyncio.create_task(Tail(P1, state, cast(Any, logs), install).run())
 
     async def is_tried_often() -> bool:
