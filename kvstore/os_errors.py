@@ -89,7 +89,7 @@ _WORDS = {
     **dict.fromkeys(_numbers("ESTALE", "ETIMEDOUT"), "the file server does not answer for the file"),
     **_SHORTAGE,
 }
-NO_INODES = "no inodes are left, although bytes are free"
+NO_INODES = "no inodes are free, although bytes are"
 
 CORRUPTION = errno.EBADMSG
 """The errno that stands for RocksDB's `Corruption`: a file holds other bytes than were written."""

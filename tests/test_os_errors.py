@@ -90,7 +90,7 @@ def test_an_operator_reads_the_reason_and_the_path() -> None:
 
     assert said("EDQUOT") == "the disk quota is exceeded: /data/journal"
     assert said("ENOSPC") == "no space is left: /data/journal"
-    assert said("ENOSPC", has_inodes=False) == "no inodes are left, although bytes are free: /data/journal"
+    assert said("ENOSPC", has_inodes=False) == "no inodes are free, although bytes are: /data/journal"
     assert said("EFBIG") == "a file would exceed the largest size allowed (`ulimit -f`): /data/journal"
     assert said("EROFS") == "the file system is read-only: /data/journal"
     assert said("EIO") == "the disk reports an I/O error: /data/journal"

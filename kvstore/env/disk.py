@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,9 +17,12 @@ from msgspec import Struct
 from kvstore.env.ports import FILES_UNLIMITED, File
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs
 from kvstore.errors import ConfigError
-from kvstore.os_errors import SyncFailed
+from kvstore.os_errors import SyncFailed, reason_of
 
 LOCK_NAME = "LOCK"
+PROBE_NAME = "write-probe"
+"""The file by which a directory is probed. One that a crash leaves is removed by the next probe."""
+PROBE_BYTES = 512
 _HOLDER_BYTES = 32
 _FILE_MODE = 0o640
 _DIRECTORY_MODE = 0o750
@@ -164,6 +169,17 @@ class DirectoryDisk:
         found = os.statvfs(self.real_path(path))
         return found.f_favail if found.f_files else FILES_UNLIMITED
 
+    def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
+        """In a thread of its own, which a disk that hangs keeps, and no end of this process waits for."""
+        loop, real = asyncio.get_running_loop(), self.real_path(path)
+
+        def probe() -> None:
+            error = _probe(real)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done, error)
+
+        threading.Thread(target=probe, name="write probe", daemon=True).start()
+
     def real_path(self, path: str) -> str:
         """Raises ValueError for a path that is not plainly below the root; "" is the root itself."""
         if not path:
@@ -177,6 +193,34 @@ class DirectoryDisk:
     def close(self) -> None:
         """Free what syncs are done with. For processes that end, this is done by their end."""
         self._syncs.close()
+
+
+def write_and_remove(path: str, size: int) -> None:
+    """Create a file of `size` bytes, sync it and remove it. Blocks. Raises OSError. Only a trial finds a quota, a limit
+    on the size of a file, and a file system that has become read-only."""
+    if os.path.lexists(path):
+        os.unlink(path)  # only a new file shows that an inode is free
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        os.pwrite(fd, bytes(min(size, PROBE_BYTES)), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def _probe(directory: str) -> OSError | None:
+    """Return why no file can be written to the directory, its text for an operator, or None. Blocks."""
+    try:
+        write_and_remove(f"{directory}/{PROBE_NAME}", PROBE_BYTES)
+    except OSError as error:
+        has_inodes = True
+        with suppress(OSError):
+            found = os.statvfs(directory)
+            has_inodes = not found.f_files or found.f_favail > 0
+        return OSError(error.errno, reason_of(error, directory, has_inodes=has_inodes))
+    return None
 
 
 class DirectoryLock:

@@ -7,7 +7,7 @@ event loop with virtual time. Tasks are started by a Nursery only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -231,6 +231,11 @@ class Disk(Protocol):
         system has no fixed number of inodes."""
         ...
 
+    def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
+        """Create, write, sync and remove a small file in the directory `path`, off the event loop; `done` is called on
+        the loop, with the error in words for an operator. Never, if the disk does not answer."""
+        ...
+
     def real_path(self, path: str) -> str:
         """The path in the machine's file system, for libraries that open files themselves."""
         ...
@@ -260,6 +265,10 @@ class Nursery(Protocol):
         ...
 
 
+async def always_writable() -> str:
+    return ""
+
+
 def never_starved() -> float:
     return 0.0
 
@@ -281,6 +290,8 @@ class Env:
     """Ends the process at once (a failed sync, a broken invariant). Does not return in production."""
     starved: Callable[[], float] = never_starved
     """The share of the recent time, from 0 to 1, in which the event loop was ready to run and got no processor."""
+    writable: Callable[[], Awaitable[str]] = always_writable
+    """Finds out by writing why this node cannot write to its disks; empty if it can. Takes up to three seconds."""
     report_syncs: Callable[[], None] = nothing_has_ended
     """Reports the syncs that have ended, as the event loop would: from the end of a callback that has more like it
     behind it in its turn, so that these do not hold the reports up."""

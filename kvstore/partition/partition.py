@@ -351,7 +351,7 @@ class Partition:
             return b""
         if method in pinning.METHODS:
             return await self._pinning.answer(method, body)
-        return await self._replica.answer(method, body)
+        return await self._replica.answer(server, method, body)
 
     async def _install_snapshot(self) -> None:
         """Raises StoreError if no replica's state could be had."""

@@ -18,6 +18,11 @@ class Peers(Protocol):
         its handler raised."""
         ...
 
+    def unheard_s(self, server: ServerId) -> float | None:
+        """Return for how many seconds this server has heard nothing of the other one, although it tried; None if it
+        hears it, has not tried, or has itself just stood still. It adds no traffic while servers are heard."""
+        ...
+
     def serve(self, partition: PartitionId, handler: Callable[[ServerId, str, bytes], Awaitable[bytes]]) -> None:
         """Let `handler(from_server, method, body)` answer this partition's calls on this node."""
         ...

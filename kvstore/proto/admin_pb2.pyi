@@ -2297,20 +2297,24 @@ class DiskReport(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     RESERVE_BYTES_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     free_bytes: _builtins.int
     total_bytes: _builtins.int
     reserve_bytes: _builtins.int
     """Free space from which on nothing ordinary is stored; 0: no such limit."""
+    trouble: _builtins.str
+    """Why a write failed when one was tried last, up to ten seconds ago; empty if it succeeded. Bytes may be free."""
     def __init__(
         self,
         *,
         free_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         reserve_bytes: _builtins.int = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "reserve_bytes", b"reserve_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "reserve_bytes", b"reserve_bytes", "total_bytes", b"total_bytes", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,7 @@ from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.server.tracing.open import traced_backend
+from kvstore.server.write_probe import WriteProbe
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Node:
         """Of its bookie."""
         self.auditor: Auditor | None = None
         """None on a node that does not stand for it."""
+        self.write_probe: WriteProbe
         self.is_open = False
         self.on_serving: list[Callable[[bool], Awaitable[None]]] = []
         """Awaited when the node begins to drain, with False, and when it takes operations again."""

@@ -59,6 +59,7 @@ from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.topology import Member
 from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.server.tracing.open import open_traces
+from kvstore.server.write_probe import WriteProbe
 from kvstore.types import BookieId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
@@ -94,13 +95,15 @@ async def serve(
     """
     clock = JudgedClock(env.clock, ServerId(config.id))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
-    env = replace(env, clock=clock, slow=slow)
+    write_probe = WriteProbe(env.disk, clock.now, env.beat.rest)
+    env = replace(env, clock=clock, slow=slow, writable=write_probe.check)
     traces = open_traces(config.tracing, config.id, VERSION, env)
     async with AsyncExitStack() as stack:
         if traces is not None:
             env = replace(env, traces=traces)
             stack.push_async_callback(asyncio.to_thread, traces.close)
         node = Node(config, env, store, secret)
+        node.write_probe = write_probe
         await _follow_access(node, stack)
         logs, view, bookies = await _open_log(node, stack)
         if Role.SERVER in config.plays:
@@ -163,10 +166,14 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
             **{each.name: getattr(config.storage, each.name) for each in fields(config.storage)},
         )
         bookie = Bookie(env, of_bookie, store, made_with(node.secret), partial(_is_no_client_of_bookies, node))
-        node.bookie = await stack.enter_async_context(bookie)
+        node.bookie = started = await stack.enter_async_context(bookie)
+        node.write_probe.bookies = lambda: [each.path for each in started.directories() if not each.failure]
         own = (node.bookie.id, node.bookie.storage)
     else:
         await refuse_to_strand(env, config.storage, CookieStore(store))
+    probing = env.nursery.child("write probe")
+    stack.push_async_callback(probing.close)
+    probing.spawn(node.write_probe.run(), name="write probe")
     view = BookieView(store)
     viewing = env.nursery.child("bookie view")
     stack.push_async_callback(viewing.close)  # a start that fails is tried again in this process
@@ -267,7 +274,7 @@ async def _open_server(
     stack.push_async_callback(node.dating.close)
     node.peers.serve_at_once(DATES, node.dating.answer)
     node.dating.start()
-    node.surveyor = surveyor
+    node.surveyor, surveyor.troubles = surveyor, lambda: node.write_probe.troubles
     node.peers.serve_at_once(STATUS, surveyor.answer)
     stack.push_async_callback(surveyor.close)
     await _follow_namespaces(node, stack)

@@ -179,6 +179,7 @@ def heal(cluster: Cluster) -> None:
     cluster.network.heal()
     for node in cluster.nodes:
         node.disk.mend()
+        node.free_inodes()
         node.sim.clock.set_right()
         if node.is_paused:
             node.resume()

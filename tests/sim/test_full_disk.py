@@ -13,6 +13,9 @@ from kvstore.types import PartitionId
 from tests.sim.judges.operations import Status
 from tests.sim.nodes import Node
 from tests.sim.stories.scenarios import P, Stage, knobs, play
+from tests.sim.test_handover import epoch, led_by_preferred
+from tests.sim.test_unreachable_leader import GAP_S, longest_gap
+from tests.sim.world.disk import Refusal
 from tests.sim.world.engines import SimEngine
 
 pytestmark = pytest.mark.sim
@@ -61,6 +64,43 @@ def test_a_leader_whose_disk_is_full_hands_over_and_leads_again_when_there_is_ro
             await stage.until(lambda: P in first.leads)
         await stage.put_until_done(asked)
         assert first.sim.process is pid, "the process has not ended"
+
+    for seed in range(1, 4):
+        play(story, knobs(lead_back_s=1.0), seed)
+
+
+# docs/protocol.md P41
+def test_leader_without_inodes_is_replaced_and_not_handed_the_lead_back() -> None:
+    """It was handed the lead back every three seconds, and failed for ten."""
+
+    async def story(stage: Stage) -> None:
+        first = await led_by_preferred(stage)
+        asked, pid = stage.others(first)[0], first.sim.process
+        first.use_up_inodes()
+        assert await longest_gap(stage, asked, 40.0) < GAP_S
+        assert stage.leader is not first
+        before = epoch(stage)
+        assert await longest_gap(stage, asked, 20.0) < 1.0
+        assert epoch(stage) == before, "nobody tries again what cannot succeed"
+        first.free_inodes()
+        await led_by_preferred(stage)
+        assert first.sim.process is pid, "the process has not ended"
+
+    for seed in range(1, 4):
+        play(story, knobs(lead_back_s=1.0), seed)
+
+
+# docs/protocol.md P41
+def test_lead_is_taken_by_a_node_whose_probe_fails_if_that_of_each_node_does() -> None:
+    """Its memory has room for a while, and a bad leader is better than none."""
+
+    async def story(stage: Stage) -> None:
+        first = await led_by_preferred(stage)
+        for node in stage.cluster.nodes:
+            node.disk.refusals.append(Refusal(errno.ENOSPC, frozenset({"create"}), "write-probe"))
+        first.crash()
+        await stage.until_led_by_another(first)
+        assert (await stage.put_until_done(stage.leader)).status is Status.OK
 
     for seed in range(1, 4):
         play(story, knobs(lead_back_s=1.0), seed)

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvstore.env import Env
 from kvstore.errors import PeerRefused, StoreError
 from kvstore.partition.election.handover import PREPARE, PREPARE_S, TAKE, TAKE_S, Prepare, Take
 from kvstore.partition.election.ranking import RANK_DELAY_S, Incumbent
-from kvstore.partition.election.role_events import PeerGone
 from kvstore.partition.ports import Peers
 from kvstore.types import PartitionId, ServerId
 
+SERVING = "serving"
+"""The method: whether a replica serves."""
 HOLD = "hold"
 """The method: each follower of each partition has one open at its leader all the time."""
 HOLD_S = 4.0
 """How long a leader holds a follower's question before it answers it: the follower learns of its death from the
 link."""
+
+
+UNREACHED = b"unreached"
+"""Follows the answer to "serving" if the replica that answers does not reach the one that asks. Earlier releases read
+the first byte alone, as a replica of theirs answers nothing else."""
+UNREACHED_S = 2.0
+"""Seconds for which the attempts to reach it have failed by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The other replicas' answers to a candidate."""
+
+    incumbent: Incumbent
+    is_reached: bool
+    """False if most of those that answered do not reach the candidate at its address."""
 
 
 class _Heard(Enum):
@@ -51,10 +68,18 @@ class PeerReplicas:
     def servers(self) -> list[ServerId]:
         return [server for server in self._replicas() if server != self._server]
 
-    async def incumbent(self) -> Incumbent:
-        """Whether one of them still serves, or may do so. Raises nothing."""
+    # docs/protocol.md P25
+    async def survey(self) -> Survey:
+        """Ask all others whether they serve, and whether they reach this replica. Raises nothing."""
         asked = {server: self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers}
         found = {server: await answer for server, answer in asked.items()}
+        unreached = sum(is_unreached for _, is_unreached in found.values())
+        answered = sum(heard in (_Heard.SERVES, _Heard.SERVES_NOT) for heard, _ in found.values())
+        is_reached = 2 * unreached <= answered
+        return Survey(self._incumbent({server: heard for server, (heard, _) in found.items()}), is_reached)
+
+    def _incumbent(self, found: dict[ServerId, _Heard]) -> Incumbent:
+        """Return whether one of them still serves, or may do so."""
         if _Heard.SERVES in found.values():
             return Incumbent.SERVES
         is_gone = self.last_leader is not None and found.get(self.last_leader) is _Heard.REFUSED
@@ -62,28 +87,10 @@ class PeerReplicas:
             return Incumbent.SILENT  # the last known leader, or one that has followed it unheard of
         return Incumbent.GONE
 
-    async def keep_hold(
-        self,
-        leader: Callable[[], ServerId | None],
-        change: Callable[[float], Awaitable[None]],
-        feed: Callable[[PeerGone], None],
-    ) -> None:
-        """Keep a question open at the leader: when its process dies, the link breaks, and the next try is refused."""
-        while True:
-            server = leader()
-            if server is None or server == self._server:
-                await change(HOLD_S)
-                continue
-            try:
-                serves = await self._peers.call(server, self._partition, HOLD, b"", HOLD_S * 2) == b"1"
-            except PeerRefused:
-                feed(PeerGone(server))
-                await asyncio.sleep(RANK_DELAY_S / 2)
-            except StoreError:
-                await asyncio.sleep(RANK_DELAY_S / 10)
-            else:
-                if not serves:
-                    await asyncio.sleep(RANK_DELAY_S)
+    def says_unreached(self, asker: ServerId) -> bytes:
+        """Return what follows the answer to "serving"."""
+        unheard_s = self._peers.unheard_s(asker)
+        return UNREACHED if unheard_s is not None and unheard_s >= UNREACHED_S else b""
 
     async def prepare(self, successor: ServerId, what: Prepare) -> None:
         await self._peers.call(successor, self._partition, PREPARE, what.encode(), PREPARE_S)
@@ -91,11 +98,13 @@ class PeerReplicas:
     async def take(self, successor: ServerId, what: Take) -> None:
         await self._peers.call(successor, self._partition, TAKE, what.encode(), TAKE_S)
 
-    async def _ask(self, server: ServerId) -> _Heard:
+    async def _ask(self, server: ServerId) -> tuple[_Heard, bool]:
+        """Return its answer, and whether it does not reach this replica."""
         try:
-            serves = await self._peers.call(server, self._partition, "serving", b"", RANK_DELAY_S) == b"1"
-            return _Heard.SERVES if serves else _Heard.SERVES_NOT
+            answer = await self._peers.call(server, self._partition, SERVING, b"", RANK_DELAY_S)
         except PeerRefused:
-            return _Heard.REFUSED
+            return _Heard.REFUSED, False
         except StoreError:
-            return _Heard.SILENT
+            return _Heard.SILENT, False
+        heard = _Heard.SERVES if answer[:1] == b"1" else _Heard.SERVES_NOT
+        return heard, answer[1:].startswith(UNREACHED)

@@ -25,8 +25,13 @@ SILENT_GRACE_S = 1.0
 """What a leader gets that neither answers nor refuses: it may only be busy. One that is stopped costs this much."""
 ASK_AGAIN_S = 0.4
 """Until an incumbent in its grace is asked again."""
+UNFIT_GRACE_S = 10.0
+"""How long a candidate that most others cannot reach, or whose disks cannot be written to, leaves the lead to others.
+If nobody has taken it by then, a bad leader is better than none."""
 OUT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""How long one that gave the lead back stays out, by the number of times in a row."""
+"""How long a replica that failed as leader, or could not open the log, stays out, by the number of times in a row."""
+SETTLED_S = 60.0
+"""A lead that lasted for so long was no failure in a row with those before it."""
 
 
 class Incumbent(Enum):

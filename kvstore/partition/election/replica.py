@@ -10,11 +10,21 @@ from typing import assert_never
 
 from kvstore.env import Env, Task
 from kvstore.env.events import wait_within
-from kvstore.errors import InvalidRequest, MetadataError, MetadataLost, NotLeader, StoreError, Unavailable
+from kvstore.errors import (
+    InvalidRequest,
+    MetadataError,
+    MetadataLost,
+    NotEnoughBookies,
+    NotLeader,
+    StoreError,
+    Unavailable,
+)
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election import peer_replicas, role_events
+from kvstore.partition.election import deposing, peer_replicas, role_events
+from kvstore.partition.election.candidate_fitness import CandidateFitness
 from kvstore.partition.election.claiming import Claiming
 from kvstore.partition.election.date_fitness import DateFitness
+from kvstore.partition.election.deposing import LeaderWatch
 from kvstore.partition.election.following import Following
 from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.election.leader_znode import Claims
@@ -72,26 +82,19 @@ class Replica:
         self._claims, self._logs = claims, logs
         self._peer_replicas = PeerReplicas(env, partition, server, peers, replicas)
         self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
+        self._candidate_fitness = CandidateFitness(env, tail, self._peer_replicas)
+        self._watch = LeaderWatch(env, partition, server, peers, self._peer_replicas, claims, self._feed)
         self._nonce = env.random.randbytes(8).hex()
         self._owner = RoleMachine(server, self._nonce)
         self._trials = trials
         self._reread = asyncio.Event()
+        feed = self._feed
         self.following = Following(
-            env,
-            tail,
-            self._owner,
-            trials,
-            feed=self._feed,
-            role_change=self.role_change,
-            server=server,
-            name=partition,
+            env, tail, self._owner, trials, feed=feed, role_change=self.role_change, server=server, name=partition
         )
         self.claiming = Claiming(
-            claims,
-            state,
-            server,
-            self._nonce,
-            feed=self._feed,
+            *(claims, state, server, self._nonce),
+            feed=feed,
             reread=self._reread,
             is_stopped=lambda: self.role is Role.STOPPED,
         )
@@ -137,8 +140,8 @@ class Replica:
         spawn(self.claiming.run(), name=f"{self._partition} election")
         spawn(self._publishing.run(), name=f"{self._partition} publish")
         spawn(self._trials.run(), name=f"{self._partition} trials")
-        held = self._peer_replicas.keep_hold(lambda: self._owner.leader, self.role_change, self._feed)
-        spawn(held, name=f"{self._partition} hold leader")
+        watch = self._watch.run(lambda: self._owner.leader, self.role_change)
+        spawn(watch, name=f"{self._partition} hold leader")
 
     async def stop(self, *, hand_over: bool) -> None:
         """Stop for good; with `hand_over` a leader first hands over to another replica, or at least drains and releases
@@ -208,9 +211,9 @@ class Replica:
             except StoreError as error:
                 log.info("partition=%s not handed to %s: %r", self._partition, server, error)
 
-    async def answer(self, method: str, body: bytes) -> bytes:
-        """Answer another replica: `serving`: whether this one serves; `hold`: the same, once that changes or HOLD_S is
-        over; what handover.py says."""
+    async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Answer the replica on another server: `serving`: whether this one serves, and whether it does not reach that
+        server; `hold`: whether it serves, once that changes or HOLD_S is over; what handover.py and deposing.py say."""
         match method:
             case "prepare":
                 return await self._prepare(Prepare.decode(body))
@@ -219,8 +222,10 @@ class Replica:
             case peer_replicas.HOLD:
                 if self.serves:
                     await self.role_change(HOLD_S)
-            case "serving":
-                pass
+            case peer_replicas.SERVING:
+                return (b"1" if self.serves else b"0") + self._peer_replicas.says_unreached(server)
+            case deposing.SEES:
+                return await self._watch.sees(server, body)
             case _:
                 raise InvalidRequest(f"want a method that replicas have, got {method!r}")
         return b"1" if self.serves else b"0"
@@ -230,6 +235,8 @@ class Replica:
         is_fit = not self._owner.is_barred and self._fitness.look()
         if self.role is not Role.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
+        if why := await self._candidate_fitness.why_refuse(is_planned=asked.is_planned):
+            raise Unavailable(f"partition {self._partition}: {self.server} is not fit to lead: {why}")
         if asked.is_planned and not self._turns.take(self._env.clock.now()):
             raise Unavailable(f"{self.server} has a part in another hand-over")
         try:
@@ -292,8 +299,8 @@ class Replica:
                 self._drop_lead()
             case role_events.Prove():
                 self._prove()
-            case role_events.PublishAndRank():
-                self._env.nursery.spawn(self._rank(), name=f"{self._partition} rank")
+            case role_events.PublishAndRank(asks):
+                self._env.nursery.spawn(self._rank(asks), name=f"{self._partition} rank")
             case role_events.Claim() | role_events.Succeed() | role_events.RemoveStale() | role_events.GiveBack():
                 self.claiming.enqueue(command)
             case _:
@@ -320,15 +327,19 @@ class Replica:
                     log.debug("partition=%s leader znode not read: %r", self._partition, error)
                 await wait_within(self._reread, REREAD_S)
 
-    async def _rank(self) -> None:
-        incumbent = self._env.nursery.spawn(self._peer_replicas.incumbent(), name="ask serving")
+    async def _rank(self, asks: bool) -> None:
+        survey = self._env.nursery.spawn(self._candidate_fitness.survey(asks=asks), name="ask serving")
         try:
             rank = await self._publishing.rank(self._replicas())
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
             rank = len(self._peer_replicas.servers)
         rank += min((1 << self._vain_leads) - 1, VAIN_RANK_MAX)
-        self._feed(role_events.Ranked(rank, await incumbent))
+        incumbent, why = await survey
+        if why and why != self.lead_failure:
+            self.lead_failure = why
+            log.warning("partition=%s is not fit to lead: %s", self._partition, why)
+        self._feed(role_events.Ranked(rank, incumbent, is_fit=not why))
 
     # ── tailing and leading ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -366,9 +377,10 @@ class Replica:
 
     def _ended(self, reason: StoreError) -> None:
         log.info("partition=%s leads no more: %r", self._partition, reason)
+        is_broken = self.leader is not None and self.leader.is_broken
         if self.role is Role.SERVING:
             self._drop_lead()
-        self._feed(role_events.Ended())
+        self._feed(role_events.Ended(has_failed=is_broken or isinstance(reason, NotEnoughBookies)))
 
     def _drop_lead(self) -> None:
         if self._log is not None:

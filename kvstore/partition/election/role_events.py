@@ -24,13 +24,16 @@ class LeaderRead:
 class Ranked:
     rank: int
     incumbent: Incumbent
+    is_fit: bool = True
+    """True if most of the replicas that answer reach this one, and its disks can be written to."""
 
 
 @dataclass(frozen=True, slots=True)
-class PeerGone:
-    """The leader's machine refuses connections: its process is gone, its session not yet."""
+class LeaderLost:
+    """The replicas agree that this leader is gone or cannot be reached, although its znode stands at this term."""
 
-    server: ServerId
+    record: LeaderRecord
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """This leadership is over: fenced, or too few bookies for too long."""
+    """This leadership is over: fenced, or failed."""
+
+    has_failed: bool = False
+    """True if this server could not lead: its engine failed, or its entries found no ack quorum for too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class Stop:
 Event = (
     LeaderRead
     | Ranked
-    | PeerGone
+    | LeaderLost
     | Claimed
     | NotClaimed
     | Opened
@@ -126,6 +132,9 @@ Event = (
 @dataclass(frozen=True, slots=True)
 class PublishAndRank:
     """Publish this replica's sequence now, read the others', ask them whether one still serves, report Ranked."""
+
+    asks: bool = True
+    """False if nobody need be asked: the replicas have just agreed that the leader is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from kvstore.partition.election.ranking import (
     INCUMBENT_GRACE_S,
     OUT_S,
     RANK_DELAY_S,
+    SETTLED_S,
     SILENT_GRACE_S,
+    UNFIT_GRACE_S,
     Incumbent,
     LeaderRecord,
 )
@@ -39,6 +41,7 @@ from kvstore.partition.election.role_events import (
     Event,
     Follow,
     GiveBack,
+    LeaderLost,
     LeaderRead,
     NotClaimed,
     NotTaken,
@@ -46,7 +49,6 @@ from kvstore.partition.election.role_events import (
     Opened,
     OpenFailed,
     OpenLog,
-    PeerGone,
     Prove,
     PublishAndRank,
     Ranked,
@@ -87,10 +89,8 @@ class RoleMachine:
         self._me, self._nonce = me, nonce
         self._record: LeaderRecord | None = None
         """The leader znode that is being followed."""
-        self._gone: LeaderRecord | None = None
-        """The last one whose process is known to be gone."""
-        self._replaces: LeaderRecord | None = None
-        """The leader znode in whose place one's own is being put."""
+        self._replaces: tuple[LeaderRecord, int] | None = None
+        """The leader znode in whose place one's own is being put, or is to be, and the term at which it was read."""
         self._graced_from = inf
         """When an incumbent was first asked since there was last a leader."""
         self._asks_again = False
@@ -100,6 +100,8 @@ class RoleMachine:
         self._stand_at = 0.0
         self._out_until = 0.0
         self._failures = 0
+        self._served_at = 0.0
+        """When the present or the last lead began."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """The only way in. `now` is the boot-time clock in seconds."""
@@ -108,10 +110,10 @@ class RoleMachine:
         match event:
             case LeaderRead(record, is_passing):
                 return self._read(record, is_passing, now)
-            case Ranked(rank, incumbent):
-                return self._ranked(rank, incumbent, now)
-            case PeerGone(server):
-                return self._peer_gone(server)
+            case Ranked(rank, incumbent, is_fit):
+                return self._ranked(rank, incumbent, is_fit, now)
+            case LeaderLost(record, term):
+                return self._leader_lost(record, term, now)
             case Tick():
                 return self._tick(now)
             case Claimed():
@@ -119,9 +121,9 @@ class RoleMachine:
             case NotClaimed():
                 return self._not_claimed()
             case Opened():
-                return self._opened()
+                return self._opened(now)
             case OpenFailed() | Ended():
-                return self._stand_back(now)
+                return self._stand_back(now, has_failed=isinstance(event, OpenFailed) or event.has_failed)
             case Yielded(successor):
                 return self._yielded(successor)
             case NotTaken():
@@ -151,12 +153,10 @@ class RoleMachine:
             return [RemoveStale(record)]  # of this server's former process: the directory's lock says so
         if self.role is Role.SERVING:
             return [Prove()]
-        if self.role is Role.CLAIMING and record == self._replaces:
+        if self.role in (Role.STANDING, Role.CLAIMING) and self._replaces is not None and record == self._replaces[0]:
             return []
         abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
         self.role = Role.FOLLOWING
-        if record == self._gone:
-            return [*abandoned, RemoveStale(record)]
         self._record, self._graced_from = record, inf
         return abandoned + self._follow(record.server)
 
@@ -176,23 +176,37 @@ class RoleMachine:
             return commands
         if now < self._out_until:
             return [*commands, WakeAt(self._out_until)]
-        self.role = Role.STANDING
+        self.role, self._replaces = Role.STANDING, None
         self._stand_at = inf
         return [*commands, PublishAndRank()]
 
-    def _ranked(self, rank: int, incumbent: Incumbent, now: float) -> list[Command]:
+    # docs/protocol.md P25, P41
+    def _ranked(self, rank: int, incumbent: Incumbent, is_fit: bool, now: float) -> list[Command]:
         if self.role is not Role.STANDING:
             return []
+        if self._replaces is not None:
+            if not is_fit:
+                self.role = Role.FOLLOWING
+                return [ReadLeader()]
+            self._asks_again, self._stand_at = False, now + rank * RANK_DELAY_S
+            return [WakeAt(self._stand_at)]
         self._graced_from = min(self._graced_from, now)
-        self._asks_again = now < self._graced_from + _GRACE_S[incumbent]
+        grace_s = max(_GRACE_S[incumbent], 0.0 if is_fit else UNFIT_GRACE_S)
+        self._asks_again = now < self._graced_from + grace_s
         self._stand_at = now + (ASK_AGAIN_S if self._asks_again else rank * RANK_DELAY_S)
         return [WakeAt(self._stand_at)]
 
-    def _peer_gone(self, server: ServerId) -> list[Command]:
-        if self._record is None or server != self._record.server or self.role is not Role.FOLLOWING:
+    # docs/protocol.md P40
+    def _leader_lost(self, record: LeaderRecord, term: int, now: float) -> list[Command]:
+        """Replace the leader's znode in this replica's turn. No moment without a znode: the former leader, if it still
+        serves, would claim it again in that moment."""
+        if self.role is not Role.FOLLOWING or record != self._record:
             return []
-        self._gone, self._record = self._record, None
-        return [*self._follow(None), ReadLeader()]
+        if self.is_barred or not self._may_lead or now < self._out_until:
+            return []
+        self.role, self._replaces, self._record = Role.STANDING, (record, term), None
+        self._stand_at = inf
+        return [*self._follow(None), PublishAndRank(asks=False)]
 
     # docs/protocol.md P25
     def _tick(self, now: float) -> list[Command]:
@@ -202,8 +216,8 @@ class RoleMachine:
             if self._asks_again:
                 self._stand_at = inf
                 return [PublishAndRank()]
-            self.role, self._replaces = Role.CLAIMING, None
-            return [Claim()]
+            self.role = Role.CLAIMING
+            return [Claim() if self._replaces is None else Succeed(*self._replaces)]
         if self.role is Role.FOLLOWING and self.leader is None:
             return [ReadLeader()]
         return []
@@ -220,17 +234,17 @@ class RoleMachine:
         self.role = Role.FOLLOWING
         return [*self._follow(None), ReadLeader()]
 
-    def _opened(self) -> list[Command]:
+    def _opened(self, now: float) -> list[Command]:
         if self.role is not Role.OPENING:
             return []
-        self.role, self._failures, self.leader, self._graced_from = Role.SERVING, 0, self._me, inf
+        self.role, self.leader, self._graced_from, self._served_at = Role.SERVING, self._me, inf, now
         return [Follow(self._me)]  # also if clients were sent here before: they can be answered now
 
     def _yielded(self, successor: ServerId) -> list[Command]:
         """Clients are sent to the successor at once: it lets them wait until it serves."""
         if self.role is not Role.SERVING:
             return []
-        self.role, self._record = Role.YIELDING, None
+        self.role, self._record, self._failures = Role.YIELDING, None, 0
         return self._follow(successor)
 
     def _not_taken(self) -> list[Command]:
@@ -245,7 +259,7 @@ class RoleMachine:
     def _offered(self, record: LeaderRecord, term: int) -> list[Command]:
         if self.role not in (Role.FOLLOWING, Role.STANDING) or self.is_barred or not self._may_lead:
             return []
-        self.role, self._replaces = Role.CLAIMING, record
+        self.role, self._replaces = Role.CLAIMING, (record, term)
         return [*self._follow(self._me), Succeed(record, term)]
 
     def _dated(self, may_lead: bool) -> list[Command]:
@@ -255,13 +269,16 @@ class RoleMachine:
             self.role = Role.FOLLOWING
         return [ReadLeader()] if may_lead else []
 
-    def _stand_back(self, now: float) -> list[Command]:
+    # docs/protocol.md P41
+    def _stand_back(self, now: float, *, has_failed: bool) -> list[Command]:
+        """After a failure stay out for a while, longer each time, until a lead has lasted for SETTLED_S."""
         if self.role not in (Role.OPENING, Role.SERVING):
             return []
-        served = self.role is Role.SERVING
+        if self.role is Role.SERVING and (not has_failed or now - self._served_at >= SETTLED_S):
+            self._failures = 0
         self.role = Role.FOLLOWING
         self.leader = self._record = None
-        if not served:
+        if has_failed:
             self._out_until = now + OUT_S[min(self._failures, len(OUT_S) - 1)]
             self._failures += 1
         return [GiveBack(), Follow(None), WakeAt(max(now, self._out_until)), ReadLeader()]
@@ -271,9 +288,9 @@ class RoleMachine:
         if not is_barred:
             return [ReadLeader()]
         if self.role is Role.SERVING:
-            return [EndLead(), *self._stand_back(now)]
+            return [EndLead(), *self._stand_back(now, has_failed=False)]
         if self.role is Role.OPENING:
-            return [AbandonOpening(), *self._stand_back(now)]
+            return [AbandonOpening(), *self._stand_back(now, has_failed=True)]
         if self.role in (Role.STANDING, Role.CLAIMING):  # a claim that is won after this is given back
             self.role = Role.FOLLOWING
         return []

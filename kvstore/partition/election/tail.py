@@ -49,6 +49,13 @@ class Tail:
         """What was last told of a ledger that somebody has deleted."""
         self.entries = 0
         self.installs = 0
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be applied now; empty if that is not so."""
+        stopped = self._state.engine.stopped
+        return self._trouble if stopped is None else str(stopped)
 
     @property
     def position(self) -> Position:
@@ -64,6 +71,7 @@ class Tail:
             except OSError as error:
                 if not is_passing(error):
                     raise
+                self._trouble = str(error)
                 log.warning("partition=%s applies nothing now, trying again: %s", self._partition, error)
                 await asyncio.sleep(ROOM_S)
 
@@ -128,6 +136,7 @@ class Tail:
     def take(self, entries: Sequence[LogEntry]) -> None:
         """Apply entries that have come while their read waits. Raises what `run` does."""
         self._state.apply_all(entries)
+        self._trouble = ""
         self.entries += len(entries)
         self._progress.set()
 

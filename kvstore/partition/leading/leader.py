@@ -91,6 +91,8 @@ class Leader:
         self._idle: asyncio.Future[None] | None = None
         """Done when nothing is queued, in flight or waiting; there while a release waits for that."""
         self._stopped: StoreError | None = None
+        self.is_broken = False
+        """True if this lead ended because the engine failed."""
         self._turn_is_due = False
         self._deadlines, self._next_turn = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
         self._entries = self._mutations = self._pauses = 0
@@ -420,6 +422,7 @@ class Leader:
         """End the process: the state here cannot be trusted any more. An error that passes only costs the lead."""
         if not is_passing(error):
             self._env.fatal(f"partition {self._state.partition}: {why}")
+        self.is_broken = True
         self.lose(OutcomeUnknown(why))
 
     def _fail(self, error: StoreError) -> None:

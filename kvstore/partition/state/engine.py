@@ -15,6 +15,8 @@ BEHIND_S = 0.01
 ROOM_BYTES = 128 << 20
 """What must be free on the disk: after a flush that found no room an engine takes no write until, with room again, it
 has flushed by itself, which it tries every 5 s. A compaction that finds none costs nothing."""
+ROOM_INODES = 64
+"""What must be free of a file system's inodes, if their number is fixed: each flush and each compaction makes files."""
 
 
 class Batch(Protocol):

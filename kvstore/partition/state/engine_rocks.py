@@ -27,8 +27,9 @@ from rocksdict import (
 )
 
 from kvstore.env.clock import SystemClock
+from kvstore.env.disk import write_and_remove
 from kvstore.os_errors import CORRUPTION, errno_of_status, is_passing, no_room
-from kvstore.partition.state.engine import ROOM_BYTES, Batch, ViewClosed
+from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, Batch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
 
 BLOOM_BITS_PER_KEY = 10
@@ -168,7 +169,7 @@ class RocksEngine:
         memtables = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
         files = int(self._db.property_value(_FILES) or 0)
         is_slow = memtables >= BEHIND_MEMTABLES or files >= BEHIND_FILES
-        return is_slow or self._memory.is_over() or not self._has_room()
+        return is_slow or self._memory.is_over() or bool(self._shortage())
 
     def unflushed_bytes(self) -> int:
         """Return the size of the tables in memory that are not in a file yet."""
@@ -182,9 +183,14 @@ class RocksEngine:
         """Write the tables in memory to a file, in the engine's thread."""
         return self._threads.submit(self._flush)
 
-    def _has_room(self) -> bool:
+    def _shortage(self) -> str:
+        """Return what the disk has too little of; empty if it has enough of all."""
         disk = os.statvfs(self._path)
-        return disk.f_bavail * disk.f_frsize >= ROOM_BYTES
+        if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
+            return f"less than {ROOM_BYTES} bytes are free"
+        if disk.f_files and disk.f_favail < ROOM_INODES:  # 0 of 0: this file system has no fixed number of them
+            return f"fewer than {ROOM_INODES} inodes are free"
+        return ""
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
@@ -236,8 +242,8 @@ class RocksEngine:
     def _flush(self) -> OSError | None:
         """Whatever fails is returned: a flush that ended by an error of its thread would be waited for for ever."""
         try:
-            if not self._has_room():
-                return no_room(f"engine {self._path}: less than {ROOM_BYTES} bytes are free")
+            if shortage := self._shortage():
+                return no_room(f"engine {self._path}: {shortage}")
             self._db.flush()
         except OSError as error:
             return error
@@ -251,7 +257,7 @@ class RocksEngine:
         """Find out, in the engine's thread, whether the directory takes writes again. RocksDB recovers by itself from
         most of what it calls NoSpace, but from no other error; then only opening it again helps."""
         with contextlib.suppress(Exception):
-            if not self._has_room():
+            if self._shortage():
                 return
             write_and_remove(f"{self._path}/{TRIAL_NAME}", self._memtable_bytes * MEMTABLES_PER_FILE)
             if self._flush() is None:
@@ -381,19 +387,6 @@ def _property(db: Rdict, name: str) -> int:
         return db.property_int_value(name) or 0
     except DbClosedError:  # it could not be opened again
         return 0
-
-
-def write_and_remove(path: str, size: int) -> None:
-    """Write a file of `size` bytes and remove it. Raises OSError. Only this finds a quota or a limit on a file's
-    size."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    try:
-        os.posix_fallocate(fd, 0, size)
-        os.pwrite(fd, b"\0", size - 1)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-        os.unlink(path)
 
 
 def _iterator(db: Rdict, end: bytes) -> Any:

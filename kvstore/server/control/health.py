@@ -201,9 +201,12 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "bookie_readonly",
                 name,
-                f"it is read-only, its disk is full: {_free_of_bookie(bookie.disk)}",
+                f"it is read-only, {_why_readonly(bookie.disk)}",
                 "make room on its disk, or add a bookie",
             )
+        elif bookie.disk.trouble:
+            reason, step = f"it cannot write: {bookie.disk.trouble}", "look at its disk, or add a bookie"
+            yield _finding(DEGRADED, "bookie_cannot_write", name, reason, step)
         for directory in bookie.directories:
             if directory.failure:
                 yield _finding(
@@ -235,7 +238,15 @@ def _disks(report: ClusterReport) -> Iterator[Finding]:
                 "make room on its disk, or add a bookie, before it becomes read-only",
             )
     for node in report.nodes:
-        if is_scarce(node.report.disk):
+        if node.report.disk.trouble:
+            yield _finding(
+                DEGRADED,
+                "disk_not_writable",
+                f"node {node.id}",
+                f"its data directory cannot be written to: {node.report.disk.trouble}",
+                "look at that disk: the node leads no partition while another can",
+            )
+        elif is_scarce(node.report.disk):
             yield _finding(
                 DEGRADED,
                 "disk_scarce",
@@ -418,6 +429,10 @@ def _count(number: int, noun: str) -> str:
 def _free_for_replicas(disk: admin_pb2.DiskReport) -> str:
     free = f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free"
     return f"{free}, replicas there sync nothing below {disk.reserve_bytes / MIB:,.0f}" if disk.reserve_bytes else free
+
+
+def _why_readonly(disk: admin_pb2.DiskReport) -> str:
+    return disk.trouble or f"its disk is full: {_free_of_bookie(disk)}"
 
 
 def _free_of_bookie(disk: admin_pb2.DiskReport) -> str:

@@ -151,6 +151,15 @@ def report_of(
     return report
 
 
+def add_troubles(report: admin_pb2.NodeReport, troubles: Mapping[str, str]) -> None:
+    """Add why directories cannot be written to; "" is the data directory, the others are the bookie's."""
+    if trouble := troubles.get(""):
+        report.disk.trouble = trouble
+    of_bookie = [why for directory, why in sorted(troubles.items()) if directory]
+    if of_bookie and report.HasField("bookie"):
+        report.bookie.disk.trouble = of_bookie[0]
+
+
 def metadata_report(address: str, store: MetadataStore, read_age_s: float) -> admin_pb2.MetadataReport:
     """How the metadata store is, as this node finds it."""
     kind = parse(address).kind.value
@@ -181,6 +190,8 @@ def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_by
     if total:
         report.disk.total_bytes, report.disk.free_bytes, report.disk.reserve_bytes = total, free, reserve_bytes
     for each in bookie.directories():
+        if each.why_readonly and free >= reserve_bytes:  # else the numbers say it
+            report.disk.trouble = each.why_readonly
         report.directories.add(path=each.path, failure=each.failure, free_bytes=each.free_bytes, readonly=each.readonly)
     return report
 

@@ -22,7 +22,7 @@ from kvstore.server.config import NodeConfig
 from kvstore.server.control.dating import Dating
 from kvstore.server.control.latencies import RecentLatencies
 from kvstore.server.control.load_sampler import LoadSampler
-from kvstore.server.control.node_report import Reported, report_of
+from kvstore.server.control.node_report import Reported, add_troubles, report_of
 from kvstore.server.control.overview import Survey, node_of, report_of_cluster, servers_of
 from kvstore.server.control.progress import Progress
 from kvstore.server.namespaces import telling
@@ -90,6 +90,8 @@ class Surveyor:
         """The last snapshot, as kvstore.server.http.last_snapshot tells it."""
         self.disk: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Bytes in all, and bytes that are free, on the disk of the data directory."""
+        self.troubles: Callable[[], Mapping[str, str]] = dict
+        """Why directories cannot be written to, as kvstore.server.write_probe found out last."""
 
     async def close(self) -> None:
         await self._nursery.close()
@@ -99,7 +101,7 @@ class Surveyor:
         node, now = self._node, self._env.clock.now()
         member = node.membership.announcement.member
         is_open = node.is_open
-        return report_of(
+        report = report_of(
             node,
             {"zone": member.zone, "roles": member.roles, "grpc": member.grpc, "resp": member.resp, "http": member.http},
             uptime_s=now - self._began,
@@ -115,6 +117,8 @@ class Surveyor:
             disk=self.disk(),
             reserve_bytes=node.config.storage.reserve_bytes,
         )
+        add_troubles(report, self.troubles())
+        return report
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Answer another server with this one's report. Raises InvalidRequest."""

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 3.0
 """A link that owes answers and says nothing for so long is broken."""
+QUIET_S = 2.0
+"""A link that waits for an answer is not quiet for so long while the other side lives: it echoes a ping after 1.0 to
+1.7 s."""
 SWEEP_S = 0.5
 STOOD_STILL_S = 2 * SWEEP_S
 """A sweep that comes so late tells that this process was stopped, or had no turn."""
@@ -93,7 +96,9 @@ class Link:
         self._sweeps: deque[tuple[float, int]] = deque()
         """The time of each sweep, and the last number that was under way then."""
         self._calls = Calls(server, self._write, self.flight.next_number)
-        self._heard_at = self._swept_at = 0.0
+        self.heard_at = self._swept_at = links.now()
+        """When the other side was last heard, or the attempt to connect began; time in which this process stood still
+        counts as if it had been heard."""
         self._timer: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the link can be used; OSError or FrameError when it will never be."""
@@ -126,7 +131,7 @@ class Link:
         transport.write(self._caller.hello())
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._links.now()
+        self.heard_at = self._links.now()
         self._frame_bytes += len(data)
         try:
             if not self.is_open:
@@ -286,7 +291,8 @@ class Link:
         self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         since_s, self._swept_at = now - self._swept_at, now
         if since_s > STOOD_STILL_S:
-            return  # it was this process that said nothing: first it reads what has come meanwhile
+            self.heard_at = now  # it was this process that said nothing: first it reads what has come meanwhile
+            return
         if self.version < self._links.version_to(self.server):
             # docs/protocol.md V3. It ends for a link of the higher version once no operation is under way. Calls are
             # lost, and repeated by those who made them: one that waits for news is under way nearly always.
@@ -296,13 +302,13 @@ class Link:
             self.close()
             return
         owes = self._owes_answers()
-        if owes and now - self._heard_at > SILENCE_S:
-            log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self._heard_at)
+        if owes and now - self.heard_at > SILENCE_S:
+            log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self.heard_at)
             self.close()
             return
         if not owes:
-            self._heard_at = now
-        elif now - self._heard_at > SILENCE_S / 3:
+            self.heard_at = now
+        elif now - self.heard_at > SILENCE_S / 3:
             self._write(frames.encode(Ping(0)))
         if self.flight.reads.is_on:
             self._links.dispatcher.reads_answered(self.flight, is_look=True)
@@ -327,6 +333,14 @@ class Link:
             sinks[id(pending.sink)] = pending.sink
         for sink in sinks.values():
             sink.flush()
+
+
+# docs/protocol.md P40
+def silent_s(link: Link, now: float) -> float | None:
+    """Return for how many seconds the other side has owed an answer and sent nothing, not even the echo of a ping; None
+    if that is not long, if it owes nothing, or if this process has just stood still."""
+    silent_s, is_awake = now - link.heard_at, now - link._swept_at <= STOOD_STILL_S
+    return silent_s if silent_s >= QUIET_S and is_awake and link._owes_answers() else None
 
 
 def _weigh(flight: Flight, results: Results, now: float) -> None:

@@ -13,8 +13,9 @@ from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PeerRefus
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.lanes import Lanes
-from kvstore.server.peer.link import Link
+from kvstore.server.peer.link import Link, silent_s
 from kvstore.server.peer.proof import Credentials
+from kvstore.server.peer.reach import LOOK_S, Reach
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 
@@ -57,6 +58,7 @@ class PeerLinks:
         self._addresses: dict[ServerId, str] = {}
         """The last ones known: a server whose znode is gone may still be there."""
         self._refused_at: dict[ServerId, float] = {}
+        self._reach = Reach()
         self._complaints = 0
         self._complained_at: dict[ServerId, float] = {}
         self.lost_links = 0
@@ -110,6 +112,14 @@ class PeerLinks:
             raise Unavailable(f"{server} cannot be reached: {error or 'no answer in time'}") from error
         return await link.call(partition, method, body, timeout_s)
 
+    # docs/protocol.md P40
+    def unheard_s(self, server: ServerId) -> float | None:
+        """See kvstore.partition.ports.Peers."""
+        link = self._links.get(server)
+        if link is not None and link.is_open:
+            return silent_s(link, self.now())
+        return self._reach.unheard_s(server, self.now())
+
     async def _call_here(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         """The same as by a link: nobody waits longer than he said, and what has begun goes to its end, whatever becomes
         of who called."""
@@ -150,6 +160,8 @@ class PeerLinks:
         if self._links.get(link.server) is link:
             del self._links[link.server], self.lanes[link.server]
             self.lost_links += 1
+            if self._reach.lost(link.server, link.heard_at, self.now()):
+                asyncio.get_running_loop().call_later(self.beat.delay_s(LOOK_S), self._look)
 
     # docs/protocol.md V3
     def version_to(self, server: ServerId) -> int:
@@ -185,6 +197,22 @@ class PeerLinks:
                 answer.set_exception(OutcomeUnknown(f"server {self.server} stopped before it answered"))
         await self._nursery.close()
 
+    def _look(self) -> None:
+        """Try the unheard servers again, as long as they are registered. Nobody else would, because nobody sends them
+        anything while they do not lead."""
+        if self._is_closed:
+            return
+        unheard = self._reach.look(self.now())
+        for server in unheard:
+            if server not in self.dispatcher.topology.servers:
+                self._reach.forget(server)
+            elif server not in self._links:
+                self._open(server)
+        if unheard:
+            asyncio.get_running_loop().call_later(self.beat.delay_s(LOOK_S), self._look)
+        else:
+            self._reach.rest()
+
     def _has_failed(self, server: ServerId, since: float) -> bool:
         link = self._links.get(server)
         return (link is None or not link.is_open) and self._refused_at.get(server, since) > since
@@ -214,6 +242,7 @@ class PeerLinks:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._env.transport.connect(address, link)
                 await shielded(link.opened)
+            self._reach.heard(link.server)
         except (OSError, FrameError) as error:
             link.fail_opening(error if not isinstance(error, TimeoutError) else ConnectionError("no answer in time"))
             self._refused_at[link.server] = self.now()

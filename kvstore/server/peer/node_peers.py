@@ -26,6 +26,6 @@ class NodePeers:
     """The replicas' Peers: calls go out over this server's links, and come in from its peer server."""
 
     def __init__(self, links: PeerLinks, server: PeerServer) -> None:
-        self.call = links.call
+        self.call, self.unheard_s = links.call, links.unheard_s
         self.serve: Callable[[PartitionId, Handler], None] = server.serve
         self.forget = server.forget

@@ -232,7 +232,7 @@ def test_a_bookie_without_inodes_is_readonly_and_says_so(world: SimWorld, monkey
         assert await shelf.status(L, fence=True) is Status.NO_ENTRY, "a fence still has room"
         free = 0
         await pause(LOOK_S + 1)
-        assert shelf.storage.journal.why_full.startswith("no inodes are left, although bytes are free: bookie/journal")
+        assert shelf.storage.journal.why_full.startswith("no inodes are free, although bytes are: bookie/journal")
         free = FILES_RESERVE
         await pause(LOOK_S + 1)
         assert not shelf.storage.is_readonly

@@ -147,10 +147,10 @@ async def test_only_the_process_that_is_meant_says_that_it_is_ready_to_lead(
     for nonce, is_ready in (("another's", False), (world.replica._nonce, True)):
         asked = Prepare(OTHER, nonce, Seq(0), False).encode()
         if is_ready:
-            assert await world.replica.answer(PREPARE, asked) == b"1"
+            assert await world.replica.answer(OTHER, PREPARE, asked) == b"1"
         else:
             with pytest.raises(Unavailable, match="not ready to lead"):
-                await world.replica.answer(PREPARE, asked)
+                await world.replica.answer(OTHER, PREPARE, asked)
         assert prepared == [P1] * is_ready
 
 

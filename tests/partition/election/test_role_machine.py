@@ -9,7 +9,9 @@ from kvstore.partition.election.ranking import (
     INCUMBENT_GRACE_S,
     OUT_S,
     RANK_DELAY_S,
+    SETTLED_S,
     SILENT_GRACE_S,
+    UNFIT_GRACE_S,
     Incumbent,
     LeaderRecord,
 )
@@ -25,6 +27,7 @@ from kvstore.partition.election.role_events import (
     Event,
     Follow,
     GiveBack,
+    LeaderLost,
     LeaderRead,
     NotClaimed,
     NotTaken,
@@ -32,7 +35,6 @@ from kvstore.partition.election.role_events import (
     Opened,
     OpenFailed,
     OpenLog,
-    PeerGone,
     Prove,
     PublishAndRank,
     Ranked,
@@ -243,12 +245,63 @@ def test_an_opening_is_abandoned_when_another_leads() -> None:
     assert owner.handle(LeaderRead(OTHERS), 0) == [AbandonOpening(), Follow(OTHER)]
 
 
-def test_the_znode_of_a_process_that_is_gone_is_removed_but_not_that_of_its_successor() -> None:
+# docs/protocol.md P40
+def test_lost_leader_is_replaced_in_this_replicas_turn() -> None:
     owner = owner_after(LeaderRead(OTHERS))
-    assert owner.handle(PeerGone(OTHER), 0) == [Follow(None), ReadLeader()]
-    assert owner.handle(LeaderRead(OTHERS), 0) == [RemoveStale(OTHERS)]
+    assert owner.handle(LeaderLost(OTHERS, 7), 5) == [Follow(None), PublishAndRank(asks=False)]
+    assert owner.handle(LeaderRead(OTHERS), 5) == [], "that is the znode that is to be replaced"
+    assert owner.handle(Ranked(1, GONE), 5) == [WakeAt(5 + RANK_DELAY_S)]
+    assert owner.handle(Tick(), 5 + RANK_DELAY_S) == [Succeed(OTHERS, 7)]
+    assert owner.handle(LeaderRead(OTHERS), 6) == []
+    assert owner.handle(Claimed(), 6) == [OpenLog()]
+
+
+def test_lost_leader_stays_when_its_znode_is_another_by_now() -> None:
     reborn = LeaderRecord(OTHER, 2, "reborn")
-    assert owner.handle(LeaderRead(reborn), 0) == [Follow(OTHER)]
+    assert owner_after(LeaderRead(reborn)).handle(LeaderLost(OTHERS, 7), 5) == []
+    owner = owner_after(LeaderRead(OTHERS), LeaderLost(OTHERS, 7))
+    assert owner.handle(LeaderRead(reborn), 5) == [Follow(OTHER)]
+    assert owner.handle(Tick(), 99) == []
+
+
+@pytest.mark.parametrize("before", [SERVING, CLAIMING, (Stop(),), (LeaderRead(OTHERS), Barred(True))])
+def test_lost_leader_is_not_replaced_by_a_replica_that_cannot_stand(before: tuple[Event, ...]) -> None:
+    assert owner_after(*before).handle(LeaderLost(OTHERS, 7), 5) == []
+
+
+# docs/protocol.md P41
+def test_lost_leader_is_followed_again_by_a_replica_that_is_unfit() -> None:
+    owner = owner_after(LeaderRead(OTHERS), LeaderLost(OTHERS, 7))
+    assert owner.handle(Ranked(0, GONE, is_fit=False), 5) == [ReadLeader()]
+    assert owner.handle(LeaderRead(OTHERS), 5) == [Follow(OTHER)]
+
+
+# docs/protocol.md P41
+def test_unfit_candidate_claims_only_after_nobody_has_led_for_a_while() -> None:
+    owner = owner_after(LeaderRead(None))
+    now = 0.0
+    while True:
+        (wake,) = owner.handle(Ranked(0, GONE, is_fit=False), now)
+        assert isinstance(wake, WakeAt)
+        now = wake.at
+        if owner.handle(Tick(), now) == [Claim()]:
+            break
+    assert UNFIT_GRACE_S <= now <= UNFIT_GRACE_S + ASK_AGAIN_S
+
+
+# docs/protocol.md P41
+def test_leader_that_failed_stays_out_longer_each_time_until_a_lead_has_lasted() -> None:
+    owner = owner_after()
+    for out in OUT_S[:3]:
+        for event in (LeaderRead(None), Ranked(0, GONE), Tick(), Claimed(), Opened()):
+            owner.handle(event, 1000)
+        assert WakeAt(1001 + out) in owner.handle(Ended(has_failed=True), 1001)
+        assert owner.handle(LeaderRead(None), 1001) == [WakeAt(1001 + out)]
+        owner._out_until = 0
+    for event in (LeaderRead(None), Ranked(0, GONE), Tick(), Claimed(), Opened()):
+        owner.handle(event, 2000)
+    late = 2000 + SETTLED_S
+    assert WakeAt(late + OUT_S[0]) in owner.handle(Ended(has_failed=True), late)
 
 
 def test_the_znode_of_this_servers_former_process_is_removed() -> None:
@@ -274,7 +327,9 @@ EVENTS = st.sampled_from(
         LeaderRead(MINE),
         Ranked(0, GONE),
         Ranked(1, SERVES),
-        PeerGone(OTHER),
+        LeaderLost(OTHERS, 3),
+        Ranked(0, GONE, is_fit=False),
+        Ended(has_failed=True),
         Claimed(),
         NotClaimed(),
         Opened(),
@@ -301,7 +356,10 @@ def test_whatever_happens_a_replica_without_a_leader_is_never_left_without_a_nex
         now = 10_000.0 + late * 100
         seen += owner.handle(LeaderRead(None), now)
         seen += owner.handle(Ranked(0, GONE), now)
-        seen += owner.handle(Tick(), now + 10)
+        claims = owner.handle(Tick(), now + 10)
+        seen += claims
+        if Succeed(OTHERS, 3) in claims:  # of a znode that is gone by now
+            owner.handle(NotClaimed(), now + 10)
     assert Claim() in seen
 
 

@@ -296,10 +296,10 @@ async def test_a_flush_that_cannot_look_for_room_says_so(tmp_path: Path, monkeyp
     """Whoever waits for it, as a replica that stops does, would wait for ever."""
     engine, failure = RocksEngine(str(tmp_path / "engine")), OSError(errno.EIO, "a test")
 
-    def fail() -> bool:
+    def fail() -> str:
         raise failure
 
-    monkeypatch.setattr(engine, "_has_room", fail)
+    monkeypatch.setattr(engine, "_shortage", fail)
     done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     engine.flush(done.set_result)
     assert await asyncio.wait_for(done, PATIENCE_S) is failure

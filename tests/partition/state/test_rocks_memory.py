@@ -228,7 +228,7 @@ async def test_a_state_is_cleared_while_it_is_flushed(tmp_path: Path, monkeypatc
     engine = RocksEngine(str(tmp_path / "a"), memory=RocksMemory(8 * BUDGET), write_buffer_bytes=8 * BUDGET)
     for _ in range(5):
         begun = Event()
-        monkeypatch.setattr(engine, "_has_room", lambda begun=begun: not begun.set())
+        monkeypatch.setattr(engine, "_shortage", lambda begun=begun: begun.set() or "")
         for number in range(20):
             write(engine, (b"%d" % number, Random(number).randbytes(MIB)))
         flush = engine.flush_to_free()

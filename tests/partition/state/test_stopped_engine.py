@@ -100,7 +100,10 @@ def test_an_engine_that_met_a_limit_on_file_sizes_takes_writes_again(tmp_path: P
 
 
 # docs/protocol.md P46
-def test_an_engine_that_met_a_disk_without_inodes_takes_writes_again(tmp_path: Path) -> None:
+def test_an_engine_that_met_a_disk_without_inodes_takes_writes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_rocks, "ROOM_INODES", 0)
     mount = ["mount", "-t", "tmpfs", "-o", "size=400m,nr_inodes=64", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("file systems cannot be mounted here")

@@ -101,6 +101,10 @@ def scarce(report: ClusterReport) -> None:
     report.bookies[0].disk.free_bytes = 4 * GIB
 
 
+def without_inodes(report: ClusterReport) -> None:
+    report.nodes[1].report.disk.trouble = report.bookies[0].disk.trouble = "no inodes are free, 1,024 are used"
+
+
 def scarce_data(report: ClusterReport) -> None:
     report.nodes[1].report.disk.free_bytes = GIB
 
@@ -198,6 +202,14 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
     "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "entries of 1 ledger may be missing", "autorecovery status"),
     "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free, beside 98,304 of its own", "make room"),
+    "bookie_cannot_write": (
+        without_inodes,
+        DEGRADED,
+        "bookie n1-ab",
+        "cannot write: no inodes are free",
+        "add a bookie",
+    ),
+    "disk_not_writable": (without_inodes, DEGRADED, "node n2", "no inodes are free, 1,024", "look at that disk"),
     "ledgers_unreadable": (unreadable, DEGRADED, "the log", "in 2 ledgers no good copy", "fsck"),
     "repair_backlog": (backlog, DEGRADED, "the log", "17 ledgers lack copies; 0 are being", "autorecovery list"),
     "repair_off": (switched_off, DEGRADED, "the log", "switched off", "autorecovery enable"),
@@ -227,6 +239,14 @@ def test_what_is_amiss_is_found_with_its_reason_and_the_next_step(code: str) -> 
     assert (finding.grade, finding.subject) == (grade, subject)
     assert reason in finding.reason
     assert next_step in finding.next_step
+
+
+def test_readonly_bookie_names_what_its_disk_lacks_instead_of_free_bytes() -> None:
+    report = well()
+    full(report)
+    without_inodes(report)
+    [finding] = [each for each in findings_of(report) if each.code == "bookie_readonly"]
+    assert finding.reason == "it is read-only, no inodes are free, 1,024 are used"
 
 
 def test_of_a_partition_that_nobody_leads_it_is_told_why_who_tried_could_not() -> None:

@@ -8,16 +8,20 @@ in tests/partition/leading/test_mutants.py, of a bookie in tests/bookie/mutants.
 
 from __future__ import annotations
 
+from errno import EDQUOT
 from math import inf
 from typing import Any
 
 import pytest
 
+from kvstore import os_errors
 from kvstore.bookie import fencing, identity, keys
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.journal.supply import SegmentSupply
 from kvstore.bookie.opening import make_directory
 from kvstore.meta.cookies import encode_cookie
+from kvstore.os_errors import Meaning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.retention import Retention
 from kvstore.partition.election.role_machine import RoleMachine
@@ -49,6 +53,7 @@ from tests.sim.stories.stories import (
 from tests.sim.stories.stories_of_damage import all_differ, leader_is_damaged
 from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_jumps, log_ahead, pin_over_a_jump
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
+from tests.sim.world.engines import SimEngine
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
 """What leaves an old leader alive while a new one takes over."""
@@ -111,6 +116,27 @@ def _no_fence(patch: pytest.MonkeyPatch) -> None:
         return Verdict.ADMIT if verdict is Verdict.FENCED else verdict
 
     patch.setattr(keys, "judge_add", judge_kindly)
+
+
+@mutant("a quota ends the process", "quota_exceeded")
+def _fatal_quota(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(os_errors._MEANING, EDQUOT, Meaning.DIRECTORY)
+
+
+@mutant("an engine that has stopped is not opened again", "quota_exceeded")
+def _never_resumed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimEngine, "resume", lambda _self: None)
+
+
+@mutant("a bookie that a quota has refused waits for free bytes", "quota_exceeded", segment_bytes=16 << 10)
+def _waits_for_bytes(patch: pytest.MonkeyPatch) -> None:
+    make = SegmentSupply.make_spare
+
+    def make_if_bytes_were_missing(self: Any) -> None:
+        if not self._lacks_room:
+            make(self)
+
+    patch.setattr(SegmentSupply, "make_spare", make_if_bytes_were_missing)
 
 
 # ── ledgers and logs ──────────────────────────────────────────────────────────────────────────────────────────────────

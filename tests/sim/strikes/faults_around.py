@@ -48,6 +48,21 @@ async def isolate(chaos: Chaos) -> None:
 
 
 @fault
+async def hidden_address(chaos: Chaos) -> None:
+    """Some nodes, or all, cannot connect to a server, whose name is stale or whose port is shut. It reaches everybody,
+    and the metadata store."""
+    node = chaos.random.choice(chaos.cluster.servers)
+    others = [each.name for each in chaos.cluster.nodes if each is not node]
+    probe("fault.hidden_address")
+    callers = (
+        others if chaos.random.random() < 0.5 else chaos.random.sample(others, chaos.random.randint(1, len(others)))
+    )
+    chaos.cluster.network.hide(node.config.resp, callers, refuses=chaos.random.random() < 0.5)
+    await chaos.a_pause(0.5, 12.0)
+    chaos.cluster.network.show(node.config.resp)
+
+
+@fault
 async def swizzle_clog(chaos: Chaos) -> None:
     """Links are clogged one by one, and freed in another order."""
     probe("fault.swizzle_clog")

@@ -37,6 +37,8 @@ declare(
     "disk.refused",
 )
 
+PROBE_S = 0.001
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskConfig:
@@ -229,6 +231,19 @@ class SimDisk:
         self.check_working(path)
         return FILES_UNLIMITED if self.has_inodes else 0
 
+    def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
+        check_alive()
+        asyncio.get_running_loop().call_later(PROBE_S, lambda: done(self._probe_error(path)))
+
+    def _probe_error(self, path: str) -> OSError | None:
+        try:
+            for operation in ("create", "pwrite", "sync"):
+                self.check_working(f"{path}/write-probe", operation)
+            self._need_inode(path)
+        except OSError as error:
+            return error
+        return None if self._left_bytes() else OSError(ENOSPC, "no space is left on its disk")
+
     def _need_inode(self, path: str) -> None:
         if not self.has_inodes:
             probe("disk.no_inodes")
@@ -323,10 +338,10 @@ class SimDisk:
                 raise OSError(each.errno, os.strerror(each.errno))
 
     def mend(self) -> None:
-        """No more failing reads or syncs, and room again."""
+        """No more failing reads or syncs, and room and inodes again."""
+        self.has_inodes = True
         self._unreadable.clear()
         self.refusals.clear()
-        self.has_inodes = True
         self._syncs_to_failure = 0
         self.config = replace(self.config, capacity_bytes=1 << 40)
 

@@ -102,6 +102,8 @@ class SimNetwork:
         self._context = copy_context()
         self._links: dict[tuple[str, str], Link] = {}
         self._down: set[str] = set()
+        self._hidden: dict[tuple[str, str], bool] = {}
+        """By caller and address; whether connections are refused, or not answered."""
         self._streams: dict[SimStream, None] = {}
         self._ports: dict[str, int] = {}
         self._connections = 0
@@ -129,8 +131,10 @@ class SimNetwork:
                         self.cut(one, two)
 
     def heal(self, one: str | None = None, other: str | None = None) -> None:
-        """Undo the cuts: all, those of one node, or those between two."""
+        """Undo the cuts: all, and what is hidden, or those of one node, or those between two."""
         wanted = {name for name in (one, other) if name is not None}
+        if not wanted:
+            self._hidden.clear()
         for link in self._links.values():
             if link.is_cut and wanted <= {link.source, link.target}:
                 self.trace.event(link.source, "heal", link.target)
@@ -144,6 +148,21 @@ class SimNetwork:
     def slow(self, source: str, target: str, extra_s: float) -> None:
         """Add `extra_s` to the latency of a link, until set again."""
         self.link(source, target).extra_s = extra_s
+
+    def hide(self, address: str, callers: Iterable[str], *, refuses: bool) -> None:
+        """Let these nodes connect to the address no more, as by a stale name or a firewall; connections that they have
+        to it break. All else goes through, also from the node that listens there."""
+        for caller in callers:
+            self.trace.event(caller, "hide", address)
+            self._hidden[caller, address] = refuses
+            for stream in list(self._streams):
+                if stream.process.name == caller and "{}:{}".format(*stream.get_extra_info("peername")) == address:
+                    for end in (stream, stream.out.other):
+                        end.reset(ConnectionResetError("connection reset"))
+
+    def show(self, address: str) -> None:
+        """Undo `hide`."""
+        self._hidden = {where: refuses for where, refuses in self._hidden.items() if where[1] != address}
 
     def reset_random(self) -> bool:
         """Break one connection at both ends; false if there is none."""
@@ -245,7 +264,8 @@ class SimNetwork:
         now = self.loop.time()
         caller, host = stream.process.name, address.rpartition(":")[0]
         back = self.link(host, caller)
-        if not (self.is_open(self.link(caller, host)) and self.is_open(back)):
+        is_held = self._hidden.get((caller, address)) is False
+        if is_held or not (self.is_open(self.link(caller, host)) and self.is_open(back)):
             probe("network.connect_held_by_cut")
             if now - began < self.config.connect_timeout_s:
                 self.at(now + _SYN_RETRY_S, self._syn, stream, address, ready, began)
@@ -254,7 +274,7 @@ class SimNetwork:
             return
         answer = now + back.delay()
         listener = self.listeners.get(address)
-        if listener is None:
+        if listener is None or (caller, address) in self._hidden:
             probe("network.connect_refused")
             self._refuse(stream, ready, ConnectionRefusedError(f"nobody listens at {address}"), answer)
             return

@@ -1,0 +1,38 @@
+"""Finds out whether a replica is fit to lead: its node can write, and the other replicas reach it (docs/protocol.md,
+P41). Its date is another matter (date_fitness.py)."""
+
+from __future__ import annotations
+
+from kvstore.env import Env
+from kvstore.partition.election.peer_replicas import PeerReplicas, Survey
+from kvstore.partition.election.ranking import Incumbent
+from kvstore.partition.election.tail import Tail
+
+NOT_REACHED = "most other replicas cannot reach this server at the address that it advertises"
+NOBODY_ASKED = Survey(Incumbent.GONE, is_reached=True)
+
+
+class CandidateFitness:
+    """The fitness of one replica. Each call takes up to three seconds, and raises nothing."""
+
+    def __init__(self, env: Env, tail: Tail, peer_replicas: PeerReplicas) -> None:
+        self._env, self._tail, self._peer_replicas = env, tail, peer_replicas
+
+    async def survey(self, *, asks: bool) -> tuple[Incumbent, str]:
+        """Return what became of the former leader, and why this replica is unfit to lead; empty if it is fit. Without
+        `asks` nobody is asked."""
+        trouble = self._env.nursery.spawn(self._trouble(), name="write probe")
+        found = await self._peer_replicas.survey() if asks else NOBODY_ASKED
+        why = await trouble or ("" if found.is_reached else NOT_REACHED)
+        return found.incumbent, why
+
+    async def why_refuse(self, *, is_planned: bool) -> str:
+        """Return why this replica should not be handed the lead; empty if it may be. A leader that has to go hands it
+        also to a replica that others do not reach."""
+        if why := await self._trouble():
+            return why
+        return "" if not is_planned or (await self._peer_replicas.survey()).is_reached else NOT_REACHED
+
+    async def _trouble(self) -> str:
+        """Return why this replica cannot write what it applies or logs."""
+        return self._tail.trouble or await self._env.writable()

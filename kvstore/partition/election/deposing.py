@@ -1,0 +1,207 @@
+"""Watches a partition's leader from a replica that follows it, and decides when the replicas may depose it
+(docs/protocol.md, P40).
+
+A leader's session proves only that it reaches the metadata store. Here the other replicas compare whether they reach
+the leader. One replica alone cannot tell a leader that is cut off from a cut of its own network, so a majority of the
+partition's replicas must agree. A refused connection tells more: nobody listens at the address. It is believed unless
+another replica reaches the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, MetadataError, Overloaded, PeerRefused, StoreError
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.peer_replicas import HOLD, HOLD_S, SERVING, PeerReplicas
+from kvstore.partition.election.ranking import RANK_DELAY_S
+from kvstore.partition.election.role_events import LeaderLost
+from kvstore.partition.ports import Peers
+from kvstore.types import PartitionId, ServerId
+
+SEES = "sees"
+"""The method: what a replica sees of the leader, and whether it reaches the replica that asks."""
+UNHEARD_S = 3.0
+"""A replica that has not heard the leader for so long asks the others. As long as a link waits that owes answers."""
+CONFIRM_S = 2.0
+"""Another replica confirms it from here on. It may have heard the leader a second later: links send a ping after one
+second of silence."""
+HOLD_PATIENCE_S = HOLD_S + 2.0
+"""A leader that leaves the held question unanswered for so long answers nothing, although its link is alive."""
+ASK_S = 0.5
+REACH_BACK_S = 0.3
+AGAIN_S = (0.015, 0.075, 0.15, 0.3, 0.6, 1.0)
+"""Between two attempts to reach the leader, by their number."""
+CROWDED_S, CROWDED_TRIES = 0.01, 20
+"""A leader of many partitions is lost to all of them at once, and a link carries a limited number of calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One replica's answer to SEES."""
+
+    unheard_s: float | None
+    """Seconds for which it has not heard the leader; None if it hears it, or cannot tell."""
+    reaches_me: bool
+    """True if it reaches the replica that asked, at that one's own address."""
+
+    def encode(self) -> bytes:
+        return orjson.dumps([self.unheard_s, self.reaches_me])
+
+    @staticmethod
+    def decode(body: bytes) -> Sight:
+        """Raises InvalidRequest."""
+        try:
+            unheard_s, reaches_me = orjson.loads(body)
+            return Sight(None if unheard_s is None else float(unheard_s), bool(reaches_me))
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"expected [seconds or null, bool] as an answer to {SEES}, got {body!r}") from error
+
+
+def may_depose(replicas: int, sights: Mapping[ServerId, Sight]) -> bool:
+    """Return True if a replica that has not heard the leader for UNHEARD_S may take its place. `replicas`: the number
+    of all, the leader and the asking one included; `sights`: what the others have answered.
+
+    A majority, the asking replica included, must not hear the leader, and a majority must reach the asking replica:
+    otherwise it would be deposed next, and leadership would change for ever.
+    """
+    majority = replicas // 2 + 1
+    unheard = 1 + sum(sight.unheard_s is not None and sight.unheard_s >= CONFIRM_S for sight in sights.values())
+    reaching = 1 + sum(sight.reaches_me for sight in sights.values())
+    return unheard >= majority and reaching >= majority
+
+
+def is_gone(others: Collection[ServerId], sights: Mapping[ServerId, Sight], registered: Collection[ServerId]) -> bool:
+    """Return True if a leader whose address refuses this replica's connections is gone. `others`: all replicas but the
+    leader and this one; `registered`: the servers whose replicas have a session.
+
+    Every other replica must say that it does not hear the leader either; one without a session has nothing to say.
+    """
+    confirming = {server for server, sight in sights.items() if sight.unheard_s is not None}
+    return all(server in confirming or server not in registered for server in others)
+
+
+class LeaderWatch:
+    """Keeps a question open at the leader, and asks the other replicas once the leader does not answer."""
+
+    def __init__(
+        self,
+        env: Env,
+        partition: PartitionId,
+        server: ServerId,
+        peers: Peers,
+        peer_replicas: PeerReplicas,
+        claims: Claims,
+        feed: Callable[[LeaderLost], None],
+    ) -> None:
+        self._env, self._partition, self._server, self._peers = env, partition, server, peers
+        self._peer_replicas, self._claims, self._feed = peer_replicas, claims, feed
+        self._watched: ServerId | None = None
+        self._unanswered_since: float | None = None
+        """When the first held question was asked that the leader left unanswered on a living link."""
+        self._tries = 0
+
+    async def run(self, leader: Callable[[], ServerId | None], change: Callable[[float], Awaitable[None]]) -> None:
+        """Watch whoever leads. `change(timeout_s)` returns when the role or the leader has changed."""
+        while True:
+            server = leader()
+            if server != self._watched:
+                self._watched, self._unanswered_since, self._tries = server, None, 0
+            if server is None or server == self._server:
+                await change(HOLD_S)
+                continue
+            asked_at = self._env.clock.now()
+            try:
+                answer = await self._peers.call(server, self._partition, HOLD, b"", HOLD_PATIENCE_S)
+            except PeerRefused:
+                await self._agree(server, is_refused=True)
+            except StoreError:
+                self._note_unanswered(asked_at)
+                await self._agree(server, is_refused=False)
+            else:
+                self._unanswered_since, self._tries = None, 0
+                if answer != b"1":
+                    await asyncio.sleep(RANK_DELAY_S)
+
+    # docs/protocol.md P40
+    async def sees(self, asker: ServerId, body: bytes) -> bytes:
+        """Answer another replica. Raises InvalidRequest."""
+        try:
+            leader, must_reach_back = orjson.loads(body)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"expected [leader, bool] in {SEES}, got {body!r}") from error
+        reaches = bool(must_reach_back) and await self._reaches(asker)
+        return Sight(self._unheard_s(ServerId(leader)), reaches).encode()
+
+    def _note_unanswered(self, asked_at: float) -> None:
+        """Note a held question that failed. If it was given up in its own time, its link is alive; if it took longer,
+        this process stood still, and that says nothing about the leader."""
+        took_s = self._env.clock.now() - asked_at
+        if HOLD_PATIENCE_S <= took_s < HOLD_PATIENCE_S + 1.0 and self._unanswered_since is None:
+            self._unanswered_since = asked_at
+
+    def _unheard_s(self, server: ServerId) -> float | None:
+        """Return for how long this replica has not heard that server, as far as it is the leader or a neighbour."""
+        unheard_s = self._peers.unheard_s(server)
+        if server == self._watched and self._unanswered_since is not None:
+            return max(unheard_s or 0.0, self._env.clock.now() - self._unanswered_since)
+        return unheard_s
+
+    async def _agree(self, leader: ServerId, *, is_refused: bool) -> None:
+        """Ask the other replicas about the leader, and report it as lost if they agree; then wait a moment."""
+        try:
+            if is_refused or (self._unheard_s(leader) or 0.0) >= UNHEARD_S:
+                await self._ask_about(leader, is_refused=is_refused)
+        except MetadataError:
+            pass  # while the metadata store is away nobody can take the lead
+        await asyncio.sleep(AGAIN_S[min(self._tries, len(AGAIN_S) - 1)])
+        self._tries += 1
+
+    async def _ask_about(self, leader: ServerId, *, is_refused: bool) -> None:
+        """Report the leader as lost if the other replicas agree. Raises MetadataError."""
+        sights = self._env.nursery.spawn(self._sights(leader, must_reach_back=not is_refused), name="ask about leader")
+        term = await self._claims.term()  # before the record: a claim that comes between the two voids this attempt
+        record = await self._claims.leader()
+        found: dict[ServerId, Sight] = await sights
+        if record is None or record.server != leader:
+            return
+        others = [server for server in self._peer_replicas.servers if server != leader]
+        if is_refused:
+            silent = [server for server in others if server not in found]
+            registered = set(await self._claims.published()) if silent else set(others)
+            is_lost = is_gone(others, found, registered)
+        else:
+            is_lost = may_depose(len(others) + 2, found)
+        if is_lost:
+            self._feed(LeaderLost(record, term))
+
+    async def _sights(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, Sight]:
+        """Ask all others at once; those that do not answer are left out."""
+        body = orjson.dumps([leader, must_reach_back])
+        others = [server for server in self._peer_replicas.servers if server != leader]
+        spawn = self._env.nursery.spawn
+        asked = {server: spawn(self._sight(server, body), name=f"ask {server} about leader") for server in others}
+        answers = {server: await answer for server, answer in asked.items()}
+        return {server: sight for server, sight in answers.items() if sight is not None}
+
+    async def _sight(self, server: ServerId, body: bytes) -> Sight | None:
+        for _ in range(CROWDED_TRIES):
+            try:
+                return Sight.decode(await self._peers.call(server, self._partition, SEES, body, ASK_S))
+            except Overloaded:
+                await asyncio.sleep(CROWDED_S)
+            except StoreError:
+                break
+        return None
+
+    async def _reaches(self, server: ServerId) -> bool:
+        try:
+            await self._peers.call(server, self._partition, SERVING, b"", REACH_BACK_S)
+        except StoreError:
+            return False
+        return True

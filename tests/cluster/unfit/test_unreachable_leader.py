@@ -1,0 +1,91 @@
+"""A leader that reaches everybody, and that nobody reaches at the address it advertises, loses the lead in time,
+although its session lives. Real processes, behind relays at their advertised addresses."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from kvstore.meta.address import Kind
+from tests.cluster.harness import Cluster, running_cluster
+from tests.cluster.unfit.relay import Relays, running_relays
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+GAP_S_MAX = 10.0
+DOORS = ("resp", "grpc", "http", "bookie")
+
+
+def host_of(node: str) -> str:
+    """The address that the node advertises."""
+    return f"127.0.9.{node.removeprefix('n')}"
+
+
+class Writing(threading.Thread):
+    """Writes one key through one node; notes the longest time without an acknowledgement."""
+
+    def __init__(self, cluster: Cluster, node: str, key: str = "key") -> None:
+        super().__init__(name=f"writing {key}", daemon=True)
+        self._cluster, self._node, self._key = cluster, node, key
+        self._over = threading.Event()
+        self.gap_s = 0.0
+        self.written = 0
+
+    def run(self) -> None:
+        client, last = self._cluster.redis(self._node), time.monotonic()
+        while not self._over.wait(0.02):
+            try:
+                client.set(self._key, str(self.written))
+            except redis.RedisError:
+                pass
+            else:
+                self.gap_s, last = max(self.gap_s, time.monotonic() - last), time.monotonic()
+                self.written += 1
+        self.gap_s = max(self.gap_s, time.monotonic() - last)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, Kind.ETCD])
+def setting(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Cluster, Relays]]:
+    with running_relays() as relays:
+
+        def behind_a_relay(node: str, text: str) -> str:
+            said = tomllib.loads(text)
+            relays.add(host_of(node), [int(said[door].rpartition(":")[2]) for door in DOORS])
+            return f'advertise = "{host_of(node)}"\n{text}'
+
+        directory = tmp_path_factory.mktemp("cluster")
+        with running_cluster(directory, partitions=1, metadata=request.param, written=behind_a_relay) as cluster:
+            cluster.wait_ready()
+            yield cluster, relays
+
+
+# docs/protocol.md P40
+@pytest.mark.parametrize("way", ["swallow", "hang_up"])
+def test_unreachable_leader_is_deposed_in_time_and_stays_deposed(setting: tuple[Cluster, Relays], way: str) -> None:
+    cluster, relays = setting
+    [leader] = set(cluster.wait_led().values())
+    others = [node for node in cluster.ids if node != leader]
+    writing = Writing(cluster, others[0])
+    writing.start()
+    cluster.wait_until(lambda: writing.written > 10, "writes")
+    port = cluster.address(leader, "resp")[1]
+    getattr(relays, way)(host_of(leader), port)
+    cluster.wait_until(lambda: set(cluster.leaders().values()) <= set(others) and cluster.leaders(), "another leads")
+    [successor] = set(cluster.leaders().values())
+    written, epoch = writing.written, cluster.status(successor)["partitions"]["p1"]["epoch"]
+    cluster.wait_until(lambda: writing.written > written + 200, "writes by the successor")
+    assert cluster.status(successor)["partitions"]["p1"]["epoch"] == epoch, "the lead changes once"
+    writing.stop()
+    assert writing.gap_s < GAP_S_MAX
+    relays.pass_on(host_of(leader), port)

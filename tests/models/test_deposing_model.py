@@ -1,0 +1,27 @@
+"""Deposing keeps its promises in every order of events that the model has, and needs each of its rules."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from tests.models.deposing import Model, Rules, State
+from tests.models.search import search
+
+STATES = 4_958
+"""Another number: the model has changed, and with it what is shown."""
+
+
+# docs/protocol.md P40
+def test_deposing_keeps_its_promises_in_every_order_of_events() -> None:
+    found = search(State(), Model(Rules()).steps, states_max=1_000_000)
+    assert found.way == []
+    assert found.states == STATES
+
+
+# docs/protocol.md P40
+@pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
+def test_deposing_breaks_a_promise_without_one_of_its_rules(rule: str) -> None:
+    without = Model(replace(Rules(), **{rule: False}))
+    assert search(State(), without.steps, states_max=1_000_000).way

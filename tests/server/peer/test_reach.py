@@ -1,0 +1,62 @@
+"""What a server knows of the others that it does not hear."""
+
+from kvstore.server.peer.reach import LOOK_S, STOOD_STILL_S, Reach
+from kvstore.types import ServerId
+
+A, B = ServerId("a"), ServerId("b")
+
+
+def looking(reach: Reach, begin: float, end: float) -> None:
+    """Call `look` as often as it is due."""
+    for step in range(1, round((end - begin) / LOOK_S) + 1):
+        reach.look(begin + step * LOOK_S)
+
+
+def test_unheard_time_counts_from_the_last_byte() -> None:
+    reach = Reach()
+    assert reach.unheard_s(A, 10.0) is None
+    assert reach.lost(A, heard_at=7.0, now=10.0)
+    assert reach.unheard_s(A, 10.5) == 3.5
+    assert not reach.lost(A, heard_at=10.4, now=10.5), "a failed attempt begins no new count"
+    assert reach.unheard_s(A, 10.5) == 3.5
+
+
+def test_unheard_time_ends_when_a_link_opens() -> None:
+    reach = Reach()
+    reach.lost(A, 7.0, 10.0)
+    reach.heard(A)
+    assert reach.unheard_s(A, 11.0) is None
+    assert reach.look(11.0) == []
+
+
+# docs/protocol.md P40
+def test_unheard_time_begins_again_after_a_standstill() -> None:
+    reach = Reach()
+    reach.lost(A, 0.0, 0.0)
+    looking(reach, 0.0, 4.0)
+    assert reach.unheard_s(A, 4.0) == 4.0
+    late = 4.0 + STOOD_STILL_S + 0.1
+    assert reach.unheard_s(A, late) is None, "nobody has looked for too long"
+    assert reach.look(late) == [A]
+    assert reach.unheard_s(A, late + 0.2) is not None
+    assert (reach.unheard_s(A, late + 0.2) or 0.0) < 1.0
+
+
+# docs/protocol.md P40
+def test_loss_that_is_noticed_after_a_standstill_counts_from_then() -> None:
+    reach = Reach()
+    reach.lost(A, 0.0, 0.0)
+    reach.lost(B, heard_at=0.5, now=9.0)
+    assert reach.look(9.0) == [A, B]
+    assert reach.unheard_s(B, 9.2) is not None
+    assert (reach.unheard_s(B, 9.2) or 0.0) < 1.0
+
+
+def test_look_is_due_again_after_a_rest() -> None:
+    reach = Reach()
+    assert reach.lost(A, 0.0, 0.0)
+    reach.forget(A)
+    assert reach.look(0.5) == []
+    reach.rest()
+    assert reach.lost(A, 9.0, 9.0)
+    assert reach.unheard_s(A, 9.5) == 0.5

@@ -1,0 +1,122 @@
+"""Whether a node's disks can be written to is found out by writing, on file systems that lack something."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.disk import PROBE_NAME, DirectoryDisk
+from kvstore.server import write_probe
+from kvstore.server.write_probe import WriteProbe
+from tests.waiting import PATIENCE_S
+
+needs_mount = pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mounted")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system with 8 inodes and megabytes that are free."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=8", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this process may not mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def probe_of(disk: DirectoryDisk) -> WriteProbe:
+    return WriteProbe(disk, lambda: asyncio.get_running_loop().time(), asyncio.sleep)
+
+
+async def anew(probe: WriteProbe) -> str:
+    """Check without a result that is fresh."""
+    probe._known_at = None
+    async with asyncio.timeout(PATIENCE_S):
+        return await probe.check()
+
+
+async def test_probe_of_a_sound_disk_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    probe = probe_of(DirectoryDisk(tmp_path))
+    (tmp_path / PROBE_NAME).write_text("left by a crash")
+    assert await anew(probe) == ""
+    assert (probe.troubles, os.listdir(tmp_path)) == ({}, [])
+
+
+# docs/protocol.md P41
+@needs_mount
+async def test_probe_names_inodes_when_none_is_free_and_bytes_are(small: Path) -> None:
+    probe = probe_of(DirectoryDisk(small))
+    assert await anew(probe) == ""
+    for number in range(7):  # the root has the eighth
+        (small / f"{number}").touch(exist_ok=False)
+    assert await anew(probe) == f"no inodes are free, although bytes are: {small}"
+    (small / "0").unlink()
+    assert await anew(probe) == ""
+
+
+# docs/protocol.md P41
+@needs_mount
+async def test_probe_names_a_file_system_that_has_become_read_only(small: Path) -> None:
+    probe = probe_of(DirectoryDisk(small))
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    assert await anew(probe) == f"the file system is read-only: {small}"
+
+
+class Failing(DirectoryDisk):
+    """A disk of which a directory fails, or does not answer."""
+
+    failing: dict[str, OSError | None]
+
+    def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
+        if path not in self.failing:
+            super().submit_probe(path, done)
+        elif (error := self.failing[path]) is not None:
+            asyncio.get_running_loop().call_soon(done, error)
+
+
+async def test_probe_ends_in_time_when_a_disk_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_probe, "PATIENCE_S", 0.05)
+    disk = Failing(tmp_path)
+    disk.failing = {"": None}
+    probe = probe_of(disk)
+    assert "does not answer" in await anew(probe)
+    disk.failing = {}
+    assert "does not answer" in await anew(probe), "the first probe is still under way, and no second one begins"
+
+
+# docs/protocol.md P41
+async def test_node_can_write_while_one_directory_of_its_bookie_can_be_written_to(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    disk = Failing(tmp_path)
+    disk.failing = {"a": OSError(errno.EDQUOT, "its disk quota is used up")}
+    probe = probe_of(disk)
+    probe.bookies = lambda: ["a", "b"]
+    assert await anew(probe) == ""
+    assert probe.troubles == {"a": "its disk quota is used up"}
+    disk.failing["b"] = OSError(errno.EIO, "its disk fails")
+    assert await anew(probe) == "its bookie cannot write: its disk quota is used up"
+
+
+async def test_many_candidates_share_one_probe(tmp_path: Path) -> None:
+    disk = Failing(tmp_path)
+    disk.failing = {}
+    begun = 0
+    submit = disk.submit_probe
+
+    def counted(path: str, done: Callable[[OSError | None], None]) -> None:
+        nonlocal begun
+        begun += 1
+        submit(path, done)
+
+    disk.submit_probe = counted  # type: ignore[method-assign]
+    probe = probe_of(disk)
+    assert set(await asyncio.gather(*(probe.check() for _ in range(100)))) == {""}
+    assert begun == 1
