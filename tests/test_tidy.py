@@ -21,7 +21,7 @@ LAYERS = (
     ("meta", "ring"),
     ("rpc",),
     ("access", "namespaces", "proto", "env", "config", "backoff"),
-    ("types", "errors", "extras", "limits", "places", "ranges", "standard_streams", "versions"),
+    ("types", "errors", "extras", "limits", "os_errors", "places", "ranges", "standard_streams", "versions"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's

@@ -13,6 +13,7 @@ import logging
 
 from kvstore.bookie.small_files import read_file
 from kvstore.env.ports import Disk, File
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ def age_in(disk: Disk, directory: str) -> int:
     try:
         word = read_file(disk, path).strip()
     except OSError as error:
+        if is_passing(error):
+            raise
         log.error("%s cannot be read: %s", path, error)
         return 0
     return int(word) if word.isdigit() else 0

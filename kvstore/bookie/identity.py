@@ -35,6 +35,7 @@ from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
 from kvstore.meta.ephemeral import RETRY_S
 from kvstore.meta.registration import REGISTER_ATTEMPTS_MAX, RegistrationClient
 from kvstore.meta.update import until_known
+from kvstore.os_errors import is_passing
 from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
@@ -191,6 +192,8 @@ class _Identification:
         except Corrupted as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
+            if is_passing(error):
+                raise
             raise ConfigError(f"{path} cannot be read: {error}") from error
 
     def _check(self, cookie: Cookie) -> None:
@@ -363,6 +366,8 @@ def _starts_in(disk: Disk, directory: str) -> list[int]:
     try:
         words = read_file(disk, path).decode(errors="replace").split() if disk.exists(path) else []
     except OSError as error:
+        if is_passing(error):
+            raise
         log.error("%s cannot be read: %s", path, error)
         words = []
     return [int(word) for word in words if word.isdecimal()]

@@ -18,6 +18,7 @@ from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.scan import Found, scan
 from kvstore.bookie.journal.segment import Segment
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +104,13 @@ def _may_replace(segment: Segment, former: tuple[int, int], record: Found) -> bo
 
 
 def _read_what_can_be(segment: Segment) -> bytes:
-    """The segment's bytes, with zeroes where the disk gives none. Gives up what is left of a disk that fails again and
-    again: the event loop waits meanwhile."""
+    """Return the segment's bytes, with zeroes where the disk gives none. Skip what is left if the disk fails again and
+    again, because the event loop waits meanwhile. Raises OSError for an error that passes."""
     try:
         file = segment.handle
     except OSError as error:
+        if is_passing(error):
+            raise
         log.error("%s cannot be read: %s", segment.path, error)
         return b""
     parts, left, failed = list[bytes](), [(0, segment.end)], 0
@@ -116,6 +119,8 @@ def _read_what_can_be(segment: Segment) -> bytes:
         try:
             parts.append(file.read(at, size))
         except OSError as error:
+            if is_passing(error):
+                raise
             failed += 1
             if size > _SECTOR and failed < FAILED_READS_MAX:
                 half = (size // 2 + _SECTOR - 1) // _SECTOR * _SECTOR

@@ -151,7 +151,8 @@ class Bookie:
         if isinstance(self.storage, SpreadStorage):
             return self.storage.directories()
         counted = self.storage.refresh_statistics()  # of its only one; should that fail, the process ends
-        return [DirectoryState(self._config.directories[0], "", counted.free_bytes, counted.readonly)]
+        path, why = self._config.directories[0], self.storage.journal.why_full
+        return [DirectoryState(path, "", counted.free_bytes, counted.readonly, why)]
 
     def _whole_directories(self) -> list[str]:
         """All of them; none while one has failed."""

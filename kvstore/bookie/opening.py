@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from errno import EDQUOT, ENOSPC
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.facts import Facts
@@ -17,6 +16,7 @@ from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.replay import Replayed
 from kvstore.env.ports import Disk
+from kvstore.os_errors import is_no_room
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _open(found: Replayed, journal: Journal, size: int) -> None:
                 size=size // share,
             )
         except OSError as error:
-            if error.errno not in (ENOSPC, EDQUOT) or share == SHARES[-1]:
+            if not is_no_room(error) or share == SHARES[-1]:
                 raise
             _give_back(found)
         else:

@@ -28,6 +28,10 @@ def _nothing() -> None:
     """There is nothing to take back."""
 
 
+UNTOLD = (-1, -1)
+"""Stands for the place and the size of an entry that nobody can tell now."""
+
+
 # docs/protocol.md B2
 class Reader:
     """Answers from the inventory, after the journal's next sync where something is under way."""
@@ -46,10 +50,20 @@ class Reader:
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), entry, None, -1)
-        elif found.last_group > self._journal.synced_group and (after_all or not found.index.get(entry)[0]):
+        elif found.last_group > self._journal.synced_group and (after_all or not self.place(found, entry)[0]):
             self._journal.after(found.last_group, lambda: self._answer(found, entry, done))
         else:
             self._answer(found, entry, done)
+
+    # docs/protocol.md B40
+    def place(self, ledger: Ledger, entry: int) -> tuple[int, int]:
+        """Return the place and the size of an entry; NOWHERE if it is not here, UNTOLD if its index cannot be read
+        now."""
+        try:
+            return ledger.index.get(entry)
+        except OSError as error:
+            self._log.say(logging.WARNING, "ledger=%d entry=%d cannot be looked up now: %s", ledger.id, entry, error)
+            return UNTOLD
 
     def absent(self, ledger: Ledger | None) -> Status:
         """Choose the status for an entry that is not here."""
@@ -61,7 +75,7 @@ class Reader:
     def _answer(self, ledger: Ledger, entry: int, done: ReadDone) -> None:
         index = ledger.index
         wanted = index.last if entry == LAST_ENTRY else entry
-        place, size = index.get(wanted)
+        place, size = self.place(ledger, wanted)
         if not place:
             done(self.absent(ledger), entry, None, ledger.lac)
             return
@@ -86,7 +100,7 @@ class Reader:
             return bodies  # nothing follows the last one
         left -= 4 + len(body)
         for following in range(entry + 1, min(entry + ids_max, found.index.last + 1)):
-            place, size = found.index.get(following)
+            place, size = self.place(found, following)
             if not place and passes_over:
                 continue
             if self._loop.time() >= ends_at:
@@ -100,11 +114,18 @@ class Reader:
         return bodies
 
     def body(self, ledger: int, entry: int, place: int, size: int) -> bytes | None:
-        """A stored packet, its checksum verified; None if it cannot be read as it was written."""
+        """Return a stored packet, its checksum verified; None if it cannot be read as it was written, or cannot be read
+        now."""
+        if place == UNTOLD[0]:
+            return None
         segment = self._inventory.segments.get(place >> OFFSET_BITS)
         body = None
-        if segment is not None:
-            body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
+        try:
+            if segment is not None:
+                body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
+        except OSError as error:
+            self._log.say(logging.WARNING, "ledger=%d entry=%d cannot be read now: %s", ledger, entry, error)
+            return None
         if body is None:
             self._statistics.damaged_records += 1
             self._inventory.note_damaged(ledger, entry, place)
@@ -121,7 +142,7 @@ class Reader:
             return
         explicit = found.explicit_lac or None
         last = found.index.last
-        place, size = found.index.get(last)
+        place, size = self.place(found, last)
         body = self.body(ledger, last, place, size) if place else None
         if explicit is None and body is None:
             done(Status.IO_ERROR if place else self.absent(found), None, None)
@@ -179,7 +200,7 @@ class Reader:
             done(Status.NO_LEDGER, LAST_ENTRY, None, -1)
             return
         entry = previous_lac + 1
-        place, size = ledger.index.get(entry) if ledger.lac >= entry else NOWHERE
+        place, size = self.place(ledger, entry) if ledger.lac >= entry else NOWHERE
         if not place and ledger.lac >= entry and ledger.last_group > self._journal.synced_group:
             self._journal.after(ledger.last_group, lambda: self._answer_poll(ledger, previous_lac, done))
             return
@@ -193,4 +214,13 @@ class Reader:
         if found is None:
             done(self.absent(None), ())
         else:
-            self._journal.after(found.last_group, lambda: done(Status.OK, self._inventory.runs(found)))
+            self._journal.after(found.last_group, lambda: self._list(found, done))
+
+    def _list(self, ledger: Ledger, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
+        try:
+            runs = self._inventory.runs(ledger)
+        except OSError as error:
+            self._log.say(logging.WARNING, "ledger=%d cannot be listed now: %s", ledger.id, error)
+            done(Status.IO_ERROR, ())
+        else:
+            done(Status.OK, runs)

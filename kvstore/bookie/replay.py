@@ -31,6 +31,7 @@ from kvstore.bookie.journal.segment import Segment, file_of_name
 from kvstore.bookie.mending import Mender
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,9 @@ class _Replay:
             return True
         try:
             return not segment.handle.read(0, segment.handle.size())[FILE_HEADER_SIZE:].strip(b"\0")
-        except OSError:
+        except OSError as error:
+            if is_passing(error):
+                raise
             return False
 
     def _segment(self, file: int, salt: int) -> Segment:
@@ -179,7 +182,7 @@ class _Replay:
         try:
             return _read_what_can_be(segment, 0, segment.handle.size(), missing), missing
         except OSError as error:
-            if found.has_header:
+            if found.has_header or is_passing(error):
                 raise
             log.error("%s cannot be read: %s", segment.path, error)
             return b"", missing
@@ -336,6 +339,8 @@ def _read_what_can_be(segment: Segment, offset: int, size: int, missing: list[ra
     try:
         return segment.handle.read(offset, size)
     except OSError as error:
+        if is_passing(error):
+            raise
         log.error("%s cannot be read from byte %d: %s", segment.path, offset, error)
         if size <= _BLOCK:
             if missing is not None:

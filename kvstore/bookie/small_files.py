@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvstore.env.ports import Disk
+from kvstore.os_errors import SyncFailed
 
 _ASIDE = ".new"
 
@@ -22,7 +23,9 @@ def read_file(disk: Disk, path: str) -> bytes:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a small file as a whole: after a crash there is the former one or this one. Raises OSError."""
+    """Replace a small file as a whole: after a crash there is the former one or this one. Raises OSError. A failed sync
+    of the new file keeps the meaning of its errno, because nothing depends on the new file yet, and the next attempt
+    writes it again."""
     directory, _, name = path.rpartition("/")
     aside = f"{directory}/{name}{_ASIDE}"
     file = disk.open(aside, create=True)
@@ -30,6 +33,8 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
         file.truncate(0)
         file.pwrite(0, data)
         file.sync()
+    except SyncFailed as error:
+        raise OSError(*error.args) from error
     finally:
         file.close()  # a node that waits for room tries again and again
     disk.rename(aside, path)

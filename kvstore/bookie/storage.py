@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from errno import ENOSPC
 from functools import partial
 from typing import Any
 
@@ -43,6 +42,7 @@ from kvstore.bookie.refusals import Refusals
 from kvstore.bookie.replay import replay
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
+from kvstore.os_errors import no_room
 from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import BookieId, EntryId, LedgerId
@@ -102,7 +102,7 @@ class BookieStorage:
         except BaseException as error:
             self.stop()
             if isinstance(error, JournalFull):
-                raise OSError(ENOSPC, f"no room in {self._config.journal_dir} for what a start writes") from error
+                raise no_room(f"no space is left in {self._config.journal_dir} for what a start writes") from error
             raise
 
     async def _start(self, doubts: Sequence[str]) -> None:
@@ -203,7 +203,8 @@ class BookieStorage:
     def _full(self, is_full: bool) -> None:
         if is_full != self.statistics.readonly:
             self.statistics.readonly = is_full
-            log.warning("bookie=%s is %s", self.bookie, "read-only: the disk is full" if is_full else "writable again")
+            state = f"read-only: {self.journal.why_full}" if is_full else "writable again"
+            log.warning("bookie=%s is %s", self.bookie, state)
             self._on_readonly(is_full)
             self.door.open(self.adds)
 

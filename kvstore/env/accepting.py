@@ -18,13 +18,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from typing import Any
 
 from kvstore.env.dns.names import NAMES
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.ports import Prelude, StreamHandler
 from kvstore.env.preludes import hear_out, wants_tls
+from kvstore.os_errors import has_no_such_address, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
             except OSError as error:
-                return self._rest(str(error))
+                return self._rest(reason_of(error, "accept"))
             if sock.fileno() >= files_max:
                 self._accepted.refused += 1
                 has_refused = True
@@ -253,9 +253,9 @@ async def bind(host: str, port: int) -> Sequence[socket.socket]:
             sockets.append(_listening(family, address))
         except OSError as error:
             failed = error
-            if error.errno not in (EADDRNOTAVAIL, EAFNOSUPPORT):
+            if not has_no_such_address(error):
                 break
-    if sockets and (failed is None or failed.errno in (EADDRNOTAVAIL, EAFNOSUPPORT)):
+    if sockets and (failed is None or has_no_such_address(failed)):
         return sockets
     for each in sockets:
         each.close()

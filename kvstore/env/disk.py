@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import os
 import threading
@@ -15,20 +14,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kvstore.env.ports import File
+from kvstore.env.ports import FILES_UNLIMITED, File
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs
 from kvstore.errors import ConfigError
+from kvstore.os_errors import SyncFailed, reason_of
 
 LOCK_NAME = "LOCK"
 PROBE_NAME = "write-probe"
 """The file by which a directory is probed. One that a crash leaves is removed by the next probe."""
 PROBE_BYTES = 512
-_WHY = {
-    errno.EDQUOT: "its disk quota is used up",
-    errno.EROFS: "its file system is read-only",
-    errno.EIO: "its disk fails",
-    errno.EACCES: "this process may not write there",
-}
 _HOLDER_BYTES = 32
 _FILE_MODE = 0o640
 _DIRECTORY_MODE = 0o750
@@ -75,7 +69,7 @@ class DirectoryFile:
         return os.fstat(self._fd).st_size
 
     def allocate(self, size: int) -> None:
-        """A shorter `size` changes nothing. Raises OSError (ENOSPC)."""
+        """Do nothing if `size` is shorter. Raises OSError."""
         if size > 0:
             os.posix_fallocate(self._fd, 0, size)
 
@@ -91,7 +85,10 @@ class DirectoryFile:
         self._under_way.append(sync)
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise SyncFailed(*error.args) from error
 
     def close(self) -> None:
         """The descriptor stays open until the syncs under way are done. A second call does nothing."""
@@ -157,6 +154,8 @@ class DirectoryDisk:
         fd = os.open(self.real_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            raise SyncFailed(error.errno, error.strerror, path) from error
         finally:
             os.close(fd)
 
@@ -165,12 +164,17 @@ class DirectoryDisk:
         found = os.statvfs(self.real_path(path))
         return found.f_bavail * found.f_frsize
 
+    def free_files(self, path: str = "") -> int:
+        """Return the inodes that are left for processes without privileges."""
+        found = os.statvfs(self.real_path(path))
+        return found.f_favail if found.f_files else FILES_UNLIMITED
+
     def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
         """In a thread of its own, which a disk that hangs keeps, and no end of this process waits for."""
         loop, real = asyncio.get_running_loop(), self.real_path(path)
 
         def probe() -> None:
-            error = _write_and_remove(real)
+            error = _probe(real)
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(done, error)
 
@@ -191,43 +195,31 @@ class DirectoryDisk:
         self._syncs.close()
 
 
-def _reason_of(error: OSError, path: str) -> str:
-    """Return in a few words why the directory cannot be written to. May block, as the disk may."""
-    if error.errno == errno.ENOSPC:
-        return _shortage(path) or "no space is left on its disk"
-    why = _WHY.get(error.errno or 0)
-    return why or f"writing fails: {error.strerror or error}"
-
-
-def _shortage(path: str) -> str:
-    """Return what the directory's file system lacks, although bytes may be free; empty if it says nothing of the kind.
-    Raises OSError."""
-    found = os.statvfs(path)
-    if found.f_flag & os.ST_RDONLY:
-        return "its file system is read-only"
-    if found.f_files and not found.f_favail:  # file systems without a fixed number of inodes say 0 of 0
-        return f"no inodes are free, {found.f_files:,} are used"
-    return ""
-
-
-def _write_and_remove(directory: str) -> OSError | None:
-    """Create, write, sync and remove a file. Blocks. Return the error, its text for an operator, or None."""
-    path = f"{directory}/{PROBE_NAME}"
+def write_and_remove(path: str, size: int) -> None:
+    """Create a file of `size` bytes, sync it and remove it. Blocks. Raises OSError. Only a trial finds a quota, a limit
+    on the size of a file, and a file system that has become read-only."""
+    if os.path.lexists(path):
+        os.unlink(path)  # only a new file shows that an inode is free
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        if os.path.lexists(path):
-            os.unlink(path)  # with a new file it is known that an inode is free
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.pwrite(fd, bytes(PROBE_BYTES), 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-            os.unlink(path)
+        os.posix_fallocate(fd, 0, size)
+        os.pwrite(fd, bytes(min(size, PROBE_BYTES)), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def _probe(directory: str) -> OSError | None:
+    """Return why no file can be written to the directory, its text for an operator, or None. Blocks."""
+    try:
+        write_and_remove(f"{directory}/{PROBE_NAME}", PROBE_BYTES)
     except OSError as error:
-        try:
-            return OSError(error.errno, _reason_of(error, directory))
-        except OSError:
-            return error
+        has_inodes = True
+        with suppress(OSError):
+            found = os.statvfs(directory)
+            has_inodes = not found.f_files or found.f_favail > 0
+        return OSError(error.errno, reason_of(error, directory, has_inodes=has_inodes))
     return None
 
 

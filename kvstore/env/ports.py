@@ -162,7 +162,8 @@ class File(Protocol):
     completed."""
 
     def pwrite(self, offset: int, data: bytes) -> None:
-        """Write all of `data` at `offset`. Raises OSError (ENOSPC when the disk is full)."""
+        """Write all of `data` at `offset`. Raises OSError, whose meaning kvstore/os_errors.py decides. A write that
+        failed may be repeated: nothing of it counts before a sync."""
         ...
 
     def read(self, offset: int, size: int) -> bytes:
@@ -181,10 +182,14 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """The same, and wait. For start-up and rare metadata; blocks the loop."""
+        """Sync and wait. For start-up and rare metadata; blocks the event loop. Raises SyncFailed."""
         ...
 
     def close(self) -> None: ...
+
+
+FILES_UNLIMITED = 1 << 40
+"""What `Disk.free_files` returns for a file system without a fixed number of inodes."""
 
 
 class Disk(Protocol):
@@ -213,9 +218,18 @@ class Disk(Protocol):
         """Atomically give a file another name, replacing what had it."""
         ...
 
-    def sync_dir(self, path: str) -> None: ...
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable. Raises SyncFailed."""
+        ...
+
     def free_bytes(self, path: str = "") -> int:
-        """Return the bytes that are left for files in the directory `path`, which is there."""
+        """Return the bytes that are left for files in the directory `path`, which is there. A quota does not show
+        here: only a write finds it."""
+        ...
+
+    def free_files(self, path: str = "") -> int:
+        """Return the number of files that can still be created in the directory `path`; FILES_UNLIMITED if the file
+        system has no fixed number of inodes."""
         ...
 
     def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:

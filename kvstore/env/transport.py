@@ -13,8 +13,12 @@ from kvstore.env.accepting import Accepted, Acceptor, bind
 from kvstore.env.dns.names import NAMES, Names
 from kvstore.env.ports import Listener, Prelude, Stream, StreamHandler
 from kvstore.env.preludes import NotUnderstood, call, speaks_no_tls
+from kvstore.os_errors import is_shortage_here, reason_of
 
 log = logging.getLogger(__name__)
+
+SHORTAGE_S, SHORTAGE_ATTEMPTS = 0.1, 10
+"""Delay between attempts to connect while this side lacks descriptors, memory or ports, and the most attempts."""
 
 
 class TcpListener:
@@ -115,7 +119,19 @@ class TcpTransport:
         self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
     ) -> Stream:
         """Raises OSError, also for an address that is none: others register what they like. The caller sets the
-        deadline. If this raises, a connection that was made is lost."""
+        deadline. If this raises, a connection that was made is lost. While this process lacks descriptors, memory or
+        ports, it tries again for SHORTAGE_ATTEMPTS times: the other side is not to blame."""
+        for attempt in range(SHORTAGE_ATTEMPTS + 1):
+            try:
+                return await self._called(address, handler, prelude)
+            except OSError as error:
+                if not is_shortage_here(error) or attempt == SHORTAGE_ATTEMPTS:
+                    raise
+                log.warning("no connection to %s yet, trying again: %s", address, reason_of(error, "connect"))
+            await asyncio.sleep(SHORTAGE_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _called(self, address: str, handler: StreamHandler, prelude: Callable[[], Prelude] | None) -> Stream:
         calling = self._calling if self._newest is None else self._newest()
         try:
             return await self._connected(address, handler, calling, prelude)

@@ -81,11 +81,7 @@ def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login
     login = login or login_of_environment()
 
     def opens(places: Sequence[str]) -> grpc.Channel:
-        target, named = target_of(address, places)
-        options = (*channel_options(), *more, *named)
-        if credentials is None:
-            return grpc.insecure_channel(target, options=options)
-        return grpc.secure_channel(target, credentials, options=options)
+        return blocking_channel(address, places, credentials, (*channel_options(), *more))
 
     channel = cast("grpc.Channel", NamedChannel(address, opens)) if needs_lookup(address) else opens(())
     return channel if login is None else cast("grpc.Channel", LoggedInChannel(channel, login))
@@ -109,6 +105,16 @@ def aio_opener(
 async def open_aio_channel(address: str, tls: Tls | None, login: Login | None = None) -> grpc.aio.Channel:
     """Open a channel on asyncio as `aio_opener` does, with its errors."""
     return await aio_opener(address, tls, login)(LOOKUP_S)
+
+
+def blocking_channel(
+    address: str, places: Sequence[str], credentials: grpc.ChannelCredentials | None, options: Options
+) -> grpc.Channel:
+    """Return a blocking channel to a server at these addresses; none if `address` is one."""
+    target, named = target_of(address, places)
+    if credentials is None:
+        return grpc.insecure_channel(target, options=(*options, *named))
+    return grpc.secure_channel(target, credentials, options=(*options, *named))
 
 
 def aio_channel(

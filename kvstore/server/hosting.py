@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from errno import EDQUOT, ENOSPC
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from kvstore.errors import ClusterTooNew, Corrupted, MetadataError, StoreError, 
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.namespaces import Book
+from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.handover import Turns
 from kvstore.partition.partition import Partition
@@ -283,9 +283,9 @@ class Hosting:
         try:
             await self._begin(partition)
         except OSError as error:
-            if error.errno not in (ENOSPC, EDQUOT):
+            if not is_passing(error):
                 raise
-            log.warning("partition=%s waits for room on the disk to start here: %s", partition, error)
+            log.warning("partition=%s is not started here yet, trying again: %s", partition, error)
             asyncio.get_running_loop().call_later(ROOM_S, self._changed.set)
 
     # docs/protocol.md V4

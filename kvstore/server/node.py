@@ -13,7 +13,6 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from kvstore.env.real import end_process, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.connect import Store, connect
+from kvstore.os_errors import is_passing, reason_of
 from kvstore.server.access.http_doorman import HttpDoorman
 from kvstore.server.app import Node
 from kvstore.server.composition import serve
@@ -51,7 +51,7 @@ START_AGAIN_S = 0.5
 FILES_MIN = 1_024
 """Open files: some 800 for the connections of all doors, the others for journals and engines."""
 ROOM_S = 5.0
-"""Between two attempts to start on a full disk."""
+"""Delay between two attempts to start while the disk is full or the process lacks descriptors or memory."""
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 12.0
@@ -65,7 +65,7 @@ def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     config.data_dir.mkdir(parents=True, exist_ok=True)
-    output = open_log(config.log_output, process=config.id, directory=config.log_dir)
+    output = _opened_log(config)
     lock = lock_dir(config.data_dir)
     files = raise_file_limit()
     try:
@@ -76,6 +76,18 @@ def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
     finally:
         lock.close()
         logging.shutdown()
+
+
+def _opened_log(config: NodeConfig) -> Output:
+    """Open the log, on standard error if its disk takes no file now. Raises OSError for a disk that fails otherwise."""
+    try:
+        return open_log(config.log_output, process=config.id, directory=config.log_dir)
+    except OSError as error:
+        if not is_passing(error):
+            raise
+        output = open_log(config.log_output, process=config.id)
+        log.warning("the log goes to standard error: %s", reason_of(error, str(config.log_dir)))
+        return output
 
 
 class ProcessTls:
@@ -201,10 +213,11 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
                 log.warning("the metadata store went away while the node started; trying again: %s", error)
                 await asyncio.sleep(START_AGAIN_S)
             except OSError as error:
-                if error.errno not in (ENOSPC, EDQUOT):
+                if not is_passing(error):
                     raise
-                log.warning("the disk of %s is full: the node starts when there is room: %s", config.data_dir, error)
-                process.waits_for = "room on the disk"
+                why = reason_of(error, str(config.data_dir), has_inodes=env.disk.free_files() > 0)
+                log.warning("the node cannot start yet, trying again every %g s: %s (%s)", ROOM_S, why, error)
+                process.waits_for = why
                 await wait_within(stop, ROOM_S)
     finally:
         await http.close()

@@ -56,7 +56,7 @@ async def test_probe_names_inodes_when_none_is_free_and_bytes_are(small: Path) -
     assert await anew(probe) == ""
     for number in range(7):  # the root has the eighth
         (small / f"{number}").touch(exist_ok=False)
-    assert await anew(probe) == "no inodes are free, 8 are used"
+    assert await anew(probe) == f"no inodes are free, although bytes are: {small}"
     (small / "0").unlink()
     assert await anew(probe) == ""
 
@@ -66,7 +66,7 @@ async def test_probe_names_inodes_when_none_is_free_and_bytes_are(small: Path) -
 async def test_probe_names_a_file_system_that_has_become_read_only(small: Path) -> None:
     probe = probe_of(DirectoryDisk(small))
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-    assert await anew(probe) == "its file system is read-only"
+    assert await anew(probe) == f"the file system is read-only: {small}"
 
 
 class Failing(DirectoryDisk):

@@ -20,6 +20,7 @@ from kvstore.env.secret import ClusterSecret
 from kvstore.errors import ConfigError, MetadataError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.history import verifier
 from kvstore.meta.store import MetadataStore
+from kvstore.os_errors import is_passing
 from kvstore.partition.leading import evaluate, range_delete
 from kvstore.partition.partition import Partition
 from kvstore.server import app, composition
@@ -31,7 +32,7 @@ from kvstore.wal.config import Keepers
 from tests.sim.judges.probes import declare, probe
 from tests.sim.judges.starts import Starts
 from tests.sim.strikes.knobs import Knobs
-from tests.sim.world.disk import SimDisk
+from tests.sim.world.disk import Refusal, SimDisk
 from tests.sim.world.engines import Engines
 from tests.sim.world.env import SimWorld
 from tests.sim.world.loop import Process
@@ -44,6 +45,7 @@ Connect = Callable[[], Awaitable[MetadataStore]]
 Dirs = tuple[str, ...]
 SECRET = ClusterSecret((bytes(range(32)),))
 """Of every simulated cluster."""
+OVER_QUOTA = Refusal(EDQUOT, frozenset({"create", "allocate"}))
 RESTART_S = 0.2
 RAISE_S = 1.0
 """Between high-water marks: runs are short."""
@@ -202,10 +204,19 @@ class Node:
 
     def use_up_inodes(self) -> None:
         """Let nobody make a file on its disk, although bytes are free; `free_inodes` undoes it."""
-        self.disk.has_inodes, self.engines.are_full = False, True
+        self.disk.has_inodes, self.engines.refusal = False, ENOSPC
 
     def free_inodes(self) -> None:
-        self.disk.has_inodes, self.engines.are_full = True, False
+        self.disk.has_inodes, self.engines.refusal = True, 0
+
+    def exceed_quota(self) -> None:
+        """Let no file on its disk take new blocks, although bytes and inodes are free; `raise_quota` undoes it."""
+        self.disk.refusals.append(OVER_QUOTA)
+        self.engines.refusal = EDQUOT
+
+    def raise_quota(self) -> None:
+        self.disk.refusals[:] = [each for each in self.disk.refusals if each is not OVER_QUOTA]
+        self.engines.refusal = 0
 
     def declare_lost(self, paths: tuple[str, ...]) -> None:
         """Directories of its bookie that the operator declares lost, as of the next start."""
@@ -221,7 +232,7 @@ class Node:
                 try:
                     await self._serve(env, self._stopping)
                 except (MetadataUnavailable, MetadataUnknown, OSError) as error:
-                    if isinstance(error, OSError) and error.errno not in (ENOSPC, EDQUOT):
+                    if isinstance(error, OSError) and not is_passing(error):
                         raise
                     probe("node.started_again_in_its_process")
                     self._world.trace.event(self.name, "start again", repr(error))

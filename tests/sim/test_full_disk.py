@@ -15,6 +15,7 @@ from tests.sim.nodes import Node
 from tests.sim.stories.scenarios import P, Stage, knobs, play
 from tests.sim.stories.stories_of_reach import candidate_without_inodes, leader_without_inodes
 from tests.sim.test_handover import led_by_preferred
+from tests.sim.world.disk import Refusal
 from tests.sim.world.engines import SimEngine
 
 pytestmark = pytest.mark.sim
@@ -81,13 +82,13 @@ def test_candidate_without_inodes_does_not_stand_while_another_can() -> None:
 
 
 # docs/protocol.md P41
-def test_lead_is_taken_without_inodes_if_no_node_has_any() -> None:
+def test_lead_is_taken_by_a_node_whose_probe_fails_if_that_of_each_node_does() -> None:
     """Its memory has room for a while, and a bad leader is better than none."""
 
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)
         for node in stage.cluster.nodes:
-            node.disk.has_inodes = False
+            node.disk.refusals.append(Refusal(errno.ENOSPC, frozenset({"create"}), "write-probe"))
         first.crash()
         await stage.until_led_by_another(first)
         assert (await stage.put_until_done(stage.leader)).status is Status.OK

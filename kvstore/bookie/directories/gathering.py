@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from errno import EDQUOT, ENOSPC
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.age import AGE
@@ -23,6 +22,7 @@ from kvstore.bookie.small_files import contents, read_file, replace_file
 from kvstore.env.ports import Env
 from kvstore.errors import ConfigError
 from kvstore.meta.cookie_store import CookieStore
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,6 @@ async def gather(
     """Find out which directories this bookie has, and who it is. Raises ConfigError that names the directory at fault,
     MetadataError, OSError (a disk is full)."""
     return await _Gathering(env, config).run(cookies, instance_id, authority)
-
-
-def is_unreadable(error: OSError) -> bool:
-    """Whether a disk is broken, and not only full."""
-    return error.errno not in (ENOSPC, EDQUOT)
 
 
 def unreadable(path: str, error: OSError) -> ConfigError:
@@ -101,7 +96,7 @@ class _Gathering:
         except ValueError as error:
             raise ConfigError(f"{path}/{PLACE}: {error}") from None
         except OSError as error:
-            if len(self._config.directories) == 1:
+            if len(self._config.directories) == 1 or is_passing(error):
                 raise
             raise unreadable(path, error) from error
         if PLACE in names and place is None:
@@ -138,7 +133,7 @@ class _Gathering:
             disk.mkdir(f"{path}/{INDEX}")
             disk.sync_dir(path)
         except OSError as error:
-            raise unreadable(path, error) if is_unreadable(error) else error from error
+            raise error if is_passing(error) else unreadable(path, error) from error
         log.warning("bookie=%s has a new directory %d: %s", found.bookie, number, path)
 
     def say(self, found: Plan, numbers: Iterable[int]) -> None:

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.directories.gathering import Directory, is_unreadable, unreadable
+from kvstore.bookie.directories.gathering import Directory, unreadable
 from kvstore.bookie.directories.refusing import CANNOT_STORE, Refusing
 from kvstore.bookie.storage import BookieStorage
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Part:
         try:
             await self.storage.start(self.directory.doubts)
         except OSError as error:
-            if not is_unreadable(error):
+            if is_passing(error):
                 raise
             raise unreadable(self.directory.path, error) from error
         self.ledgers, self.tombstones = self.storage.inventory.ledgers, self.storage.inventory.tombstones

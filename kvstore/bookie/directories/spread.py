@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from errno import ENOSPC
 from typing import Any
 
 from kvstore.bookie.adds import Done
@@ -36,6 +35,7 @@ from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.statistics import Statistics, added_up
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
+from kvstore.os_errors import no_room
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class SpreadStorage:
         except BaseException as error:
             self.stop()
             if isinstance(error, JournalFull):
-                raise OSError(ENOSPC, "no room for what a start writes") from error
+                raise no_room("no space is left for what a start writes") from error
             raise
         self._is_started = True
         self._is_readonly = self.is_readonly
@@ -154,7 +154,13 @@ class SpreadStorage:
     def directories(self) -> list[DirectoryState]:
         """Each of them, those that have failed too."""
         return [
-            DirectoryState(part.directory.path, part.reason, part.free_bytes(), part.storage.is_readonly)
+            DirectoryState(
+                part.directory.path,
+                part.reason,
+                part.free_bytes(),
+                part.storage.is_readonly,
+                "" if part.reason else part.storage.journal.why_full,
+            )
             for part in self.parts
         ]
 

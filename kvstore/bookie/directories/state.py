@@ -14,4 +14,6 @@ class DirectoryState(NamedTuple):
     free_bytes: int
     """0 if its disk does not say."""
     readonly: bool
-    """It takes no ordinary adds: its disk is full but for the reserve."""
+    """True if it takes no ordinary adds, because its disk is full but for the reserve."""
+    why_readonly: str = ""
+    """The reason, with the path; empty if it takes them."""

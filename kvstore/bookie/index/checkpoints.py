@@ -19,6 +19,7 @@ from kvstore.bookie.index.checkpoint import (
 )
 from kvstore.bookie.small_files import read_file
 from kvstore.env.ports import Disk
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,9 @@ def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
 
 # docs/protocol.md B31
 def _say_not_given(path: str, error: OSError) -> None:
-    """A bad sector here keeps no bookie from starting."""
+    """Log a bad sector, which keeps no bookie from starting. Raises the error if it passes: the file is whole."""
+    if is_passing(error):
+        raise error
     log.error("%s cannot be read, it is made again from the segment: %s", path, error)
 
 

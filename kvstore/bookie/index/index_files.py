@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import ENOSPC
 from functools import partial
 
 from kvstore.bookie.index.blocks import block_bytes, decode_block
@@ -21,6 +20,7 @@ from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint, encode_checkpoin
 from kvstore.bookie.index.checkpoints import ASIDE, LIST, checkpoint_path, indexed, list_path, read_checkpoint
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, Columns, EntryIndex
 from kvstore.env.ports import Disk, File
+from kvstore.os_errors import is_passing, no_room
 
 log = logging.getLogger(__name__)
 
@@ -136,11 +136,14 @@ class IndexFiles:
         return self._in_memory.get(file, {}).get(ledger) or EntryIndex()
 
     def block(self, file: int, at: int, count: int) -> Columns | None:
-        """A block of a segment's file; None if it is not what was written."""
+        """Return a block of a segment's file; None if it is not what was written. Raises OSError for an error that
+        passes."""
         self.blocks_read += 1
         try:
             data = self._opened(file).read(at, block_bytes(count))
         except OSError as error:
+            if is_passing(error):
+                raise
             log.error("segment=%d its index cannot be read at %d: %s", file, at, error)
             return None
         return decode_block(data, self._salts.get(file, 0), at, count)
@@ -171,10 +174,10 @@ class IndexFiles:
             self._replace(file, mended.data, lambda: None, partial(_say_unwritten, file))
 
     def checkpoint(self, file: int) -> Checkpoint | None:
-        """The table of a segment's file, if it is there and whole."""
+        """Return the table of a segment's file, if it is there and whole. Raises OSError for an error that passes."""
         try:
             found = read_checkpoint(self._disk, self.directory, file)
-        except (OSError, ValueError):
+        except ValueError:
             return None
         return found if found is not None and found.format == FORMAT and found.file == file else None
 
@@ -281,7 +284,7 @@ class IndexFiles:
     def _need_room(self, size: int) -> None:
         """Raise OSError if a file of `size` bytes would take of the room for fences and for a start."""
         if self._reserve_bytes and self._disk.free_bytes(self._journal_dir) < size + self._reserve_bytes:
-            raise OSError(ENOSPC, f"want {self._reserve_bytes} bytes to stay free")
+            raise no_room(f"expected {self._reserve_bytes} bytes to stay free in {self._journal_dir}")
 
     def write_now(self, checkpoint: Checkpoint, *, with_list: bool) -> bool:
         """Write the file of a segment that is held, after the list of segments if that is in the checkpoint and wanted,

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from errno import EDQUOT, ENOSPC
 from struct import pack
 
 from kvstore.bookie.config import BookieConfig
@@ -33,6 +32,7 @@ from kvstore.bookie.journal.segment import OpenFiles, Segment
 from kvstore.bookie.journal.supply import RETRY_S, SegmentSupply, overhead
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
+from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,11 @@ class Journal:
         """Of this segment's groups below SMALL_GROUP_BYTES: so far is the segment ahead filled."""
         self._is_scheduled = False
         self._is_blocked = False
+        self._why_blocked = ""
         self.is_full = True
         """Only the reserve is left, or not even that."""
+        self.why_full = ""
+        """Why it takes no ordinary adds, with the directory, as an operator reads it; empty if it takes them."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self.synced_group = 0
@@ -116,6 +119,7 @@ class Journal:
     # docs/protocol.md B9
     def _update_full(self) -> None:
         self.is_full = self.supply.spare is None or self.supply.is_scarce or self._is_blocked
+        self.why_full = (self._why_blocked if self._is_blocked else self.supply.why) if self.is_full else ""
         self._on_full(self.is_full)
 
     @property
@@ -235,11 +239,14 @@ class Journal:
             self._sync_failed(error)
 
     def _write_failed(self, error: OSError) -> None:
-        """Nothing was reported yet, so a full disk costs only time: the group waits for room."""
-        if error.errno not in (ENOSPC, EDQUOT):
-            self.fail(f"journal write failed: {error}")
+        """Keep the group, of which nothing was reported yet, and write it again later if the error passes."""
+        why = self.supply.reason(error)
+        if not is_passing(error):
+            self.fail(f"journal write failed: {why}")
             return
-        self._is_blocked = True
+        if why != self._why_blocked or not self._is_blocked:
+            log.warning("journal segment=%d cannot be written, trying again: %s", self.synced_file, why)
+        self._is_blocked, self._why_blocked = True, why
         self._update_full()
         self._later("retry", RETRY_S, self._flush)
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from errno import EBADMSG, EILSEQ, EIO, ENODATA, ENOENT, EUCLEAN
 
 from kvstore.bookie.journal import record
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
 from kvstore.env.ports import Disk, File
+from kvstore.os_errors import is_medium_error, is_passing
 
 FILL_BYTES = 256 << 10
 """Zeroes written at a time. A file whose blocks were written once syncs about twice as fast as one only allocated."""
 PAGE = bytes(4096)
 """What one write of them has: the kernel keeps what was one large write as one large piece of memory, which each later
 sync goes through, and counts as written, for a record of a few bytes."""
-
-MEDIUM_ERRORS = frozenset((EIO, ENODATA, EBADMSG, EILSEQ, EUCLEAN, ENOENT))
-"""Errors of a read that mean that the stored bytes are lost. Any other error says nothing about the bytes."""
 
 
 def segment_name(file: int) -> str:
@@ -138,14 +135,20 @@ class Segment:
             if error is not None:
                 failed(error)
 
-        self.handle.submit_sync(on_synced)
+        try:
+            self.handle.submit_sync(on_synced)
+        except OSError as error:
+            failed(error)
         return size
 
     def read_body(self, offset: int, size: int, *, ledger: int, entry: int) -> bytes | None:
-        """The body of the record at `offset`, whose body has `size` bytes; None if it is not what was written."""
+        """Return the body of the record at `offset`, which has `size` bytes; None if it is not what was written. Raises
+        OSError for an error that passes, which says nothing about the record."""
         try:
             return self._read_body(offset, size, ledger, entry)
-        except OSError:
+        except OSError as error:
+            if is_passing(error):
+                raise
             return None
 
     def read_certainly(self, offset: int, size: int, *, ledger: int, entry: int) -> bytes | None:
@@ -153,7 +156,7 @@ class Segment:
         try:
             return self._read_body(offset, size, ledger, entry)
         except OSError as error:
-            if error.errno not in MEDIUM_ERRORS:
+            if not is_medium_error(error):
                 raise
             return None
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from errno import EEXIST, EIO, ENOSPC
+from contextlib import suppress
+from errno import EEXIST
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.journal.record import FILE_HEADER_SIZE, GROUP_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
 from kvstore.bookie.journal.room import JournalFull, Use, kept_bytes, start_bytes
 from kvstore.bookie.journal.segment import OpenFiles, Segment, segment_name
 from kvstore.env.ports import Env
+from kvstore.os_errors import is_no_room, is_passing, no_room, reason_of
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Between attempts to make the next segment, or to write, on a full disk."""
+FILES_RESERVE = 64
+"""Inodes that ordinary adds leave free: fences, starts and the state of partitions need new files."""
 LOOK_S = 5.0
 """Between two looks at the room that others have left on the disk, while they leave enough."""
 
@@ -45,6 +49,8 @@ class SegmentSupply:
         """The segment ahead; None: the disk is full."""
         self.is_scarce = False
         """Others have filled the disk into the reserve."""
+        self.why = ""
+        """Why there is no segment ahead, or why the disk is scarce, as an operator reads it."""
         self.next_file = 1
         self._env, self._config = env, config
         self._loop = asyncio.get_running_loop()
@@ -63,21 +69,36 @@ class SegmentSupply:
         if self.spare is not None or self._is_stopped:
             return
         try:
-            if self._free_bytes() < self._config.segment_bytes + self._config.reserve_bytes:
-                raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
+            self._keep_reserve(self._config.segment_bytes + self._config.reserve_bytes, FILES_RESERVE)
             self.spare = self.create(0, self._config.segment_bytes)
         except OSError as error:
-            if error.errno in (EIO, EEXIST):
-                self._on_damage(f"journal segment={self.next_file} cannot be made: {error}")
+            why = self.reason(error)
+            if not is_passing(error):
+                self._on_damage(f"journal segment={self.next_file} cannot be made: {why}")
                 return
-            if not self._lacks_room:
-                log.warning("no room for journal segment=%d, waiting for it: %s", self.next_file, error)
-            self._lacks_room = True
+            if not self._lacks_room or why != self.why:
+                log.warning("journal segment=%d cannot be made, trying again: %s", self.next_file, why)
+            self._lacks_room, self.why = True, why
             self._on_change()
             self._retry = self._loop.call_later(RETRY_S, self.make_spare)
             return
         self._lacks_room = False
         self._on_change()
+
+    def reason(self, error: OSError) -> str:
+        """Return an error of the journal's directory as an operator reads it."""
+        place, has_inodes = self._config.journal_dir, True
+        with suppress(OSError):
+            has_inodes = self._env.disk.free_files(place) > 0
+        return reason_of(error, place, has_inodes=has_inodes)
+
+    def _keep_reserve(self, size: int, files: int) -> None:
+        """Raise OSError unless so many bytes and inodes are free. A quota does not show here: the attempt finds it."""
+        place = self._config.journal_dir
+        if self._free_bytes() < size:
+            raise no_room(f"less than {size} bytes are free")
+        if self._env.disk.free_files(place) < files:
+            raise no_room(f"fewer than {files} inodes are free")
 
     # docs/protocol.md B9
     def look(self) -> None:
@@ -94,13 +115,16 @@ class SegmentSupply:
                 place = self._config.journal_dir
                 self._on_damage(f"files of the journal are gone from {place}: somebody has removed or moved them")
                 return
-            free, reserve = self._free_bytes(), self._config.reserve_bytes
+            share = 1 if self.is_scarce else 2
+            self._keep_reserve(self._config.reserve_bytes // share, FILES_RESERVE // share)
+            why = ""
         except OSError as error:
-            log.warning("how much room there is in %s cannot be told: %s", self._config.journal_dir, error)
-            return
-        is_scarce = free < (reserve if self.is_scarce else reserve // 2)
-        if is_scarce != self.is_scarce:
-            self.is_scarce = is_scarce
+            why = self.reason(error)
+            if not is_no_room(error):
+                log.warning("journal cannot read the free space: %s", why)
+                return
+        if why or self.is_scarce:
+            self.is_scarce, self.why = bool(why), why or self.why
             self._on_change()
 
     # docs/protocol.md L12
@@ -125,6 +149,8 @@ class SegmentSupply:
                 spare.handle.allocate(needed)
                 spare.capacity = needed
         except OSError as error:
+            if not is_passing(error):
+                self._on_damage(f"journal segment={self.next_file} cannot be made: {self.reason(error)}")
             raise JournalFull from error
         self.spare = None
         return spare

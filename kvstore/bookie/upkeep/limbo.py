@@ -41,7 +41,7 @@ async def survey(storage: BookieStorage, authority: Authority, is_elsewhere: Els
         try:
             await _survey(storage, authority, is_elsewhere)
             return
-        except (MetadataError, JournalFull) as error:
+        except (MetadataError, JournalFull, OSError) as error:
             log.warning("the survey of ledgers that may lack records stopped: %r", error)
             await asyncio.sleep(RETRY_S)
 
@@ -80,7 +80,7 @@ async def watch(storage: BookieStorage, authority: Authority, is_elsewhere: Else
         await asyncio.sleep(SETTLE_S)
         try:
             await settle(storage, authority)
-        except (MetadataError, JournalFull) as error:
+        except (MetadataError, JournalFull, OSError) as error:
             log.warning("the look at ledgers that may lack records stopped: %r", error)
 
 

@@ -66,7 +66,7 @@ class _Asked(Struct, eq=False):
     @property
     def is_absent(self) -> bool:
         """True if there are no addresses in this family, for sure."""
-        return isinstance(self.failure, socket.gaierror) and self.failure.errno in _ABSENT
+        return isinstance(self.failure, socket.gaierror) and self.failure.args[0] in _ABSENT
 
 
 class _Name(Struct, eq=False):

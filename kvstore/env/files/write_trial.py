@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from errno import EACCES, EDQUOT, ENOSPC, ENOTDIR, EPERM, EROFS, errorcode
 from pathlib import Path
 
+from kvstore.os_errors import is_no_room
+
 PREFIX, SUFFIX = ".kvstore-trial-", ".new"
 _TEXT = b"kvstore tries whether this directory can be written\n"
 _ADVICE = {
@@ -39,7 +41,7 @@ class WriteFault:
     @property
     def is_full(self) -> bool:
         """True if only space, inodes or a quota is missing."""
-        return self.errno in (ENOSPC, EDQUOT)
+        return is_no_room(OSError(self.errno, self.reason))
 
     def __str__(self) -> str:
         name = errorcode.get(self.errno, str(self.errno))

@@ -29,7 +29,7 @@ class DiskProbe:
         self._asked = 0
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._fd = -1
-        self._error = 0
+        self._error = ""
         threading.Thread(target=self._run, name=f"probe {directory}", daemon=True).start()
 
     @property
@@ -52,10 +52,10 @@ class DiskProbe:
         while self._requests.get():
             try:
                 self._write()
-                self._error = 0
+                self._error = ""
             except OSError as error:
-                if error.errno != self._error:
-                    self._error = error.errno or 0
+                if str(error) != self._error:
+                    self._error = str(error)
                     log.warning("disk probe failed directory=%s: %s", self.directory, error)
             self.completed += 1
         if self._fd >= 0:

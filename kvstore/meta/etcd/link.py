@@ -37,8 +37,7 @@ from kvstore.proto.etcd_pb2 import (
     WatchResponse,
 )
 from kvstore.proto.etcd_pb2_grpc import AuthStub, KVStub, LeaseStub, WatchStub
-from kvstore.rpc.channels import aio_channel
-from kvstore.rpc.targets import target_of
+from kvstore.rpc.channels import aio_channel, blocking_channel
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -174,19 +173,12 @@ class Link:
     def revoke_at_once(self, lease: int) -> None:
         """End the lease from another thread than the event loop's, over a connection of its own. Waits REVOKE_S at most
         and raises nothing: the lease expires in any case."""
-        with self._blocking_channel() as channel:
+        with blocking_channel(self.endpoint, self._places, self._credentials, _OPTIONS) as channel:
             stub: Any = LeaseStub(channel)
             try:
                 stub.LeaseRevoke(LeaseRevokeRequest(ID=lease), metadata=self._carried, timeout=REVOKE_S)
             except grpc.RpcError as error:
                 log.warning("metadata session=%x was not revoked, it expires: %s", lease, error)
-
-    def _blocking_channel(self) -> grpc.Channel:
-        target, named = target_of(self.endpoint, self._places)
-        options = (*_OPTIONS, *named)
-        if self._credentials is None:
-            return grpc.insecure_channel(target, options=options)
-        return grpc.secure_channel(target, self._credentials, options=options)
 
     async def watch(self, span: Span, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
         """Give what changes in the span from that revision on. Ends when etcd ends it; raises MetadataUnknown."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,10 +14,12 @@ from kvstore.errors import (
     MetadataLost,
     NoSuchLedger,
     StoreError,
+    Unavailable,
     UndecodableNode,
     WrittenByNewer,
 )
-from kvstore.partition.state.engine import wait_caught_up
+from kvstore.os_errors import is_passing
+from kvstore.partition.state.engine import wait_caught_up, wait_resumable
 from kvstore.partition.state.state import State
 from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
@@ -54,8 +55,13 @@ class Tail:
         """The last error that was logged about a ledger that is deleted or cannot be decoded."""
         self.entries = 0
         self.installs = 0
-        self.trouble = ""
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
         """Why nothing can be applied now; empty if that is not so."""
+        stopped = self._state.engine.stopped
+        return self._trouble if stopped is None else str(stopped)
 
     @property
     def position(self) -> Position:
@@ -64,21 +70,21 @@ class Tail:
 
     async def run(self) -> None:
         """Tail until cancelled. Raises Corrupted when the log does not continue the state: such a replica must not
-        serve; OSError when the engine is of no use any more. A full disk only makes it wait."""
+        serve; OSError when the engine is of no use any more. An error that passes only makes it wait."""
         while True:
             try:
                 await self._follow()
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if not is_passing(error):
                     raise
-                self.trouble = str(error)
-                log.warning("partition=%s waits for room: %s", self._partition, error)
+                self._trouble = str(error)
+                log.warning("partition=%s applies nothing now, trying again: %s", self._partition, error)
                 await asyncio.sleep(ROOM_S)
 
     async def _follow(self) -> None:
         """Read on from where the engine stands."""
-        if not self._state.is_whole:
-            await wait_caught_up(self._state.engine)
+        if not self._state.is_whole or self._state.engine.stopped is not None:
+            await wait_resumable(self._state.engine)
             self._state.recover()
         while True:
             reader = self._reader = self._logs.reader(self._partition, self._state.position)
@@ -125,9 +131,13 @@ class Tail:
                 await self._progress.wait()
 
     async def wait_seq(self, seq: Seq) -> None:
-        """Wait until the mutation of this sequence is applied, and the engine takes more."""
+        """Wait until the mutation of this sequence is applied, and the engine takes more. Raises Unavailable if it has
+        stopped."""
         await self.reach(seq)
-        await wait_caught_up(self._state.engine)
+        try:
+            await wait_caught_up(self._state.engine)
+        except OSError as error:
+            raise Unavailable(f"partition {self._partition}: {error}") from error
 
     async def reach(self, seq: Seq) -> None:
         """Wait until the mutation of this sequence is applied."""
@@ -142,11 +152,13 @@ class Tail:
     def take(self, entries: Sequence[LogEntry]) -> None:
         """Apply entries that have come while their read waits. Raises what `run` does."""
         self._state.apply_all(entries)
-        self.trouble = ""
+        self._trouble = ""
         self.entries += len(entries)
         self._progress.set()
 
     async def _apply(self, entries: Sequence[LogEntry]) -> None:
+        if self._state.engine.stopped is not None:
+            raise self._state.engine.stopped
         for start in range(0, len(entries), ENTRIES_PER_TURN):
             await wait_caught_up(self._state.engine)
             self.take(entries[start : start + ENTRIES_PER_TURN])

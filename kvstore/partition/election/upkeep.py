@@ -5,14 +5,14 @@ while this server's disk is full."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import zlib
 from collections.abc import Callable
 from random import Random
 
 from kvstore.env import Env
-from kvstore.errors import MetadataError, StoreError, VersionConflict
+from kvstore.errors import MetadataError, StoreError, Unavailable, VersionConflict
+from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.absences import Absences
 from kvstore.partition.election.handover import Steady, Turns
@@ -131,8 +131,12 @@ class Upkeep:
             is_stuck = self._replica.leading_log is not None and self._replica.state.engine.is_behind()
             looks = looks + 1 if is_stuck else 0
             if looks >= BEHIND_LOOKS:
-                log.warning("partition=%s this server's disk is full, or too slow: another is to lead", self._partition)
+                why = self._replica.state.engine.stopped or "its disk is full, or too slow"
+                log.warning("partition=%s this server should not lead: %s", self._partition, why)
                 await self._replica.hand_over_to_any()
+                leader = self._replica.leader
+                if leader is not None and self._replica.state.engine.may_resume:  # which only followers do (P46)
+                    leader.lose(Unavailable(f"partition {self._partition}: {why}"))
                 looks = 0
 
     def _preferred_other(self) -> ServerId | None:
@@ -199,8 +203,8 @@ class Upkeep:
 
 
 async def flush(state: State) -> None:
-    """Sync the state to disk, off the event loop. On a full disk it stays unsynced: the log has all of it. Raises
-    OSError if the engine could not."""
+    """Sync the state to disk, off the event loop. After an error that passes it stays unsynced: the log has all of it.
+    Raises OSError if the engine could not."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def flushed(error: OSError | None) -> None:
@@ -208,7 +212,7 @@ async def flush(state: State) -> None:
             return
         if error is None:
             done.set_result(None)
-        elif error.errno == errno.ENOSPC:
+        elif is_passing(error):
             log.warning("partition=%s is not synced: %s", state.partition, error)
             done.set_result(None)
         else:

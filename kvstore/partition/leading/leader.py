@@ -15,7 +15,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from errno import ENOSPC
 from math import inf
 from typing import Any
 
@@ -23,6 +22,7 @@ from kvstore.env import Env
 from kvstore.env.events import Alarm
 from kvstore.env.slow_log import hash_of
 from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.answers import Answers, Logged, Once, TurnAway, lost, malformed, unknown_code
 from kvstore.partition.leading.batch_delay import BatchDelay
@@ -121,7 +121,7 @@ class Leader:
         """Serve, once a record of this epoch is acknowledged and applied. Raises OutcomeUnknown or NotEnoughBookies.
         `founded`: what the partition owns, if its log has not said so; `turn_away` takes what it does not own."""
         self._answers.turn_away_by = turn_away
-        self._log.on_lost(self._lose)
+        self._log.on_lost(self.lose)
         if founded is None:
             await self._append_control(Kind.EPOCH_START)
         else:
@@ -182,7 +182,8 @@ class Leader:
         self._answers.flush()
 
     # docs/protocol.md P9
-    def _lose(self, reason: StoreError) -> None:
+    def lose(self, reason: StoreError) -> None:
+        """End the lead, and tell whoever runs this leader if it served."""
         if self._stopped is None:
             served = self.serving
             self.stop(reason)
@@ -418,11 +419,11 @@ class Leader:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:
-        """End the process: the state here cannot be trusted any more. A disk that is full only costs the lead."""
-        if not (isinstance(error, OSError) and error.errno == ENOSPC):
+        """End the process: the state here cannot be trusted any more. An error that passes only costs the lead."""
+        if not is_passing(error):
             self._env.fatal(f"partition {self._state.partition}: {why}")
         self.is_broken = True
-        self._lose(OutcomeUnknown(why))
+        self.lose(OutcomeUnknown(why))
 
     def _fail(self, error: StoreError) -> None:
         """The oldest entry in flight failed: those behind it do too. LedgerFenced and the like never reach a client."""
@@ -431,7 +432,7 @@ class Leader:
             oldest = self._in_flight.popleft()
             observed = self._observed.take(self._entries - len(self._in_flight))
             self._answers.give_all([(sink, token, error) for sink, token, _ in oldest.replies + observed])
-        self._lose(error)
+        self.lose(error)
 
     def _expire(self) -> None:
         """Refuse what has waited for too long: it was not appended, and is not any more."""

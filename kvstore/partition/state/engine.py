@@ -55,7 +55,12 @@ class View(Protocol):
 
 class Engine(Protocol):
     """Keys and values are bytes, in the order of the keys' bytes. Every call may raise OSError when the disk
-    fails: the engine is of no use from then on."""
+    fails: the engine is of no use from then on, unless the error passes (kvstore/os_errors.py)."""
+
+    stopped: OSError | None
+    """Why it takes no writes, since a write or a flush failed; None if it takes them. It gives all rows meanwhile."""
+    may_resume: bool
+    """True if the engine has stopped, and a trial has shown that the disk takes writes again."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -66,8 +71,8 @@ class Engine(Protocol):
     def batch(self) -> Batch: ...
 
     def write(self, batch: Batch) -> None:
-        """Apply `batch`, all of it or nothing. It is seen by every later call, and durable with a later flush. An
-        OSError with ENOSPC passes: what was written stays readable, and once there is room the engine takes more."""
+        """Apply `batch`, all of it or nothing. It is seen by every later call, and durable with a later flush. After an
+        error that passes the engine has stopped: what was written stays readable, until `resume`."""
         ...
 
     def is_behind(self) -> bool:
@@ -90,8 +95,13 @@ class Engine(Protocol):
         ...
 
     def flush(self, done: Callable[[OSError | None], None]) -> None:
-        """Make all that is written durable, off the event loop; then call `done` on it. An OSError with ENOSPC costs
-        only time: nothing was tried."""
+        """Make all that is written durable, off the event loop; then call `done` on it. An error that passes costs only
+        time."""
+        ...
+
+    def resume(self) -> None:
+        """Take writes again after the engine has stopped. What was written since the last flush may be gone, as after a
+        crash. Blocks for some ten milliseconds. Raises OSError; then the engine gives no rows until the next call."""
         ...
 
     def clear(self) -> None:
@@ -104,6 +114,15 @@ class Engine(Protocol):
 
 
 async def wait_caught_up(engine: Engine) -> None:
-    """Wait until the engine has caught up with its disk."""
-    while engine.is_behind():  # noqa: ASYNC110  # its threads have nobody to tell
+    """Wait until the engine has caught up with its disk. Raises OSError if it has stopped."""
+    while engine.is_behind():
+        if engine.stopped is not None:
+            raise engine.stopped
+        await asyncio.sleep(BEHIND_S)
+
+
+# docs/protocol.md P46
+async def wait_resumable(engine: Engine) -> None:
+    """Wait until the engine has caught up with its disk, or may resume if it has stopped."""
+    while engine.is_behind() and not engine.may_resume:  # noqa: ASYNC110  # its threads have nobody to tell
         await asyncio.sleep(BEHIND_S)

@@ -80,9 +80,15 @@ class MemoryEngine:
         self._views: list[MemoryView] = []
         self.behind = False
         """What `is_behind` says."""
+        self.stopped: OSError | None = None
+        self.may_resume = False
 
     def is_behind(self) -> bool:
-        return self.behind
+        return self.behind or self.stopped is not None
+
+    def resume(self) -> None:
+        if self.stopped is not None:
+            self.crash()
 
     def get(self, key: bytes) -> bytes | None:
         return self._rows.get(key)
@@ -96,6 +102,8 @@ class MemoryEngine:
     def write(self, batch: Batch) -> None:
         assert isinstance(batch, MemoryBatch)
         assert self._open, "written after close"
+        if self.stopped is not None:
+            raise self.stopped
         undo: _Undo = []
         for key, value in batch.operations:
             undo.append((key, self._rows.get(key)))
@@ -128,6 +136,9 @@ class MemoryEngine:
 
     def flush(self, done: Callable[[OSError | None], None]) -> None:
         loop = asyncio.get_running_loop()
+        if self.stopped is not None:
+            loop.call_soon(done, self.stopped)
+            return
         loop.call_later(self._flush_s, self._mark, self._written, self._life, done)
 
     def _mark(self, written: int, life: int, done: Callable[[OSError | None], None]) -> None:
@@ -139,6 +150,7 @@ class MemoryEngine:
 
     def clear(self) -> None:
         self._close_views()
+        self.stopped, self.may_resume = None, False
         self._rows.clear()
         self._unflushed.clear()
         self._flushed = self._written
@@ -159,3 +171,4 @@ class MemoryEngine:
         self._flushed = self._written
         self._life += 1
         self._open = True
+        self.stopped, self.may_resume = None, False

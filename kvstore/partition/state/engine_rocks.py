@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
+    DbClosedError,
     DBCompressionType,
     Options,
     Rdict,
@@ -27,6 +27,8 @@ from rocksdict import (
 )
 
 from kvstore.env.clock import SystemClock
+from kvstore.env.disk import write_and_remove
+from kvstore.os_errors import CORRUPTION, errno_of_status, is_passing, no_room
 from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, Batch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
 
@@ -57,7 +59,10 @@ BYTES_PER_SYNC = 512 << 10
 """A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
 
 
-NO_ROOM = "No space left on device"
+RESUME_S = 1.0
+"""Between two attempts to write to the directory of an engine that has stopped."""
+TRIAL_NAME = "000000.dbtmp"
+"""The file of such an attempt. RocksDB removes what a crash leaves of it."""
 DELETES_TOGETHER_MAX = 8192
 """Deletes among twice as many rows for which a file is compacted by itself: some milliseconds to step over."""
 _FILES = "rocksdb.num-files-at-level0"
@@ -91,6 +96,9 @@ class RocksEngine:
         self._bytes_to_look = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
         self._views: dict[RocksView, None] = {}
+        self.stopped: OSError | None = None
+        self.may_resume = False
+        self._resume_at = 0.0
         self._open()
         self._on_damage = on_damage
         self._memory.add(self)
@@ -102,19 +110,19 @@ class RocksEngine:
         try:
             self._db = Rdict(self._path, options, {"default": options}, access_type=AccessType.read_write())
         except Exception as error:  # rocksdict raises nothing narrower, here and below
-            raise self._failed(error) from error
+            failure = self.stopped = self._failed(error)
+            raise failure from error
+        self.stopped, self.may_resume = None, False
         write_options = WriteOptions()
         write_options.disable_wal = True  # type: ignore[method-assign,assignment]  # the stub calls it a method
         self._db.set_write_options(write_options)
 
     def _failed(self, error: Exception) -> OSError:
-        text = f"engine {self._path}: {error}"
-        if NO_ROOM in str(error):
-            return OSError(errno.ENOSPC, text)
-        if not str(error).startswith("Corruption"):
-            return OSError(errno.EIO, text)
+        text, number = f"engine {self._path}: {error}", errno_of_status(str(error))
+        if number != CORRUPTION:
+            return OSError(number, text)
         self._on_damage(text)
-        return EngineDamaged(errno.EIO, text)
+        return EngineDamaged(number, text)
 
     def get(self, key: bytes) -> bytes | None:
         try:
@@ -138,11 +146,17 @@ class RocksEngine:
         try:
             self._db.write(batch)  # type: ignore[arg-type]
         except Exception as error:
-            raise self._failed(error) from error
+            failure = self.stopped = self._failed(error)
+            raise failure from error
 
     def is_behind(self) -> bool:
         """A look costs more than a small write, so there is one per table, and per LOOK_S."""
         now = self._now()
+        if self.stopped is not None:
+            if now >= self._resume_at and not self.may_resume:
+                self._resume_at = now + RESUME_S
+                self._threads.submit(self._prepare_to_resume)
+            return True
         if self._bytes_to_look > 0 and now < self._look_at:
             return False
         if self._looks_behind():
@@ -159,11 +173,11 @@ class RocksEngine:
 
     def unflushed_bytes(self) -> int:
         """Return the size of the tables in memory that are not in a file yet."""
-        return self._db.property_int_value("rocksdb.cur-size-all-mem-tables") or 0
+        return _property(self._db, "rocksdb.cur-size-all-mem-tables")
 
     def index_bytes(self) -> int:
         """Return the size of its files' indexes and filters, which are in memory outside the block cache."""
-        return self._db.property_int_value("rocksdb.estimate-table-readers-mem") or 0
+        return _property(self._db, "rocksdb.estimate-table-readers-mem")
 
     def flush_to_free(self) -> Future[OSError | None]:
         """Write the tables in memory to a file, in the engine's thread."""
@@ -229,13 +243,38 @@ class RocksEngine:
         """Whatever fails is returned: a flush that ended by an error of its thread would be waited for for ever."""
         try:
             if shortage := self._shortage():
-                return OSError(errno.ENOSPC, f"engine {self._path}: {shortage}")
+                return no_room(f"engine {self._path}: {shortage}")
             self._db.flush()
         except OSError as error:
             return error
         except Exception as error:  # noqa: BLE001
-            return self._failed(error)
+            self.stopped = self._failed(error)
+            return self.stopped
         return None
+
+    # docs/protocol.md P46
+    def _prepare_to_resume(self) -> None:
+        """Find out, in the engine's thread, whether the directory takes writes again. RocksDB recovers by itself from
+        most of what it calls NoSpace, but from no other error; then only opening it again helps."""
+        with contextlib.suppress(Exception):
+            if self._shortage():
+                return
+            write_and_remove(f"{self._path}/{TRIAL_NAME}", self._memtable_bytes * MEMTABLES_PER_FILE)
+            if self._flush() is None:
+                self.stopped = None
+                return
+            with contextlib.suppress(Exception):  # it is closed already if it could not be opened again
+                self._db.cancel_all_background(True)  # to close it would wait a second for its own attempts
+            self.may_resume = True
+
+    def resume(self) -> None:
+        if self.stopped is None:
+            return
+        self._end_flushes()
+        self._close_views()
+        with contextlib.suppress(Exception):  # says again why it has stopped
+            self._db.close()
+        self._open()
 
     def clear(self) -> None:
         self._end_flushes()
@@ -258,7 +297,7 @@ class RocksEngine:
         try:
             self._db.close()
         except Exception as error:
-            if (failure := self._failed(error)).errno != errno.ENOSPC:
+            if not is_passing(failure := self._failed(error)):
                 raise failure from error
 
 
@@ -341,6 +380,13 @@ class RocksCursor:
         if keys:
             self._at = keys[-1] + b"\x00"
         return keys, values
+
+
+def _property(db: Rdict, name: str) -> int:
+    try:
+        return db.property_int_value(name) or 0
+    except DbClosedError:  # it could not be opened again
+        return 0
 
 
 def _iterator(db: Rdict, end: bytes) -> Any:

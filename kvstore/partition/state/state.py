@@ -380,9 +380,10 @@ class State:
         self.is_whole = True
 
     def recover(self) -> None:
-        """Stand where the engine stands, after a write that it refused; nothing is more durable by that. Raises
-        OSError."""
+        """Stand where the engine stands, after a write that it refused; nothing is more durable by that. An engine that
+        has stopped takes writes again, and may stand further back: the log has the rest. Raises OSError."""
         durable_seq = self.durable_seq
+        self.engine.resume()
         self.load()
         self.durable_seq = min(durable_seq, self.seq)
 

@@ -191,6 +191,8 @@ def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_by
     if total:
         report.disk.total_bytes, report.disk.free_bytes, report.disk.reserve_bytes = total, free, reserve_bytes
     for each in bookie.directories():
+        if each.why_readonly and free >= reserve_bytes:  # else the numbers say it
+            report.disk.trouble = each.why_readonly
         report.directories.add(path=each.path, failure=each.failure, free_bytes=each.free_bytes, readonly=each.readonly)
     return report
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from kvstore.env.files.write_trial import nearest, write_fault
 from kvstore.errors import ConfigError, Corrupted, Unavailable
+from kvstore.os_errors import is_no_room, reason_of
 from kvstore.places import local_path
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
@@ -56,7 +56,7 @@ class DirectoryStore(SnapshotStore):
         if not place.is_dir():
             raise ConfigError(f"{place} is no directory: give --to one, or the name of one that is to be made")
         if fault := write_fault(self.root):
-            raise _no_room(place) if fault.is_full else ConfigError(str(fault))
+            raise _no_room(place, OSError(fault.errno, fault.reason)) if fault.is_full else ConfigError(str(fault))
 
     def begin(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -230,13 +230,24 @@ def room_at(path: Location) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_no_room(error):
             raise
-        raise _no_room(path) from None
+        raise _no_room(path, error) from None
 
 
-def _no_room(path: Location) -> ConfigError:
-    return ConfigError(f"no space left at {path}: make room there, and the same command goes on with what is finished")
+def _no_room(path: Location, error: OSError) -> ConfigError:
+    why = reason_of(error, str(path), has_inodes=_has_inodes(path))
+    return ConfigError(f"{why}; make room there, and the same command goes on with what is finished")
+
+
+def _has_inodes(path: Location) -> bool:
+    if isinstance(path, RemotePath):
+        return True
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return True
+    return not found.f_files or found.f_favail > 0
 
 
 def lock_or_none(folder: Path) -> int | None:

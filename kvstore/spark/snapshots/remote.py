@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.extras import install_hint
+from kvstore.os_errors import is_absent
 
 BLOCK_BYTES = 8 << 20
 """What is read ahead."""
@@ -332,17 +333,13 @@ def _kind_or_none(fs: Any, path: str) -> str | None:
     try:
         return str(fs.info(path)["type"])
     except OSError as error:
-        if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno in _NOTHING:
+        if is_absent(error):
             return None
         raise
     except RuntimeError as error:  # HDFS by its REST interface, of what would stand below a file
         if "is not a directory" in str(error):
             return None
         raise
-
-
-_NOTHING = (errno.ENOENT, errno.ENOTDIR)
-"""Some drivers raise an OSError of their own that only has the number."""
 
 
 def _found_below(fs: Any, path: str) -> list[str]:

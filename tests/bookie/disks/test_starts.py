@@ -277,7 +277,7 @@ def test_a_start_that_finds_no_room_for_its_notes_is_one_on_a_full_disk(
 
     monkeypatch.setattr(storage, "let_go_of_empty", full)
     for config in (ONE, SEVERAL):
-        with pytest.raises(OSError, match="no room") as refused:
+        with pytest.raises(OSError, match="no space is left") as refused:
             run(world, Life(world, MemoryTree(), config).first(0))
         assert refused.value.errno == ENOSPC
         crash(world)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,9 @@ class Wedged:
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         if method == HOLD:
-            await asyncio.sleep(timeout_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.get_running_loop().create_future()
             raise OutcomeUnknown(f"{server} did not answer {method}")
         assert (server, method) == (B, SEES)
         return AGREES.encode()

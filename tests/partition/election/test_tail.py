@@ -14,6 +14,7 @@ import pytest
 from kvstore.errors import LedgerDeleted, StoreError, UndecodableNode
 from kvstore.partition.election import tail
 from kvstore.partition.election.tail import Tail
+from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import EntryId, LedgerId, Position
 from kvstore.wal.ports import LogEntry
 from tests.partition.one_partition import P1
@@ -48,7 +49,7 @@ async def installs(error: type[StoreError], position: Position | None, caplog: p
         nonlocal installed
         installed += 1
 
-    logs, state = Torn(error), cast(Any, SimpleNamespace(is_whole=True, position=position))
+    logs, state = Torn(error), cast(Any, SimpleNamespace(is_whole=True, position=position, engine=MemoryEngine()))
     following = asyncio.create_task(Tail(P1, state, cast(Any, logs), install).run())
 
     async def is_tried_often() -> bool:

@@ -186,7 +186,7 @@ def tell_lost_writes_as_not_done(patch: Patch) -> None:
 
 
 def go_on_after_the_lead_is_lost(patch: Patch) -> None:
-    patch.setattr(Leader, "_lose", lambda self, reason: None)
+    patch.setattr(Leader, "lose", lambda self, reason: None)
 
 
 def number_control_records(patch: Patch) -> None:

@@ -8,20 +8,24 @@ in tests/partition/leading/test_mutants.py, of a bookie in tests/bookie/mutants.
 
 from __future__ import annotations
 
+from errno import EDQUOT
 from math import inf
 from typing import Any
 
 import pytest
 
+from kvstore import os_errors
 from kvstore.bookie import fencing, identity, keys
 from kvstore.bookie.adds import Adds
 from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.journal.supply import SegmentSupply
 from kvstore.bookie.opening import make_directory
 from kvstore.env.liveness.evidence import Evidence
 from kvstore.meta.cookies import encode_cookie
 from kvstore.meta.history.high_water import HighWater
 from kvstore.meta.history.seen import SeenVersions
 from kvstore.meta.history.verifier import Verifier
+from kvstore.os_errors import Meaning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.retention import Retention
@@ -59,6 +63,7 @@ from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_jum
 from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
 from tests.sim.stories.stories_of_liveness import leader_whose_disk_hangs, leader_whose_loop_is_blocked
+from tests.sim.world.engines import SimEngine
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
 """What leaves an old leader alive while a new one takes over."""
@@ -170,6 +175,27 @@ def _no_evidence_of_the_loop(patch: pytest.MonkeyPatch) -> None:
 @mutant("a session does not depend on the disks", story=leader_whose_disk_hangs)
 def _no_evidence_of_disks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Evidence, "watch_disk", lambda *_, **__: None)
+
+
+@mutant("a quota ends the process", "quota_exceeded")
+def _fatal_quota(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(os_errors._MEANING, EDQUOT, Meaning.DIRECTORY)
+
+
+@mutant("an engine that has stopped is not opened again", "quota_exceeded")
+def _never_resumed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimEngine, "resume", lambda _self: None)
+
+
+@mutant("a bookie that a quota has refused waits for free bytes", "quota_exceeded", segment_bytes=16 << 10)
+def _waits_for_bytes(patch: pytest.MonkeyPatch) -> None:
+    make = SegmentSupply.make_spare
+
+    def make_if_bytes_were_missing(self: Any) -> None:
+        if not self._lacks_room:
+            make(self)
+
+    patch.setattr(SegmentSupply, "make_spare", make_if_bytes_were_missing)
 
 
 # ── ledgers and logs ──────────────────────────────────────────────────────────────────────────────────────────────────

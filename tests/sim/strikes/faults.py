@@ -324,6 +324,25 @@ async def inodes_used_up(chaos: Chaos) -> None:
 
 
 @fault
+async def quota_exceeded(chaos: Chaos) -> None:
+    """No file on the disk of a node, or of all, takes new blocks for a while, which `statvfs` does not show. No process
+    ends by that, and without a restart each bookie must be written to once the quota is raised."""
+    random, cluster = chaos.random, chaos.cluster
+    nodes = cluster.nodes if random.random() < 0.3 else [random.choice(cluster.nodes)]
+    probe("fault.quota_exceeded")
+    for node in nodes:
+        node.exceed_quota()
+    await chaos.a_pause(0.5, 12.0)
+    for node in nodes:
+        node.raise_quota()
+    for name, message in cluster.world.fatals:
+        if "quota" in message.lower():
+            cluster.broken(f"B39 {name} has ended because of a quota: {message}")
+    for node in nodes:
+        await _until_writable(chaos, node)
+
+
+@fault
 async def disk_filled_and_freed(chaos: Chaos) -> None:
     """The disks of one node, or of all, have only a little room left, until their bookies are full and for a while
     longer. Trimming may free some; then there is room again, and without a restart each bookie must be written to."""

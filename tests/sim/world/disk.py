@@ -8,6 +8,7 @@ nothing: the page cache lives on.
 from __future__ import annotations
 
 import asyncio
+import os
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from errno import EBADF, EIO, ENOSPC, ENOTEMPTY
 from random import Random
 from typing import TYPE_CHECKING
 
+from kvstore.env.ports import FILES_UNLIMITED
+from kvstore.os_errors import SyncFailed
 from tests.sim.judges.probes import declare, probe
 from tests.sim.world.inode import FATES, Fate, Inode, Resize, Write
 from tests.sim.world.loop import current_node
@@ -26,7 +29,14 @@ if TYPE_CHECKING:
     from tests.sim.trace import Trace
     from tests.sim.world.oplog import OpLog
 
-declare("disk.sync_failed", "disk.power_cut_with_unsynced_writes", "disk.full", "disk.name_lost", "disk.no_inodes")
+declare(
+    "disk.sync_failed",
+    "disk.power_cut_with_unsynced_writes",
+    "disk.full",
+    "disk.name_lost",
+    "disk.no_inodes",
+    "disk.refused",
+)
 
 PROBE_S = 0.001
 
@@ -39,6 +49,19 @@ class DiskConfig:
     slow_chance: float = 0.01
     slow_s: tuple[float, float] = (0.01, 0.2)
     capacity_bytes: int = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An errno with which operations on some paths fail."""
+
+    errno: int
+    operations: frozenset[str]
+    part: str = ""
+    """Of the path; all paths if it is empty."""
+
+    def concerns(self, path: str, operation: str) -> bool:
+        return operation in self.operations and self.part in path
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +85,12 @@ class SimFile:
         self._is_open = True
 
     def pwrite(self, offset: int, data: bytes) -> None:
-        self._check()
+        self._check("pwrite")
         self._disk.reserve(self._inode, offset + len(data))
         self._disk.change(self._inode, Write(offset, bytes(data)))
 
     def read(self, offset: int, size: int) -> bytes:
-        self._check()
+        self._check("read")
         self._disk.check_readable(self._inode, offset, size)
         return self._inode.cache.read(offset, size)
 
@@ -76,34 +99,37 @@ class SimFile:
         return self._inode.cache.size
 
     def allocate(self, size: int) -> None:
-        self._check()
+        self._check("allocate")
         if size > self._inode.cache.size:
-            self.truncate(size)
+            self._resize(size)
 
     def truncate(self, size: int) -> None:
-        self._check()
+        self._check("truncate")
+        self._resize(size)
+
+    def _resize(self, size: int) -> None:
         self._disk.reserve(self._inode, size)
         self._disk.change(self._inode, Resize(size))
 
     def submit_sync(self, done: Callable[[OSError | None], None]) -> None:
-        self._check()
+        self._check("submit_sync")
         self._disk.submit_sync(self._inode, done, self._path)
 
     def sync(self) -> None:
         self._check()
-        error = self._disk.next_sync_error()
+        error = self._disk.next_sync_error(self._path)
         self._disk.end_sync(self._inode, self._inode.mark, error)
         if error is not None:
-            raise error
+            raise SyncFailed(*error.args)
 
     def close(self) -> None:
         self._is_open = False
 
-    def _check(self) -> None:
+    def _check(self, operation: str = "") -> None:
         check_alive()
         if not self._is_open:
             raise OSError(EBADF, f"{self._path} is closed")
-        self._disk.check_working(self._path)
+        self._disk.check_working(self._path, operation)
 
 
 class SimDisk:
@@ -128,17 +154,20 @@ class SimDisk:
         self._dead: list[str] = []
         self.has_inodes = True
         """False: no file can be made, whatever is free."""
+        self.refusals: list[Refusal] = []
+        """Operations that fail, until they are taken out."""
 
     # The port
 
     def open(self, path: str, *, create: bool = False) -> SimFile:
         check_alive()
-        self.check_working(path)
+        self.check_working(path, "open")
         inode = self.names.now.files.get(path)
         if inode is None:
             if not create:
                 raise FileNotFoundError(path)
             _check_path(path)
+            self.check_working(path, "create")
             self._need_dir(parent(path))
             self._need_inode(path)
             self._inodes += 1
@@ -157,7 +186,7 @@ class SimDisk:
 
     def mkdir(self, path: str) -> None:
         check_alive()
-        self.check_working(path)
+        self.check_working(path, "mkdir" if path not in self.names.now.dirs else "")
         if path:
             _check_path(path)
         parts = path.split("/") if path else []
@@ -179,7 +208,7 @@ class SimDisk:
 
     def rename(self, old: str, new: str) -> None:
         check_alive()
-        self.check_working(old)
+        self.check_working(old, "rename")
         _check_path(new)
         if not self.exists(old):
             raise FileNotFoundError(old)
@@ -188,7 +217,10 @@ class SimDisk:
 
     def sync_dir(self, path: str) -> None:
         check_alive()
-        self.check_working(path)
+        try:
+            self.check_working(path, "sync_dir")
+        except OSError as error:
+            raise SyncFailed(*error.args) from error
         self._need_dir(path)
         self.names.sync_dir(path)
         self._saw("sync_dir", path)
@@ -199,13 +231,18 @@ class SimDisk:
         self.check_working(path)
         return self._left_bytes()
 
+    def free_files(self, path: str = "") -> int:
+        self.check_working(path)
+        return FILES_UNLIMITED if self.has_inodes else 0
+
     def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
         check_alive()
         asyncio.get_running_loop().call_later(PROBE_S, lambda: done(self._probe_error(path)))
 
     def _probe_error(self, path: str) -> OSError | None:
         try:
-            self.check_working(path)
+            for operation in ("create", "pwrite", "sync"):
+                self.check_working(f"{path}/write-probe", operation)
             self._need_inode(path)
         except OSError as error:
             return error
@@ -295,10 +332,14 @@ class SimDisk:
     def is_dead(self, path: str) -> bool:
         return any(f"{path}/".startswith(f"{each}/") for each in self._dead)
 
-    def check_working(self, path: str) -> None:
-        """Raise EIO if the directory's disk is broken."""
+    def check_working(self, path: str, operation: str = "") -> None:
+        """Raise EIO if the directory's disk is broken, or what the operation is refused with."""
         if self._dead and self.is_dead(path):
             raise OSError(EIO, f"{path}: the disk is broken")
+        for each in self.refusals:
+            if each.concerns(path, operation):
+                probe("disk.refused")
+                raise OSError(each.errno, os.strerror(each.errno))
 
     def hang(self, path: str) -> None:
         """Let no sync of files below `path` end until `thaw`; "" is the whole disk."""
@@ -322,6 +363,7 @@ class SimDisk:
         if self._hung:
             self.thaw()
         self._unreadable.clear()
+        self.refusals.clear()
         self._syncs_to_failure = 0
         self.config = replace(self.config, capacity_bytes=1 << 40)
 
@@ -353,7 +395,7 @@ class SimDisk:
         at = loop.time() + self._sync_seconds()
         if queue:
             at = max(at, queue[-1].at)
-        queue.append(_Sync(at, inode.mark, self.next_sync_error(), done, path))
+        queue.append(_Sync(at, inode.mark, self.next_sync_error(path), done, path))
         loop.call_at(at, self._end_first, inode, queue)
 
     def _end_first(self, inode: Inode, queue: deque[_Sync]) -> None:
@@ -366,9 +408,12 @@ class SimDisk:
             self.end_sync(inode, sync.mark, error)
             sync.done(error)
 
-    def next_sync_error(self) -> OSError | None:
+    def next_sync_error(self, path: str = "") -> OSError | None:
         """What the sync that begins now will end with."""
         self._syncs_to_failure -= 1
+        for each in self.refusals:
+            if each.concerns(path, "sync"):
+                return OSError(each.errno, os.strerror(each.errno))
         return OSError(EIO, "the sync failed") if self._syncs_to_failure == 0 else None
 
     def end_sync(self, inode: Inode, mark: int, error: OSError | None) -> None:

@@ -3,8 +3,8 @@ point after that."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from errno import ENOSPC
 from random import Random
 
 from kvstore.partition.state import rows
@@ -13,26 +13,41 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import PartitionId, Position
 from tests.sim.judges.probes import declare, probe
 
-declare("engine.fell_back", "engine.taken_back")
+declare("engine.fell_back", "engine.taken_back", "engine.resumed")
 
 
 class SimEngine(MemoryEngine):
     """A MemoryEngine that knows which position its state had when it was flushed last."""
 
-    def __init__(self, flush_s: float, is_full: Callable[[], bool] = lambda: False) -> None:
-        """`is_full`: whether its files cannot be made any more, which each write finds."""
+    def __init__(self, flush_s: float, refusal: Callable[[], int] = lambda: 0) -> None:
+        """`refusal`: the errno with which its files refuse to grow, which each write finds; 0 if they grow."""
         super().__init__(flush_s)
-        self._is_full = is_full
+        self._refusal = refusal
         self.durable: Position | None = None
         """What a crash leaves at the least."""
 
     def write(self, batch: Batch) -> None:
-        if self._is_full():
-            raise OSError(ENOSPC, "no inodes are free for the simulated engine")
+        self._find_refusal()
         super().write(batch)
+
+    def _find_refusal(self) -> None:
+        """As RocksDB: after a refusal it takes nothing until it is opened again."""
+        if self.stopped is None and (number := self._refusal()):
+            self.stopped = OSError(number, f"engine: {os.strerror(number)}")
+
+    def is_behind(self) -> bool:
+        self.may_resume = self.stopped is not None and not self._refusal()
+        return super().is_behind()
+
+    def resume(self) -> None:
+        if self.stopped is not None:
+            probe("engine.resumed")
+            self.crash()
+            self.durable = self.position
 
     def flush(self, done: Callable[[OSError | None], None]) -> None:
         position = self.position
+        self._find_refusal()
 
         def flushed(error: OSError | None) -> None:
             if error is None:
@@ -65,8 +80,8 @@ class Engines:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self.are_full = False
-        """True: none takes a write, although bytes are free: there are no inodes."""
+        self.refusal = 0
+        """The errno with which no engine's files grow, although bytes are free; 0 if they grow."""
         self._engines: dict[PartitionId, SimEngine] = {}
         self.retired: dict[PartitionId, tuple[SimEngine, int]] = {}
         """Set aside, with its age."""
@@ -77,7 +92,7 @@ class Engines:
             self._engines[partition], _ = self.retired.pop(partition)
             probe("engine.taken_back")
         if partition not in self._engines:
-            self._engines[partition] = SimEngine(self._random.choice((0.001, 0.05, 0.3)), lambda: self.are_full)
+            self._engines[partition] = SimEngine(self._random.choice((0.001, 0.05, 0.3)), lambda: self.refusal)
         engine = self._engines[partition]
         engine.fall_back(self._random)
         return engine

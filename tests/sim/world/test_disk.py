@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tests.sim.judges import probes
-from tests.sim.world.disk import DiskConfig, SimDisk, SimFile
+from tests.sim.world.disk import DiskConfig, Refusal, SimDisk, SimFile
 from tests.sim.world.env import SimWorld
 from tests.sim.world.inode import DROP_ALL, FATES, KEEP_ALL, SECTOR, TEAR_LAST, Content, Fate, Resize, Write, settle
 
@@ -382,6 +382,32 @@ def test_a_dead_process_cannot_touch_the_disk() -> None:
             assert node.disk.open("f").size() == 0
 
         world.run(act())
+
+
+def test_an_operation_is_refused_with_the_errno_until_the_refusal_is_taken_out() -> None:
+    disk, file = disk_with(b"kept")
+    disk.refusals.append(Refusal(errno.EDQUOT, frozenset({"pwrite", "create"}), "f"))
+    with pytest.raises(OSError, match="quota") as refused:
+        file.pwrite(0, b"lost")
+    assert refused.value.errno == errno.EDQUOT
+    with pytest.raises(OSError, match="quota"):
+        disk.open("f2", create=True)
+    disk.open("other", create=True)
+    disk.refusals.clear()
+    assert file.read(0, 4) == b"kept"
+    file.pwrite(0, b"more")
+
+
+def test_without_inodes_no_file_is_made_and_those_there_grow() -> None:
+    disk, file = disk_with(b"kept")
+    disk.has_inodes = False
+    assert disk.free_files() == 0
+    with pytest.raises(OSError, match="inodes") as refused:
+        disk.open("new", create=True)
+    assert refused.value.errno == errno.ENOSPC
+    file.pwrite(4, b"more")
+    disk.mend()
+    disk.open("new", create=True)
 
 
 def test_these_tests_have_taken_every_road_of_the_disk() -> None:

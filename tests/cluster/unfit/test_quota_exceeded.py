@@ -1,0 +1,111 @@
+"""No file of any node can grow, although bytes and inodes are free: no process ends, nothing acknowledged is lost, and
+writes go on by themselves once files can grow again. Real processes, on a real file system."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+import redis
+
+from kvstore.client import Client, Level
+from tests import forked
+from tests.cluster.harness import Cluster, running_cluster
+from tests.cluster.unfit.quota import Quota, compiler_or_none, file_sizes_limited
+from tests.commands import kvstore
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+SMALL = ("storage.segment_bytes=4194304", "partition.write_buffer_bytes=1048576", "partition.flush_s=2")
+VALUE = "v" * 20_000
+FILE_BYTES = 4096
+REASONS = {"EDQUOT": "the disk quota is exceeded", "EFBIG": "a file would exceed the largest size allowed"}
+
+
+class Writers:
+    """Threads that write keys of their own, each through one node, and note what was acknowledged."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._over = cluster, threading.Event()
+        self.acknowledged: dict[str, str] = {}
+        self.failed = 0
+        self._threads = [threading.Thread(target=self._write, args=(node,), daemon=True) for node in cluster.ids]
+        for each in self._threads:
+            each.start()
+
+    def _write(self, node: str) -> None:
+        client, number = self._cluster.redis(node), 0
+        while not self._over.wait(0.005):
+            key, value = f"{node}-{number}", f"{number}{VALUE}"
+            try:
+                client.set(key, value)
+            except redis.RedisError:
+                self.failed += 1
+            else:
+                self.acknowledged[key] = value
+            number += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join()
+
+
+@pytest.fixture(scope="module", params=["EDQUOT", "EFBIG"])
+def setting(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Cluster, str, Quota | None]]:
+    home, quota = tmp_path_factory.mktemp("quota"), None
+    if request.param == "EDQUOT":
+        if compiler_or_none() is None:
+            pytest.skip("no C compiler")
+        quota = Quota(home, f"{home}/data/n")
+    with pytest.MonkeyPatch.context() as patch:
+        if quota is not None:
+            patch.setattr(forked, "fits", lambda _command: False)
+            for name, value in quota.environ.items():
+                patch.setenv(name, value)
+        with running_cluster(home, settings=SMALL) as cluster:
+            for name in quota.environ if quota is not None else ():
+                patch.delenv(name)
+            yield cluster, request.param, quota
+
+
+# docs/protocol.md B9, B39 and P46
+def test_nodes_whose_files_cannot_grow_go_on_when_they_can_again(setting: tuple[Cluster, str, Quota | None]) -> None:
+    cluster, kind, quota = setting
+    pids = [cluster.pid(node) for node in cluster.ids]
+    writers = Writers(cluster)
+    cluster.wait_until(lambda: len(writers.acknowledged) > 200, "writes")
+    limited: AbstractContextManager[None] = file_sizes_limited(pids, FILE_BYTES) if quota is None else quota.exceeded()
+    with limited:
+        before = dict(writers.acknowledged)
+        cluster.wait_until(lambda: _findings_with(cluster, REASONS[kind]), "status names the reason")
+        cluster.wait_until(lambda: writers.failed > 20, "writes fail")
+        written = len(writers.acknowledged)
+        cluster.wait_until(lambda: writers.failed > 60, "writes fail for a while")
+        _read_stale(cluster, list(before)[:20])
+        assert [cluster.pid(node) for node in cluster.ids if cluster.is_running(node)] == pids, "no process has ended"
+    cluster.wait_until(lambda: len(writers.acknowledged) > written + 200, "writes go on")
+    cluster.wait_ready()
+    cluster.wait_until(lambda: not _findings_with(cluster, REASONS[kind]), "status names it no more")
+    writers.stop()
+    client = cluster.redis("n1")
+    lost = [key for key, value in writers.acknowledged.items() if client.get(key) != value.encode()]
+    assert lost == []
+    assert [cluster.pid(node) for node in cluster.ids if cluster.is_running(node)] == pids, "no process has ended"
+
+
+def _findings_with(cluster: Cluster, reason: str) -> list[str]:
+    said = json.loads(kvstore("status", "--json", "--server", cluster.file.node("n2").grpc).stdout)
+    return [each["code"] for each in said["findings"] if reason in each["reason"]]
+
+
+def _read_stale(cluster: Cluster, keys: list[str]) -> None:
+    """Any replica gives what it has."""
+    with Client(cluster.url) as client:
+        for key in keys:
+            assert client.get(key.encode(), level=Level.STALE) is not None
