@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kvstore.env.ports import File
-from kvstore.env.syncs import Done, Syncs, ThreadSyncs
+from kvstore.env.syncs import Done, Syncs, ThreadSyncs, Write, write_all
 from kvstore.errors import ConfigError
 
 LOCK_NAME = "LOCK"
@@ -40,12 +40,7 @@ class DirectoryFile:
         self._is_closed = False
 
     def pwrite(self, offset: int, data: bytes) -> None:
-        written = os.pwrite(self._fd, data, offset)
-        if written == len(data):
-            return
-        rest = memoryview(data)
-        while written < len(rest):
-            written += os.pwrite(self._fd, rest[written:], offset + written)
+        write_all(self._fd, offset, data)
 
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self._fd, size, offset)
@@ -72,10 +67,17 @@ class DirectoryFile:
 
     def submit_sync(self, done: Done) -> None:
         """Raises ValueError if the file is closed, OSError if the kernel does not take the sync."""
+        self._submit(done, None, is_synced=True)
+
+    def submit_write(self, offset: int, data: bytes, done: Done, *, is_synced: bool = True) -> None:
+        """Raises ValueError if the file is closed, OSError if the kernel does not take the write."""
+        self._submit(done, (offset, data), is_synced=is_synced)
+
+    def _submit(self, done: Done, write: Write | None, *, is_synced: bool) -> None:
         if self._is_closed:
             raise ValueError("the file is closed")
         sync = _Sync(done)
-        self._syncs.submit(self._fd, partial(self._over, sync))
+        self._syncs.submit(self._fd, partial(self._over, sync), write, is_synced=is_synced)
         self._under_way.append(sync)
 
     def sync(self) -> None:
