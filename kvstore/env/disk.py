@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kvstore.env.ports import FILES_UNLIMITED, File
-from kvstore.env.syncs import Done, Syncs, ThreadSyncs
+from kvstore.env.syncs import Done, Syncs, ThreadSyncs, Write, write_all
 from kvstore.errors import ConfigError
 from kvstore.os_errors import SyncFailed, reason_of
 
@@ -46,12 +46,7 @@ class DirectoryFile:
         self._is_closed = False
 
     def pwrite(self, offset: int, data: bytes) -> None:
-        written = os.pwrite(self._fd, data, offset)
-        if written == len(data):
-            return
-        rest = memoryview(data)
-        while written < len(rest):
-            written += os.pwrite(self._fd, rest[written:], offset + written)
+        write_all(self._fd, offset, data)
 
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self._fd, size, offset)
@@ -78,10 +73,17 @@ class DirectoryFile:
 
     def submit_sync(self, done: Done) -> None:
         """Raises ValueError if the file is closed, OSError if the kernel does not take the sync."""
+        self._submit(done, None, is_synced=True)
+
+    def submit_write(self, offset: int, data: bytes, done: Done, *, is_synced: bool = True) -> None:
+        """Raises ValueError if the file is closed, OSError if the kernel does not take the write."""
+        self._submit(done, (offset, data), is_synced=is_synced)
+
+    def _submit(self, done: Done, write: Write | None, *, is_synced: bool) -> None:
         if self._is_closed:
             raise ValueError("the file is closed")
         sync = _Sync(done)
-        self._syncs.submit(self._fd, partial(self._over, sync))
+        self._syncs.submit(self._fd, partial(self._over, sync), write, is_synced=is_synced)
         self._under_way.append(sync)
 
     def sync(self) -> None:

@@ -181,6 +181,14 @@ class File(Protocol):
         submission."""
         ...
 
+    def submit_write(
+        self, offset: int, data: bytes, done: Callable[[OSError | None], None], *, is_synced: bool = True
+    ) -> None:
+        """Write all of `data` at `offset` and sync the file, as one step off the event loop. `done` is called on the
+        loop, in order of submission with the syncs: with NotWritten if the write failed and no sync followed. Without
+        `is_synced` nothing is synced."""
+        ...
+
     def sync(self) -> None:
         """Sync and wait. For start-up and rare metadata; blocks the event loop. Raises SyncFailed."""
         ...

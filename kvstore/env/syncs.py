@@ -1,4 +1,5 @@
-"""Syncs of files that do not hold up the event loop: the port that files use, and threads that implement it."""
+"""Writes and syncs of files that do not hold up the event loop: the port that files use, and threads that implement
+it."""
 
 from __future__ import annotations
 
@@ -11,15 +12,21 @@ from threading import Thread
 from typing import Protocol
 
 Done = Callable[[OSError | None], None]
-Jobs = SimpleQueue[tuple[int, asyncio.AbstractEventLoop, Done] | None]
+Write = tuple[int, bytes]
+"""Offset and data."""
+Jobs = SimpleQueue[tuple[int, Write | None, bool, asyncio.AbstractEventLoop, Done] | None]
+
+
+class NotWritten(OSError):
+    """The write of a write and sync failed, so that nothing was synced. It may be repeated."""
 
 
 class Syncs(Protocol):
-    """Carries out fdatasync beside the event loop."""
+    """Carries out pwrite and fdatasync beside the event loop."""
 
-    def submit(self, fd: int, done: Done) -> None:
-        """Sync `fd`, then call `done` on the running loop. In no order; `fd` stays open until then. Raises OSError if
-        it cannot be begun: `done` is not called."""
+    def submit(self, fd: int, done: Done, write: Write | None = None, *, is_synced: bool = True) -> None:
+        """Write, if there is something to write, and sync `fd`, then call `done` on the running loop. In no order; `fd`
+        stays open until then. Raises OSError if it cannot be begun: `done` is not called."""
         ...
 
     def report(self) -> None:
@@ -44,12 +51,12 @@ class ThreadSyncs:
         self._jobs: dict[int, Jobs] = {}
         """By device."""
 
-    def submit(self, fd: int, done: Done) -> None:
+    def submit(self, fd: int, done: Done, write: Write | None = None, *, is_synced: bool = True) -> None:
         device = device_of(fd)
         jobs = self._jobs.get(device)
         if jobs is None:
             jobs = self._jobs[device] = self._begin()
-        jobs.put((fd, asyncio.get_running_loop(), done))
+        jobs.put((fd, write, is_synced, asyncio.get_running_loop(), done))
 
     def report(self) -> None:
         """Do nothing: threads report to the loop themselves."""
@@ -78,14 +85,35 @@ def device_of(fd: int) -> int:
     return os.fstat(fd).st_dev
 
 
-def _work(jobs: Jobs) -> None:
-    while (job := jobs.get()) is not None:
-        fd, loop, done = job
-        error: OSError | None = None
+def write_all(fd: int, offset: int, data: bytes) -> None:
+    """Write all of `data`, in several calls if the kernel wants it so. Raises OSError."""
+    written = os.pwrite(fd, data, offset)
+    if written == len(data):
+        return
+    rest = memoryview(data)
+    while written < len(rest):
+        written += os.pwrite(fd, rest[written:], offset + written)
+
+
+def _carry_out(fd: int, write: Write | None, *, is_synced: bool) -> OSError | None:
+    """Return what went wrong."""
+    if write is not None:
+        try:
+            write_all(fd, *write)
+        except OSError as error:
+            return NotWritten(*error.args)
+    if is_synced:
         try:
             os.fdatasync(fd)
-        except OSError as failed:
-            error = failed
+        except OSError as error:
+            return error
+    return None
+
+
+def _work(jobs: Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        fd, write, is_synced, loop, done = job
+        error = _carry_out(fd, write, is_synced=is_synced)
         try:
             loop.call_soon_threadsafe(done, error)
         except RuntimeError:

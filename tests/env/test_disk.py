@@ -20,7 +20,7 @@ import pytest
 
 from kvstore.env import Disk, File, syncs
 from kvstore.env.disk import LOCK_NAME, DirectoryDisk, lock_dir
-from kvstore.env.syncs import Done, Syncs, ThreadSyncs
+from kvstore.env.syncs import Done, Syncs, ThreadSyncs, Write
 from kvstore.env.uring import RingSyncs
 from kvstore.errors import ConfigError
 from tests.env.runners import LOOPS, Work
@@ -228,7 +228,7 @@ class StubbornSyncs:
     def __init__(self) -> None:
         self.submitted: list[Done] = []
 
-    def submit(self, fd: int, done: Done) -> None:
+    def submit(self, fd: int, done: Done, write: Write | None = None, *, is_synced: bool = True) -> None:
         self.submitted.append(done)
 
     def report(self) -> None:

@@ -1,8 +1,8 @@
 """The journal, which is the entry log too: each byte is written once. Group commit, one sync per group.
 
-Records gather in the open group while the previous group is being synced. When that is done the open group is written
-and synced, and so on: one sync is in flight at a time, and nothing is reported before the sync that covers it. A sync
-that fails ends the process: what the disk holds is then unknown, and a second sync would not tell.
+Records gather in the open group while the previous group is being written and synced, off the event loop. When that is
+done the open group is next, and so on: one sync is in flight at a time, and nothing is reported before the sync that
+covers it. A sync that fails ends the process: what the disk holds is then unknown, and a second sync would not tell.
 
 Segments are made one ahead. Without a segment ahead the journal is full: what is left of the present one is for what
 room.py says (docs/protocol.md, B9); storage.py refuses ordinary adds then.
@@ -32,6 +32,7 @@ from kvstore.bookie.journal.segment import OpenFiles, Segment
 from kvstore.bookie.journal.supply import RETRY_S, SegmentSupply, overhead
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
+from kvstore.env.syncs import NotWritten
 from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Journal:
             open_files,
             on_ready=self._on_ready,
             on_change=self._update_full,
-            on_damage=self.fail,
+            on_damage=self._die,
         )
         self._statistics = statistics
         self.on_synced: Callable[[Group], None] = lambda _group: None
@@ -209,7 +210,11 @@ class Journal:
         if self._syncing is not None or self._is_stopped:
             return
         group = self._queue[0] if self._queue else self.open_group
-        if not group.buffers or not group.segment.is_ready or (group.next is not None and not group.next.is_ready):
+        if (
+            not (group.buffers or self._queue)
+            or not group.segment.is_ready
+            or (group.next is not None and not group.next.is_ready)
+        ):
             return  # nothing to do, or a segment's header is being synced, which ends in another flush
         header = GroupHeader(
             group.segment.file,
@@ -218,27 +223,19 @@ class Journal:
             self._synced_file,
             self._synced_to,
         )
-        try:
-            head = encode_group_header(header, group.segment.salt, group.start)
-            group.file.pwrite(group.start, b"".join((head, *group.buffers)))
-        except OSError as error:
-            self._write_failed(error)
-            return
-        if self._is_blocked:
-            self._is_blocked = False
-            self._update_full()
+        head = encode_group_header(header, group.segment.salt, group.start)
         if self._queue:
             self._queue.popleft()
         else:
-            self.open_group = self._group_after(group)
+            self.open_group = _group_after(group)
         self._syncing = group
         self._sync_began = self._env.clock.now()
         try:
-            group.file.submit_sync(self._on_sync)
+            group.file.submit_write(group.start, b"".join((head, *group.buffers)), self._on_sync)
         except OSError as error:
             self._sync_failed(error)
 
-    def _write_failed(self, error: OSError) -> None:
+    def _write_failed(self, group: Group, error: OSError) -> None:
         """Keep the group, of which nothing was reported yet, and write it again later if the error passes."""
         why = self.supply.reason(error)
         if not is_passing(error):
@@ -246,6 +243,8 @@ class Journal:
             return
         if why != self._why_blocked or not self._is_blocked:
             log.warning("journal segment=%d cannot be written, trying again: %s", self.synced_file, why)
+        self._syncing = None
+        self._queue.appendleft(group)
         self._is_blocked, self._why_blocked = True, why
         self._update_full()
         self._later("retry", RETRY_S, self._flush)
@@ -255,10 +254,20 @@ class Journal:
         group = self._syncing
         if self._is_stopped or group is None:
             return
+        if isinstance(error, NotWritten):
+            self._write_failed(group, error)
+            return
         if error is not None:
             self._sync_failed(error)
             return
         self._syncing = None
+        if self._is_blocked:
+            self._is_blocked = False
+            self._update_full()
+        if not group.buffers:  # a certificate, which syncs nothing itself
+            self._flush()
+            self._tell(group)
+            return
         self._env.liveness.disk_works(self._config.journal_dir)
         statistics = self._statistics
         statistics.syncs += 1
@@ -297,24 +306,26 @@ class Journal:
         if group.buffers or group.end + GROUP_HEADER_SIZE > self._limit:
             return
         header = GroupHeader(group.segment.file, 0, group.number, self._synced_file, self._synced_to)
-        try:
-            group.file.pwrite(group.start, encode_group_header(header, group.segment.salt, group.start))
-        except OSError as error:
-            log.warning("journal segment=%d cannot be certified: %s", group.segment.file, error)
-            return
-        self.open_group = self._group_after(group)
+        self.open_group = _group_after(group)
         self._is_certified = True
-
-    @staticmethod
-    def _group_after(group: Group) -> Group:
-        return Group(group.number + 1, group.segment, group.file, group.end, group.end + GROUP_HEADER_SIZE)
+        self._syncing = group  # a group that follows is not written before it: a gap would end the journal
+        head = encode_group_header(header, group.segment.salt, group.start)
+        try:
+            group.file.submit_write(group.start, head, self._on_sync, is_synced=False)
+        except OSError as error:
+            self._sync_failed(error)
 
     def _sync_failed(self, error: OSError) -> None:
         if not self._is_stopped:
-            self.fail(f"journal sync failed: {error}")
+            self._die(f"journal sync failed: {error}")
 
     def fail(self, reason: str) -> None:
-        """End the use of the directory. If the process outlives the journal, later appends find no capacity."""
+        """End the use of the directory for a reason that the journal has not found itself."""
+        if not self._is_stopped:
+            self._die(reason)
+
+    def _die(self, reason: str) -> None:
+        """Take nothing more: where the process outlives this journal, what is appended from now on finds no room."""
         self.stop()
         self._limit, self._is_blocked = 0, True
         self._env.fatal(reason)
@@ -371,3 +382,7 @@ class Journal:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+
+def _group_after(group: Group) -> Group:
+    return Group(group.number + 1, group.segment, group.file, group.end, group.end + GROUP_HEADER_SIZE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from kvstore.bookie.journal.scan import scan
 from kvstore.bookie.journal.segment import PAGE, segment_name
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Shelf, packet, run, segments, tiny
-from tests.sim.world.disk import SimDisk
+from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import NodeCrashed, SimWorld
 from tests.sim.world.pause import pause
 
@@ -39,6 +40,42 @@ def scanned(disk: SimDisk, path: str):  # type: ignore[no-untyped-def]
     header = decode_file_header(data)
     assert header is not None
     return header, scan(data, header.file, header.salt)
+
+
+def test_barrier_is_told_and_groups_wait_while_a_certificate_is_written(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that is on the disk behind a certificate that is not would lie behind a gap, where no start finds it."""
+
+    async def scenario() -> None:
+        shelf = await opened(world, segment_bytes=1 << 16)
+        disk, held = world.node("b1").disk, []
+        submit = SimFile.submit_write
+
+        def hold(self: SimFile, offset: int, data: bytes, done: Any, *, is_synced: bool = True) -> None:
+            if is_synced or held:
+                submit(self, offset, data, done, is_synced=is_synced)
+            else:
+                held.append(lambda: submit(self, offset, data, done, is_synced=False))
+
+        await shelf.add(L, 0)
+        monkeypatch.setattr(SimFile, "submit_write", hold)
+        await pause(0.1)
+        assert len(held) == 1
+        told: list[str] = []
+        shelf.storage.journal.barrier(lambda: told.append("barrier"))
+        adding = shelf.submit(L, 1)
+        _, before = scanned(disk, segments(disk)[0])
+        await pause(0.1)
+        _, after = scanned(disk, segments(disk)[0])
+        assert (after.end, told, adding.done()) == (before.end, [], False)
+        held[0]()
+        assert await adding is Status.OK
+        assert told == ["barrier"]
+        _, last = scanned(disk, segments(disk)[0])
+        assert last.end > before.end
+
+    run(world, scenario())
 
 
 def test_an_idle_journal_says_that_its_last_group_is_synced(world: SimWorld) -> None:

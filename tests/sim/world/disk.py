@@ -19,6 +19,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from kvstore.env.ports import FILES_UNLIMITED
+from kvstore.env.syncs import NotWritten
 from kvstore.os_errors import SyncFailed
 from tests.sim.judges.probes import declare, probe
 from tests.sim.world.inode import FATES, Fate, Inode, Resize, Write
@@ -68,6 +69,7 @@ class Refusal:
 class _Sync:
     at: float
     mark: int
+    """The changes that are synced; -1: none, it is only reported when those before it are."""
     error: OSError | None
     done: Callable[[OSError | None], None]
     path: str
@@ -114,6 +116,19 @@ class SimFile:
     def submit_sync(self, done: Callable[[OSError | None], None]) -> None:
         self._check("submit_sync")
         self._disk.submit_sync(self._inode, done, self._path)
+
+    def submit_write(
+        self, offset: int, data: bytes, done: Callable[[OSError | None], None], *, is_synced: bool = True
+    ) -> None:
+        try:
+            self.pwrite(offset, data)
+        except OSError as error:
+            asyncio.get_running_loop().call_soon(done, NotWritten(*error.args))
+            return
+        if is_synced:
+            self.submit_sync(done)
+        else:
+            self._disk.submit_report(self._inode, done, self._path)
 
     def sync(self) -> None:
         self._check()
@@ -398,6 +413,14 @@ class SimDisk:
         queue.append(_Sync(at, inode.mark, self.next_sync_error(path), done, path))
         loop.call_at(at, self._end_first, inode, queue)
 
+    def submit_report(self, inode: Inode, done: Callable[[OSError | None], None], path: str = "") -> None:
+        """Report a write that is not synced, after the syncs before it."""
+        loop = asyncio.get_running_loop()
+        queue = self._syncs.setdefault(inode.number, deque())
+        at = max([loop.time() + self.config.sync_s[0], *(sync.at for sync in queue)])
+        queue.append(_Sync(at, -1, None, done, path))
+        loop.call_at(at, self._end_first, inode, queue)
+
     def _end_first(self, inode: Inode, queue: deque[_Sync]) -> None:
         """End the oldest sync of a file: in order, even on a loop that confuses timers of one instant."""
         if queue and self._hung and self.is_hung(queue[0].path):
@@ -405,7 +428,8 @@ class SimDisk:
         elif queue:
             sync = queue.popleft()
             error = OSError(EIO, f"{sync.path}: the disk is broken") if self.is_dead(sync.path) else sync.error
-            self.end_sync(inode, sync.mark, error)
+            if sync.mark >= 0:
+                self.end_sync(inode, sync.mark, error)
             sync.done(error)
 
     def next_sync_error(self, path: str = "") -> OSError | None:

@@ -1,0 +1,71 @@
+"""Writes beside the event loop: what is in the file when they are reported, and what is said of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.disk import DirectoryDisk
+from kvstore.env.syncs import NotWritten, Syncs, ThreadSyncs
+from tests.env.test_disk import ring
+
+
+@pytest.mark.parametrize("make", [ring, ThreadSyncs])
+def test_writes_beside_the_loop_are_in_the_file_when_they_are_reported(
+    make: Callable[[], Syncs], tmp_path: Path
+) -> None:
+    async def work() -> None:
+        disk = DirectoryDisk(tmp_path, make())
+        file = disk.open("f", create=True)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        pieces = [bytes([number % 251]) * (number * 37 % 9000 + 1) for number in range(200)]
+        reported: list[bytes] = []
+        at = 0
+        for number, piece in enumerate(pieces):
+
+            def done(error: OSError | None, at: int = at, piece: bytes = piece) -> None:
+                assert error is None
+                reported.append(file.read(at, len(piece)))
+                if len(reported) == len(pieces):
+                    over.set_result(None)
+
+            file.submit_write(at, piece, done, is_synced=number % 3 > 0)
+            at += len(piece)
+        await over
+        assert reported == pieces
+        disk.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("make", [ring, ThreadSyncs])
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_write_beside_the_loop_that_fails_differs_from_a_sync_that_fails(
+    make: Callable[[], Syncs], tmp_path: Path, is_synced: bool
+) -> None:
+    """The write stops at the limit on the size of a file, after it has written a part."""
+
+    async def work() -> None:
+        syncs = make()
+        fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+        over: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+        syncs.submit(fd, over.set_result, (100, b"x" * 9_900), is_synced=is_synced)
+        error = await over
+        assert isinstance(error, NotWritten)
+        assert error.errno == errno.EFBIG
+        assert os.fstat(fd).st_size == 5_000
+        syncs.close()
+        os.close(fd)
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+    try:
+        asyncio.run(work())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
