@@ -9,10 +9,12 @@ import os
 import re
 import subprocess
 import sys
+from errno import EDQUOT
 from typing import Any
 
 from msgspec.structs import replace as replaced
 
+from kvstore import os_errors
 from kvstore.bookie import admission, fencing, identity, inventory, keys, reader, replay, turns
 from kvstore.bookie import node as node_module
 from kvstore.bookie import storage as storage_module
@@ -54,6 +56,28 @@ def _early_ack() -> None:
         return store
 
     replace(Adds, "_store", make)
+
+
+@mutant("takes a quota for a broken disk")
+def _broken_by_a_quota() -> None:
+    os_errors._MEANING[EDQUOT] = os_errors.Meaning.DIRECTORY
+
+
+@mutant("takes a failed sync for a full disk")
+def _full_by_a_sync() -> None:
+    def make(original: Any) -> Any:
+        def failed(self: Any, error: OSError) -> None:
+            (self._write_failed if os_errors.is_passing(error) else lambda each: original(self, each))(error)
+
+        return failed
+
+    replace(journal.Journal, "_sync_failed", make)
+
+
+@mutant("takes a read without a free descriptor for damage")
+def _damage_by_a_shortage() -> None:
+    replace(segment, "is_passing", lambda _original: lambda _error: False)
+    replace(index_files, "is_passing", lambda _original: lambda _error: False)
 
 
 @mutant("answers a fencing read before the fence is synced")

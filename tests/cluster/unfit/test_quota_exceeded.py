@@ -84,9 +84,9 @@ def test_nodes_whose_files_cannot_grow_go_on_when_they_can_again(setting: tuple[
     with limited:
         before = dict(writers.acknowledged)
         cluster.wait_until(lambda: _findings_with(cluster, REASONS[kind]), "status names the reason")
-        cluster.wait_until(lambda: writers.failed > 20, "writes fail")
+        cluster.wait_until(lambda: writers.failed > 3, "writes fail")
         written = len(writers.acknowledged)
-        cluster.wait_until(lambda: writers.failed > 60, "writes fail for a while")
+        cluster.wait_until(lambda: writers.failed > 12, "writes fail for a while")
         _read_stale(cluster, list(before)[:20])
         assert [cluster.pid(node) for node in cluster.ids if cluster.is_running(node)] == pids, "no process has ended"
     cluster.wait_until(lambda: len(writers.acknowledged) > written + 200, "writes go on")
@@ -101,7 +101,7 @@ def test_nodes_whose_files_cannot_grow_go_on_when_they_can_again(setting: tuple[
 
 def _findings_with(cluster: Cluster, reason: str) -> list[str]:
     said = json.loads(kvstore("status", "--json", "--server", cluster.file.node("n2").grpc).stdout)
-    return [each["code"] for each in said["findings"] if reason in each["reason"]]
+    return [each["code"] for each in said.get("findings", ()) if reason in each["reason"]]
 
 
 def _read_stale(cluster: Cluster, keys: list[str]) -> None:
