@@ -33,6 +33,7 @@ from kvstore.server.access.follow import AccessFollower
 from kvstore.server.app import VERSION, Node
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
+from kvstore.server.control.kept_date import kept_offset
 from kvstore.server.control.ledger_survey import LEDGERS, LedgerSurvey
 from kvstore.server.control.load_sampler import LOADS, LoadSampler
 from kvstore.server.control.loss_watch import LossWatch
@@ -92,7 +93,7 @@ async def serve(
     is damaged. `doors` opens what needs the real world, once operations can be taken. `can`: the highest cluster
     version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable.
     """
-    clock = JudgedClock(env.clock, ServerId(config.id))
+    clock = JudgedClock(env.clock, ServerId(config.id), kept_offset(env))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
     env = replace(env, clock=clock, slow=slow)
     traces = open_traces(config.tracing, config.id, VERSION, env)
