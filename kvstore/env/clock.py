@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 
 class Unjudged:
     """The judgements of a clock that believes its own date: in processes that lead nothing, and in tests."""
+
+    boot_id = ""
 
     def wall_ms(self) -> int:
         raise NotImplementedError
@@ -37,5 +41,17 @@ class SystemClock(Unjudged):
 
     now = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
+    def __init__(self) -> None:
+        self.boot_id = _boot_id()
+
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+
+def _boot_id() -> str:
+    """Return the id of the kernel's boot and of the time namespace, which may shift CLOCK_BOOTTIME."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.stat('/proc/self/ns/time').st_ino}"
+    except OSError:
+        return ""

@@ -21,6 +21,9 @@ from kvstore.env.traces import Traces
 class Clock(Protocol):
     """Two clocks that must never be mixed, and what a server makes of them (docs/protocol.md, P28)."""
 
+    boot_id: str
+    """The machine's boot, from which `now` counts; empty if the machine does not say."""
+
     def now(self) -> float:
         """Seconds since boot, suspend included (CLOCK_BOOTTIME). For durations, timeouts and leases."""
         ...

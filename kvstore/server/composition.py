@@ -34,6 +34,7 @@ from kvstore.server.access.follow import AccessFollower
 from kvstore.server.app import VERSION, Node
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
+from kvstore.server.control.kept_date import kept_offset
 from kvstore.server.control.ledger_survey import LEDGERS, LedgerSurvey
 from kvstore.server.control.load_sampler import LOADS, LoadSampler
 from kvstore.server.control.loss_watch import LossWatch
@@ -95,7 +96,7 @@ async def serve(
     version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable,
     MetadataLost.
     """
-    clock = JudgedClock(env.clock, ServerId(config.id))
+    clock = JudgedClock(env.clock, ServerId(config.id), kept_offset(env))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
     write_probe = WriteProbe(env.disk, clock.now, env.beat.rest)
     env = replace(env, clock=clock, slow=slow, writable=write_probe.check)

@@ -1,11 +1,15 @@
-"""A model of the dates by which three servers lead one partition, while wall clocks jump, processes start again, a
-monotonic clock misses a suspension, and servers are cut off: rules P28 to P30 of docs/protocol.md, each a rule that can
-be taken away.
+"""A model of the dates by which three servers lead one partition. Wall clocks of one server or of a majority jump,
+processes and machines restart one by one or all at once, a monotonic clock misses a suspension, and a server is cut
+off: rules P28 to P31, Q2 and Q3 of docs/protocol.md, each a rule that the search can take away.
 
-All dates are offsets from the true time, which goes in steps of one; bounds are 0, and a jump is JUMP. One key has a
-time to live of TTL, and one pin a deadline of as much, both granted at a moment that the search chooses.
+A date is an offset from the true time, which advances in steps of one. JUMP is larger than anything that the rules
+allow. One lock is granted at a moment that the search chooses, and one pin with a deadline.
 
-Promised: neither goes before its time, and the key is not shown after it.
+Promised: the lock's owner counts on the lock for OWNER, and the store does not give the lock away before. The pin stays
+until its deadline. A key does not stay after its time to live where record time is ahead of the date.
+
+Not promised: anything after servers without a date have heard nobody who has one and believed wrong wall clocks. Nor
+does the search cut a server off while another's clock misses time: the others cannot tell it which date is right.
 """
 
 from __future__ import annotations
@@ -18,57 +22,78 @@ from tests.models.search import Broken
 
 SERVERS = range(3)
 MAJORITY = 2
-JUMP, TTL, TIME_MAX = 10, 1, 2
+JUMP, BOUND = 10, 2
+RATE_STEPS = 2
+"""The date moves towards the wall clocks by one in so many steps."""
+OWNER, MARGIN, GRACE = 2, 1, 1
+TTL = OWNER + MARGIN + GRACE
+TIME_MAX, TIME_MAX_AHEAD = 3, 6
 
 
 @dataclass(frozen=True)
 class Rules:
     """What is done right; False takes the rule away."""
 
-    monotonic_since: bool = True
-    """P28: the date goes on with the monotonic clock, whatever the wall clock says meanwhile."""
-    majority_bears_out: bool = True
-    """P28: another date is taken over where a majority has it, not one server."""
-    start_is_borne_out: bool = True
-    """P28: the first date of a process is too, unless it is alone."""
+    elapsed_time_decides: bool = True
+    """P28: no server steps its date to wall clocks, not even to those of a majority."""
+    is_slow: bool = True
+    """P28: the date moves towards the wall clocks of a majority at a bounded rate."""
+    first_from_dated: bool = True
+    """P28: a process takes its first date from a server that has one, not from wall clocks."""
+    survives_restarts: bool = True
+    """P28: a process takes its date over from the process before, if the machine was not rebooted."""
+    waits_for_silent: bool = True
+    """P28: wall clocks count for the first date only after each silent server was silent for long."""
+    majority_of_walls: bool = True
+    """P28: and only the wall clocks of a majority."""
+    alone_has_no_date: bool = True
+    """P28: a server that was alone for long and believes its wall clock has no date that others may take."""
     doubtful_does_not_lead: bool = True
-    """P29: a server whose two clocks differ does not lead while another could."""
+    """P29: a server whose date differs from the others' does not lead while another could."""
     alone_removes_nothing: bool = True
-    """P31: one whose date nobody has borne out removes nothing by it."""
+    """P31: a server that believes its wall clock removes nothing by it."""
     goes_on_ahead: bool = True
     """P30: record time that is ahead of the date goes on."""
+    owner_counts_less: bool = True
+    """Q2: the owner counts less than the store, by more than the date may move."""
 
 
 class Server(NamedTuple):
     wall: int = 0
-    judged: int | None = 0
-    """None: this process has taken over no date."""
-    is_sure: bool = True
-    is_borne_out: bool = True
+    date: int | None = 0
+    """None: no server's elapsed time explains a date here."""
+    believed: int | None = None
+    """It was alone for long: it leads by what its wall clock said then."""
+    was_rebooted: bool = False
+    """It has no date for that reason."""
+    is_confirmed: bool = True
+    """A majority has had its date since this process began, or since its clocks last moved apart."""
 
 
 class State(NamedTuple):
-    """All of it. The last ones bound the search."""
+    """Everything. The last fields bound the search."""
 
     servers: tuple[Server, ...] = (Server(), Server(), Server())
     now: int = 0
-    is_alone: bool = False
-    """The first server hears no other."""
+    cut: int = 0
+    """1: the first server and the others do not hear each other; 2: for long."""
     only: int | None = None
-    """The one server that can lead the partition: the others are sure of their dates, and have no replica, or a damaged
-    one."""
+    """The one server that can lead the partition: the others have no replica, or a damaged one."""
     leader: int | None = 0
-    record: int = 0
-    """Record time of the last entry, as a date."""
+    record: int = -JUMP
+    """Record time of the last entry. Nothing has been written for long."""
     recorded_at: int = 0
-    """When the leader made that, or began to lead."""
-    key: tuple[int, int] | None = None
-    """When it was written, and its expiry."""
+    """When the leader made that entry, or began to lead."""
+    lock: tuple[int, int] | None = None
+    """When it was granted, and its expiry."""
     pin: tuple[int, int] | None = None
     """When it was made, and its deadline."""
-    is_misled: bool = False
-    """A server that was alone at its start has believed its wall clock, which was wrong: what it grants is not
-    promised."""
+    lost: int = 0
+    """1: a server that was alone believes its wrong wall clock; 2: a majority without a date has done so."""
+    grants: str = "lock"
+    """Or "pin"."""
+    may_sleep: bool = False
+    time_max: int = TIME_MAX
     jumps: int = 2
     starts: int = 1
     cuts: int = 1
@@ -82,131 +107,191 @@ class Model:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self.owner = OWNER if rules.owner_counts_less else OWNER + MARGIN
 
     def steps(self, state: State) -> Iterator[Step]:
         """Everything that may happen next."""
-        if state.now < TIME_MAX:
-            yield "time", state._replace(now=state.now + 1)
+        judged = [step for number in SERVERS for step in self._judge(state, number)]
+        if state.now < state.time_max:
+            yield "time", self._pass_time(state)
         if state.cuts:
-            yield "the first server is alone", state._replace(is_alone=True, cuts=0)
-        if state.cuts and state.leader is not None:
-            yield "only the leader can lead", state._replace(only=state.leader, cuts=0)
-        if state.is_alone:
-            yield "it is not any more", state._replace(is_alone=False)
-        for number in SERVERS:
-            yield from self._accident(state, number)
-            yield from self._judge(state, number)
+            yield "the first server is cut off", state._replace(cut=1, cuts=state.cuts - 1)
+            if state.leader is not None:
+                yield "only the leader can lead", state._replace(only=state.leader, cuts=state.cuts - 1)
+        if state.cut:
+            yield "the cut ends", state._replace(cut=0)
+        if state.cut == 1:
+            yield "the cut lasts", state._replace(cut=2)
+        yield from self._clocks(state)
+        if state.starts:
+            yield from self._starts(state)
+        yield from judged
+        yield from self._role(state)
+
+    def _role(self, state: State) -> Iterator[Step]:
         if state.leader is None:
             for number in SERVERS:
-                if self._may_stand(state, number) and not any(self._judge(state, number)):  # it looks first
+                if self._may_run(state, number) and self._is_judged(state, number):
                     yield f"{number} leads", state._replace(leader=number, recorded_at=state.now)
         elif not self._may_lead(state, state.leader) and state.only is None:  # somebody takes it
-            yield "stands down", state._replace(leader=None)
+            yield "stops leading", state._replace(leader=None)
         else:
+            if state.only is None:
+                yield "hands over", state._replace(leader=None)
             yield from self._lead(state, state.leader)
+
+    def _is_judged(self, state: State, number: int) -> bool:
+        return not any(self._judge(state, number)) or not self.rules.doubtful_does_not_lead
 
     # ── clocks ──
 
-    def _accident(self, state: State, number: int) -> Iterator[Step]:
-        server = state.servers[number]
-        others = [each for other, each in enumerate(state.servers) if other != number]
-        is_second = any(each.wall or each.judged for each in others)  # a majority that is wrong is believed
-        if state.jumps and not is_second and not server.wall and not (number == 0 and server.judged):
-            for jump in {JUMP, -JUMP} - {server.judged}:  # two clocks that are wrong alike are believed by a tie
-                yield f"{number} jumps", _put(state, number, server._replace(wall=jump))._replace(jumps=state.jumps - 1)
-            if (
-                number and server.judged == 0 and state.only != number
-            ):  # not of one that leads alone: keys that it takes live by a clock that misses time
-                asleep = server._replace(judged=-JUMP)
-                leader = None if state.leader == number else state.leader  # for longer than a lead lasts
-                yield f"{number} sleeps", _put(state, number, asleep)._replace(jumps=state.jumps - 1, leader=leader)
-        if server.wall:
-            yield f"{number} is set right", _put(state, number, server._replace(wall=0))
-        if state.starts:
-            begun = Server(server.wall, None, is_sure=False, is_borne_out=False)
-            leader = None if state.leader == number else state.leader
-            yield f"{number} starts", _put(state, number, begun)._replace(leader=leader, starts=state.starts - 1)
+    def _clocks(self, state: State) -> Iterator[Step]:
+        for number, server in enumerate(state.servers):
+            if state.jumps and not server.wall:
+                for jump in (JUMP, -JUMP):
+                    jumped = server._replace(wall=jump, is_confirmed=False)
+                    yield f"{number} jumps by {jump}", _put(state, number, jumped)._replace(jumps=state.jumps - 1)
+            if state.jumps and self._may_sleep(state, number):
+                asleep = server._replace(date=-JUMP, is_confirmed=False)
+                yield f"{number} sleeps", _put(_unled(state, number), number, asleep)._replace(jumps=state.jumps - 1)
+
+    def _may_sleep(self, state: State, number: int) -> bool:
+        """Not two of three: these agree on a date then."""
+        dates = [each.date for each in state.servers]
+        return state.may_sleep and dates[number] == 0 and all(date in (0, None) for date in dates)
+
+    def _starts(self, state: State) -> Iterator[Step]:
+        after = state._replace(starts=state.starts - 1)
+        for number in SERVERS:
+            one = _unled(after, number)
+            yield f"{number} restarts", _put(one, number, self._restarted(state.servers[number]))
+            yield f"{number} is rebooted", _put(one, number, _rebooted(state.servers[number]))
+        servers = tuple(map(self._restarted, state.servers))
+        yield "all restart", after._replace(leader=None, servers=servers)
+        yield "all are rebooted", after._replace(leader=None, servers=tuple(map(_rebooted, state.servers)))
+
+    def _restarted(self, server: Server) -> Server:
+        date = server.date if self.rules.survives_restarts else None
+        return server._replace(date=date, believed=None, is_confirmed=False)
+
+    def _pass_time(self, state: State) -> State:
+        now = state.now + 1
+        servers = [self._moved(state, number) for number in SERVERS] if now % RATE_STEPS else state.servers
+        return state._replace(now=now, servers=tuple(servers))
+
+    def _moved(self, state: State, number: int) -> Server:
+        server, heard = state.servers[number], self._heard(state, number)
+        walls = sorted([server.wall, *(each.wall for each in heard)])
+        wall = server.wall if walls.count(server.wall) >= MAJORITY else walls[len(walls) // 2]
+        if server.date is None or walls.count(wall) < MAJORITY:
+            return server
+        most = 1 if self.rules.is_slow else JUMP
+        return server._replace(date=server.date + max(-most, min(most, wall - server.date)))
+
+    def _reached(self, state: State, number: int) -> list[int]:
+        return [other for other in SERVERS if other != number and not (state.cut and 0 in (number, other))]
 
     def _heard(self, state: State, number: int) -> list[Server]:
-        return [
-            each
-            for other, each in enumerate(state.servers)
-            if other != number and not (state.is_alone and 0 in (number, other))
-        ]
+        return [state.servers[other] for other in self._reached(state, number)]
 
     def _judge(self, state: State, number: int) -> Iterator[Step]:
         server, heard = state.servers[number], self._heard(state, number)
-        dates = [each.judged if each.is_sure else each.wall for each in heard]
-        agree = 1 + dates.count(server.wall)
-        has_majority = agree >= (MAJORITY if self.rules.majority_bears_out else 1 + bool(heard))
-        if server.judged is None:
-            is_alone = len(heard) + 1 < MAJORITY
-            if agree >= MAJORITY:
-                after = Server(server.wall, server.wall)
-            elif is_alone or not self.rules.start_is_borne_out:
-                after = server._replace(judged=server.wall, is_sure=True, is_borne_out=False)
-            else:
-                return
-        else:
-            apart = sum(date != server.judged for date in dates)
-            if server.wall != server.judged and has_majority:
-                after = Server(server.wall, server.wall)
-            else:
-                is_sure = server.wall == server.judged and apart < MAJORITY
-                is_borne_out = server.is_borne_out or 1 + dates.count(server.judged) >= MAJORITY
-                after = server._replace(is_sure=is_sure, is_borne_out=is_borne_out)
-        if after != server:
-            is_misled = state.is_misled or (len(heard) + 1 < MAJORITY and not server.is_sure and bool(after.judged))
-            yield f"{number} judges", _put(state, number, after)._replace(is_misled=is_misled)
+        after = self._first(state, server, heard) if server.date is None else self._next(state, number, heard)
+        if after is not None and after != server:
+            lost = max(state.lost, _lost_by(state, server, after, heard))
+            yield f"{number} judges", _put(state, number, after)._replace(lost=lost)
+
+    def _first(self, state: State, server: Server, heard: list[Server]) -> Server | None:
+        if self.rules.first_from_dated and (dated := self._dated(heard)):
+            return Server(server.wall, self._best(server, heard, dated), is_confirmed=False)
+        is_cut = state.cut == 2 or not self.rules.waits_for_silent
+        is_heard_out = len(heard) == len(SERVERS) - 1 or is_cut
+        agree = 1 + [each.wall for each in heard].count(server.wall)
+        if is_heard_out and (agree >= MAJORITY or (heard and not self.rules.majority_of_walls)):
+            return Server(server.wall, server.wall)
+        is_alone = is_cut and not heard and server.believed is None
+        return server._replace(believed=server.wall) if is_alone else None
+
+    def _dated(self, heard: list[Server]) -> list[int]:
+        dated = [each.date for each in heard if each.date is not None]
+        if not self.rules.alone_has_no_date:
+            dated += [each.believed for each in heard if each.believed is not None]
+        return sorted(dated)
+
+    def _best(self, server: Server, heard: list[Server], dated: list[int]) -> int:
+        """The latest date of those that a majority supports; else of all, because clocks miss time and gain none."""
+        return ([date for date in dated if self._has_majority(server, heard, date)] or dated)[-1]
+
+    def _has_majority(self, server: Server, heard: list[Server], date: int) -> bool:
+        has = sum(_near(each.date, date) or _near(each.wall, date) for each in heard)
+        return has + _near(server.wall, date) >= MAJORITY
+
+    def _next(self, state: State, number: int, heard: list[Server]) -> Server:
+        server = state.servers[number]
+        assert server.date is not None
+        if not self.rules.elapsed_time_decides:
+            shown = [each.wall if each.date != each.wall else each.date for each in heard]
+            if server.wall != server.date and 1 + shown.count(server.wall) >= MAJORITY:
+                return Server(server.wall, server.wall)
+        if not self._is_sure(state, number):
+            later = [date for date in self._dated(heard) if date > server.date + BOUND]
+            if supported := [date for date in later if self._has_majority(server, heard, date)]:
+                return server._replace(date=supported[-1])
+        near = 1 + sum(_near(each.date, server.date) for each in heard)
+        return server._replace(is_confirmed=server.is_confirmed or near >= MAJORITY)
+
+    # ── leading ──
+
+    def _is_sure(self, state: State, number: int) -> bool:
+        server = state.servers[number]
+        if server.date is None or not server.is_confirmed:
+            return False
+        dates = [each.date for each in self._heard(state, number) if each.date is not None]
+        return sum(not _near(date, server.date) for date in dates) < MAJORITY
 
     def _may_lead(self, state: State, number: int) -> bool:
         server = state.servers[number]
-        if server.judged is None:
+        if server.date is None and server.believed is None:
             return False
-        others_could = any(each.is_sure for each in self._heard(state, number))
-        return server.is_sure or not others_could or not self.rules.doubtful_does_not_lead
+        others_could = any(self._is_sure(state, other) for other in self._reached(state, number))
+        return self._is_sure(state, number) or not others_could or not self.rules.doubtful_does_not_lead
 
-    def _may_stand(self, state: State, number: int) -> bool:
-        """Where nobody leads for long, one that is not sure does."""
+    def _may_run(self, state: State, number: int) -> bool:
+        """Where nobody leads for long, a server that is not sure runs for election."""
         if state.only is None:
             return self._may_lead(state, number)
-        return state.only == number and state.servers[number].judged is not None
-
-    # ── leading ──
+        server = state.servers[number]
+        return state.only == number and (server.date is not None or server.believed is not None)
 
     def _lead(self, state: State, number: int) -> Iterator[Step]:
         time = self._time(state, number)
         acted = state._replace(record=time, recorded_at=state.now)
-        if state.key is None:
-            yield "writes", acted._replace(key=(state.now, time + TTL))
+        if state.grants == "pin":
+            yield from self._lead_pins(state, number, time)
+        elif state.lock is None:
+            yield "grants", acted._replace(lock=(state.now, time + TTL))
         else:
-            written, expiry = state.key
-            if state.is_misled:
-                yield "reads", acted
-            elif time >= expiry and state.now < written + TTL:
-                yield "reads", Broken(f"gone at {state.now}, written at {written}")
-            elif time < expiry and state.now > written + TTL and self._is_settled(state, number):
-                yield "reads", Broken(f"there at {state.now}, written at {written}")
+            granted, expiry = state.lock
+            if not state.lost and time >= expiry and state.now < granted + self.owner:
+                yield "gives it to another", Broken(f"held twice at {state.now}, granted at {granted}")
+            elif not state.lost and time < expiry and state.now > granted + TTL and state.time_max > TIME_MAX:
+                yield "shows it", Broken(f"there at {state.now}, granted at {granted}")
             else:
-                yield "reads", acted
-        server = state.servers[number]
-        if state.pin is None and not state.is_misled:
-            yield "pins", state._replace(pin=(state.now, max(time, self._date(state, number)) + TTL))
-        may_remove = (server.is_borne_out and server.is_sure) or not self.rules.alone_removes_nothing
-        if state.pin and may_remove and self._date(state, number) >= state.pin[1] and state.now < state.pin[0] + TTL:
-            yield "removes the pin", Broken(f"at {state.now}, of {state.pin[0]}")
+                yield "looks at it", acted
 
-    def _is_settled(self, state: State, number: int) -> bool:
-        """Nobody who goes on alone, or with a clock that missed time, can know better; nor one that has not looked
-        yet."""
-        server = state.servers[number]
-        is_judged = not any(self._judge(state, number))
-        return is_judged and server.is_borne_out and (server.is_sure or not self.rules.doubtful_does_not_lead)
+    def _lead_pins(self, state: State, number: int, time: int) -> Iterator[Step]:
+        if state.pin is None and not state.lost:
+            yield "pins", state._replace(pin=(state.now, time + TTL), record=time, recorded_at=state.now)
+        may_remove = self._is_sure(state, number) or not self.rules.alone_removes_nothing
+        is_past = state.pin is None or state.lost == 2 or state.now >= state.pin[0] + OWNER
+        if state.pin and not is_past and may_remove and self._date(state, number) >= state.pin[1]:
+            yield "removes the pin", Broken(f"at {state.now}, of {state.pin[0]}")
 
     def _date(self, state: State, number: int) -> int:
         server = state.servers[number]
-        assert server.judged is not None
-        return state.now + (server.judged if self.rules.monotonic_since else server.wall)
+        date = server.believed if server.date is None else server.date
+        assert date is not None
+        return state.now + date
 
     def _time(self, state: State, number: int) -> int:
         """Record time of an entry that is made now."""
@@ -215,11 +300,43 @@ class Model:
         return max(date, gone_on if self.rules.goes_on_ahead else state.record)
 
 
+def _near(date: int | None, other: int) -> bool:
+    return date is not None and abs(date - other) <= BOUND
+
+
+def _rebooted(server: Server) -> Server:
+    return Server(server.wall, None, was_rebooted=True, is_confirmed=False)
+
+
+def _lost_by(state: State, before: Server, after: Server, heard: list[Server]) -> int:
+    """What is not promised any more: the server believes wrong wall clocks, and could not know better."""
+    if (
+        before.date is not None
+        or not before.was_rebooted
+        or not before.wall
+        or any(not _is_lost(each) for each in heard)
+    ):
+        return 0
+    if after.date is None:
+        return 1 if state.cut == 2 else 0
+    is_wrong = [each.wall for each in (before, *heard)].count(before.wall) >= MAJORITY
+    return 2 if after.date == before.wall and is_wrong and state.cut != 1 else 0
+
+
+def _is_lost(server: Server) -> bool:
+    return server.date is None and server.was_rebooted
+
+
+def _unled(state: State, number: int) -> State:
+    """The server's lead, if it had it, has ended."""
+    return state._replace(leader=None) if state.leader == number else state
+
+
 def _put(state: State, number: int, server: Server) -> State:
     servers = state.servers
     return state._replace(servers=(*servers[:number], server, *servers[number + 1 :]))
 
 
-AHEAD = State(record=JUMP, jumps=0, starts=0, cuts=0)
-"""A log whose record time is ahead: of an older version, or of a majority that was wrong. How long ago its last entry
-was made a new leader does not know; so there is only one."""
+AHEAD = State(record=JUMP, only=0, jumps=0, starts=0, cuts=0, time_max=TIME_MAX_AHEAD)
+"""A log whose record time is ahead: of an older version, or of servers that had lost their date. A new leader does not
+know how long ago the last entry was made; so there is only one."""

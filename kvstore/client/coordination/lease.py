@@ -6,7 +6,7 @@ Rules (docs/protocol.md, Q1 to Q3):
   keys of the session the same time to live anew, the session's ttl and the grace; a key that is written in between gets
   the expiry that the last renewal gave. So they go together, and none comes back.
 - The owner counts the ttl on its own monotonic clock, from before it *sent* the last renewal that was answered: the
-  store counted from later on. It counts a thousandth less, which is more than its clock may go too slowly.
+  store counted from later on. It counts an eightieth less, which is more than the store's date may go faster.
 - The grace is more than what the dates of two leaders may differ by (P29, P30): a leader that takes over may find a key
   past its expiry sooner than the one that wrote it would have, but not before the owner has stopped counting on it.
 """
@@ -32,8 +32,9 @@ TTL_S_MIN, TTL_S_MAX = 0.5, 86_400.0
 GRACE_S = 6.0
 """Twice what the date of a server that leads may be from those of a majority (P29): 3 s."""
 GRACE_S_MAX = 3_600.0
-CLOCK_RATE = 1e-3
-"""How much more slowly than time the owner's clock may go: twice what adjtime and NTP slew by. Of a day it is 86 s."""
+CLOCK_RATE = 1 / 80
+"""The owner counts this share less of its ttl. It is more than 1 %, by which a leader's date may move towards the wall
+clocks of a majority (P28), and 500 ppm, by which NTP may slow the owner's clock down, and speed the leader's up."""
 KEYS_MAX = 256
 """Of a session, each of which every renewal names."""
 KEPT_BYTES_MAX = 768 << 10

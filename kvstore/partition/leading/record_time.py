@@ -42,7 +42,7 @@ class LeadClock:
     def __init__(self, clock: Clock, state: Recorded) -> None:
         self.now, self.wall_ms, self.passed_ms = clock.now, clock.wall_ms, clock.passed_ms
         self.may_lead, self.has_date, self.on_date_judged = clock.may_lead, clock.has_date, clock.on_date_judged
-        self.shown_ms = clock.shown_ms
+        self.shown_ms, self.boot_id = clock.shown_ms, clock.boot_id
         self._clock, self._state = clock, state
         self._time = RecordTime(state.record_time_ms, clock.now())
 

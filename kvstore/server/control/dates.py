@@ -1,93 +1,114 @@
-"""Judges the date that a server goes by (docs/protocol.md, P28). Decides only.
+"""Judges the date that a server uses (docs/protocol.md, P28 and P29). Decides only.
 
-    UNKNOWN ──a majority has the wall clock's──> SURE <──the wall clock is back, or a majority has its date── DOUBTFUL
-       └──────nobody to ask for 30 s───────────> SURE ──the wall clock leaves it, or a majority has another──>   ^
+    NO DATE ──a server that has a date answers──────────────> HAS A DATE, not sure <──its clocks moved apart, or──> SURE
+       ├────nobody has one, and a majority of wall clocks agrees──>   │                  a majority differs          ^
+       └────alone for 30 s──> USES ITS WALL CLOCK                     └──────────a majority has the date─────────────┘
 
-A date that was taken over goes on with the monotonic clock, and follows the wall clock slowly. So a jump of one wall
-clock moves no date.
+A date advances with the monotonic clock. No wall clock steps it, and neither does a majority of wall clocks: it moves
+towards theirs at RATE. A server whose monotonic clock has missed time steps forward to a date that another server has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from kvstore.types import ServerId
 
 BOUND_MS = 2_000
-"""Dates that are no further apart agree. What NTP corrects in steps is below; what it slews the monotonic clock follows
-too."""
+"""Dates and wall clocks that are no further apart agree. NTP's corrections are smaller."""
 APART_MS = 3_000
-"""From here on a server that was sure differs from the others: dates at the edge do not make it change its mind at each
-look."""
-SLEW = 0.001
-"""How fast a date follows its wall clock, in seconds per second: slower than a clock that is allowed to drift is not
-of use, faster would be a jump in parts."""
+"""Distance at which a server that was sure of its date is sure no more. The difference to BOUND_MS is hysteresis."""
+RATE = 0.01
+"""Share of elapsed time by which the date moves towards wall clocks at most: 36 s an hour. A session's owner counts
+less of its ttl than that takes away (kvstore.client.coordination.lease.CLOCK_RATE)."""
 HEARD_S = 5.0
-"""For so long an answer counts, beside the time of one round of questions."""
+"""Time for which an answer counts, in addition to the time of one round of questions."""
 ALONE_S = 30.0
-"""A process without a date that hears from fewer than a majority for so long believes its wall clock."""
+"""Time that a process without a date waits for servers that do not answer before wall clocks count."""
 AWAKE_S = 1.0
-"""What passes between two looks counts as time alone up to this: a process that stood still has heard nobody either."""
+"""The time between two looks counts up to this: a process that stood still has heard nobody either."""
 CALM_S, CALM_MS = 1.0, 2
-"""For so long nothing is judged anew if the others say what they have said, and the two clocks of this server agree as
-they did."""
-STOOD_S = 300.0
-"""A server that is the only one of its cluster takes over a date that its wall clock has had for so long."""
+"""The judgement is reused for this long while all clocks agree as they did."""
+ARRIVED_MS = 10.0
+"""A date that is no further from the wall clocks is not moving."""
 
 
 class Heard(NamedTuple):
-    """Another server's date, and when it was told."""
+    """What another server has said of its clocks, as offsets from this server's monotonic clock."""
 
-    offset_ms: float
-    """Of its date, or, if it is not sure, of its wall clock."""
+    offset_ms: float | None
+    """Offset of its date; None: it has none."""
+    wall_ms: float
+    """Offset of its wall clock."""
     is_sure: bool
     at: float
+    """When it answered."""
+
+    def has(self, offset_ms: float) -> bool:
+        """Return True if its date agrees with that one."""
+        return self.offset_ms is not None and abs(self.offset_ms - offset_ms) <= BOUND_MS
+
+    def supports(self, offset_ms: float) -> bool:
+        """Return True if its date or its wall clock agrees with that one."""
+        return self.has(offset_ms) or abs(self.wall_ms - offset_ms) <= BOUND_MS
+
+    def is_like(self, other: Heard | None) -> bool:
+        """Return True if a judgement by the other one would be the same."""
+        if other is None or self.is_sure is not other.is_sure or abs(self.wall_ms - other.wall_ms) >= CALM_MS:
+            return False
+        if self.offset_ms is None or other.offset_ms is None:
+            return self.offset_ms is other.offset_ms
+        return abs(self.offset_ms - other.offset_ms) < CALM_MS
 
 
 class Judge:
-    """Told what clocks say; `now` is always the monotonic one, in seconds. Offsets are dates less that."""
+    """The judgement of one server. `now` is always its monotonic clock in seconds; an offset is a date less that."""
 
-    def __init__(self, server: ServerId, now: float, wall_ms: int) -> None:
+    def __init__(self, server: ServerId, now: float, wall_ms: int, kept_ms: float | None = None) -> None:
+        """`kept_ms`: the offset of the date that the process before had, if the machine was not rebooted since."""
         self._server = server
         self._sampled_at, self._wall_ms = now, wall_ms - now * 1000
-        self._alone_s = 0.0
-        """For how long, awake and without a date, it has heard too few others to learn one."""
-        self._stood_since, self._stood_ms = now, self._wall_ms
-        """Since when the wall clock has been near this: many small steps are a jump too."""
-        self.offset_ms = self._wall_ms
-        """Of the date."""
+        self._waited_s = self._alone_s = 0.0
+        """How long this process, awake and without a date, has waited for servers that do not answer, and how long on
+        end it has heard fewer than a majority."""
+        self._moved_apart_at = now
+        """When the wall clock and the monotonic clock last moved apart by more than BOUND_MS, or the process began."""
+        self.offset_ms = self._wall_ms if kept_ms is None else kept_ms
+        """Offset of the date."""
         self._shown_ms: float | None = None
         """What clients are told before the first date; None: nothing."""
         self._heard: dict[ServerId, Heard] = {}
         self._calm_until = now
-        """While nothing happens, the judgement is what it was."""
-        self.is_known = False
-        """A date has been taken over since this process began."""
-        self.is_borne_out = False
-        """By a majority, at some time."""
+        self.has_date = kept_ms is not None
+        """True if elapsed time explains the date, from a server that had one or from a majority's first agreement."""
+        self.is_known = self.has_date
+        """True if the server has a date, or was alone for so long that it uses its wall clock."""
+        self.is_confirmed = False
+        """True if a majority has agreed with the date since the process began or its clocks moved apart."""
         self.is_sure = False
         self.others_are_sure = False
+        self.behind_ms = 0.0
+        """How far the wall clocks of a majority are ahead of the date; 0 if no majority agrees."""
         self.taken_over = 0
-        """Dates after the first one."""
-        self.doubt = "no majority of the servers has borne out its date yet"
+        """Number of steps to the date of another server, after the first date."""
+        self.doubt = "it has no date yet"
         """Why the server is not sure; empty if it is."""
 
     def shown_ms(self, now: float) -> int:
-        """The date that clients are told. Any that is too early is safe for them, one of the future is not."""
+        """Return the date that clients are told. Too early is safe for clients, the future is not."""
         offset_ms = self.offset_ms if self.is_known else self._shown_ms
         return 0 if offset_ms is None else int(now * 1000 + offset_ms)
 
     @property
     def may_lead(self) -> bool:
-        """Whether this server may lead by its date: an unsure one leaves it to those that are sure; if there is none,
-        its monotonic clock has to do."""
+        """Return True if this server may lead: it is sure, or it has a date and hears nobody who is sure."""
         return self.is_sure or (self.is_known and not self.others_are_sure)
 
     @property
     def may_remove(self) -> bool:
-        """Whether something may be removed because its time is over by this date."""
-        return self.is_sure and self.is_borne_out
+        """Return True if what is past its time by this date may be removed."""
+        return self.is_sure
 
     @property
     def drift_ms(self) -> float:
@@ -95,82 +116,117 @@ class Judge:
         return self._wall_ms - self.offset_ms
 
     def told_ms(self, now: float) -> int:
-        """The date that other servers are told; that of the wall clock, if this one is not sure."""
+        """Return the date that other servers are told: the wall clock's if this server is not sure."""
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
     def hear(self, server: ServerId, heard: Heard) -> None:
+        """Take in what another server has said."""
         if server == self._server:
             return
         before, self._heard[server] = self._heard.get(server), heard
-        is_same = before is not None and before.is_sure is heard.is_sure
-        if before is None or not is_same or abs(heard.offset_ms - before.offset_ms) >= CALM_MS:
+        if not heard.is_like(before):
             self._calm_until = heard.at
 
     def is_calm(self, now: float, wall_ms: int) -> bool:
-        """Whether a look now would find what the last one has found. Never while something is in doubt."""
+        """Return True if look() would find what it found last. Never while something is in doubt."""
         return now < self._calm_until and -CALM_MS < wall_ms - now * 1000 - self._wall_ms < CALM_MS
 
     def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = HEARD_S) -> None:
-        """Judge by what the clocks say now. `servers`: all of the ring, this one perhaps among them; an answer counts
+        """Judge by what the clocks say now. `servers`: all servers of the ring, perhaps with this one; an answer counts
         for `heard_s`."""
-        elapsed_s = self._sample(now, wall_ms)
+        elapsed_s = min(max(0.0, now - self._sampled_at), AWAKE_S)
+        self._sample(now, wall_ms)
+        if not servers:
+            return  # the ring is not known yet
         self._heard = {server: each for server, each in self._heard.items() if now - each.at <= heard_s}
         others = [each for server, each in self._heard.items() if server in servers]
+        silent = len({*servers} - {self._server, *self._heard})
         majority = len({*servers, self._server}) // 2 + 1
         self.others_are_sure = any(each.is_sure for each in others)
-        has_wall = 1 + _near(others, self._wall_ms) >= majority
-        if not self.is_known:
-            self._begin(others, elapsed_s, has_wall=has_wall, is_alone=len(others) + 1 < majority)
-        elif abs(self.drift_ms) > BOUND_MS and has_wall and (majority > 1 or now - self._stood_since >= STOOD_S):
-            self.offset_ms = self._wall_ms
-            self.taken_over += 1
-            self._be_sure(is_borne_out=True)
-        else:
+        if not self.has_date:
+            self._waited_s = self._waited_s + elapsed_s if silent else ALONE_S
+            self._alone_s = self._alone_s + elapsed_s if len(others) + 1 < majority else 0.0
+            self._begin(others, majority)
+        is_moving = self._move(others, majority, elapsed_s)
+        if self.has_date:
             self._compare(others, majority)
-        self._calm_until = now + CALM_S if self.is_sure and self.is_borne_out else now
+        self._calm_until = now + CALM_S if self.is_sure and not is_moving else now
 
-    def _sample(self, now: float, wall_ms: int) -> float:
-        """Returns the seconds since the sample before."""
+    def _sample(self, now: float, wall_ms: int) -> None:
         wall = wall_ms - now * 1000
-        if abs(wall - self._stood_ms) > BOUND_MS:
-            self._stood_since, self._stood_ms = now, wall
-        elapsed_s = max(0.0, now - self._sampled_at)
+        if abs(wall - self._wall_ms) > BOUND_MS:
+            self._moved_apart_at, self.is_confirmed = now, False  # the monotonic clock may have missed time
         self._wall_ms, self._sampled_at = wall, now
-        if self.is_known and abs(self.drift_ms) <= BOUND_MS:
-            step_ms = SLEW * elapsed_s * 1000
-            self.offset_ms += max(-step_ms, min(step_ms, self.drift_ms))
-        return elapsed_s
 
-    def _begin(self, others: list[Heard], elapsed_s: float, *, has_wall: bool, is_alone: bool) -> None:
-        """Take over a first date. Until then go by that of the servers that are sure: clients ask this one too."""
-        sure = sorted(each.offset_ms for each in others if each.is_sure)
-        is_contradicted = any(abs(each - self._wall_ms) > BOUND_MS for each in sure)
-        self._alone_s = self._alone_s + min(elapsed_s, AWAKE_S) if is_alone and not is_contradicted else 0.0
-        self.offset_ms = sure[(len(sure) - 1) // 2] if sure else self._wall_ms
-        told = [self.offset_ms] if sure else [each.offset_ms for each in others]
-        self._shown_ms = min(self.offset_ms, *told) if told else None
-        if has_wall or self._alone_s >= ALONE_S:
+    def _begin(self, others: Sequence[Heard], majority: int) -> None:
+        """Take the first date: of a server that has one, or of wall clocks once nobody else can have one."""
+        dated = [each.offset_ms for each in others if each.offset_ms is not None]
+        if dated:
+            self._take(self._best(dated, others, majority))
+            return
+        walls = [each.wall_ms for each in others]
+        if self._waited_s >= ALONE_S and 1 + _near(walls, self._wall_ms) >= majority:
+            self._take(self._wall_ms)
+            return
+        if not self.is_known:
             self.offset_ms = self._wall_ms
-            self._be_sure(is_borne_out=has_wall)
+            self._shown_ms = min(self._wall_ms, *walls) if walls else None
+        if self._alone_s >= ALONE_S:
+            self.is_known = True
+        if self.is_known:
+            self.doubt = f"it was alone for {ALONE_S:g} s and uses its wall clock"
+        else:
+            self.doubt = f"it has no date yet: no server that has one answers, and {majority} wall clocks do not agree"
 
-    def _be_sure(self, *, is_borne_out: bool) -> None:
-        self.is_known = self.is_sure = True
-        self.is_borne_out, self.doubt = is_borne_out, ""
+    def _take(self, offset_ms: float) -> None:
+        self.offset_ms, self.has_date, self.is_known = offset_ms, True, True
 
-    def _compare(self, others: list[Heard], majority: int) -> None:
-        """Keep the date; say whether it is still the one to go by."""
+    def _best(self, dated: Sequence[float], others: Sequence[Heard], majority: int) -> float:
+        """Return the latest date that a majority supports; else the latest: clocks miss time and gain none."""
+        return max([each for each in dated if self._is_supported(each, others, majority)] or dated)
+
+    def _is_supported(self, offset_ms: float, others: Sequence[Heard], majority: int) -> bool:
+        own = abs(self._wall_ms - offset_ms) <= BOUND_MS
+        return own + sum(each.supports(offset_ms) for each in others) >= majority
+
+    def _move(self, others: Sequence[Heard], majority: int, elapsed_s: float) -> bool:
+        """Move the date towards the wall clocks of a majority, or, where none agrees, towards a near one of its own.
+        Return False if it has arrived."""
+        walls = sorted([self._wall_ms, *(each.wall_ms for each in others)])
+        target = self._wall_ms if _near(walls, self._wall_ms) >= majority else walls[len(walls) // 2]
+        has_majority = _near(walls, target) >= majority
+        self.behind_ms = target - self.offset_ms if has_majority and self.has_date else 0.0
+        if not has_majority:
+            target = self._wall_ms if abs(self.drift_ms) <= BOUND_MS else self.offset_ms
+        most = RATE * elapsed_s * 1000
+        self.offset_ms += max(-most, min(most, target - self.offset_ms))
+        return abs(target - self.offset_ms) > ARRIVED_MS
+
+    def _compare(self, others: Sequence[Heard], majority: int) -> None:
+        """Decide whether the server is sure of its date. One that is not steps forward to a later date that another
+        server has and a majority supports."""
         apart_ms = APART_MS if self.is_sure else BOUND_MS
-        apart = sum(abs(each.offset_ms - self.offset_ms) > apart_ms for each in others)
-        if abs(self.drift_ms) > BOUND_MS:
-            self.is_sure = False
-            self.doubt = f"its wall clock is {self.drift_ms / 1000:+.1f} s from what its monotonic clock explains"
+        dated = [each.offset_ms for each in others if each.offset_ms is not None]
+        apart = sum(abs(each - self.offset_ms) > apart_ms for each in dated)
+        if apart >= majority or not self.is_confirmed:
+            later = [each for each in dated if each > self.offset_ms + BOUND_MS]
+            if supported := [each for each in later if self._is_supported(each, others, majority)]:
+                self.offset_ms = max(supported)
+                self.taken_over += 1
+                apart = sum(abs(each - self.offset_ms) > BOUND_MS for each in dated)
+        fresh = [each for each in others if each.at > self._moved_apart_at]
+        self.is_confirmed |= 1 + sum(each.has(self.offset_ms) for each in fresh) >= majority
+        self.is_sure = self.is_confirmed and apart < majority
+        if self.is_sure:
+            self.doubt = ""
         elif apart >= majority:
-            self.is_sure = False
             self.doubt = f"its date is more than {apart_ms} ms from that of {apart} other servers"
         else:
-            is_borne_out = self.is_borne_out or 1 + _near(others, self.offset_ms) >= majority
-            self._be_sure(is_borne_out=is_borne_out)
+            self.doubt = (
+                f"too few servers have confirmed its date since the process began or its wall clock jumped, "
+                f"which is {self.drift_ms / 1000:+.1f} s from the date"
+            )
 
 
-def _near(others: list[Heard], offset_ms: float) -> int:
-    return sum(abs(each.offset_ms - offset_ms) <= BOUND_MS for each in others)
+def _near(offsets: Sequence[float], offset_ms: float) -> int:
+    return sum(abs(each - offset_ms) <= BOUND_MS for each in offsets)

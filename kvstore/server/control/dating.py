@@ -1,4 +1,4 @@
-"""Keeps the date that this server goes by: samples its clocks, asks the other servers, and lets dates.py judge."""
+"""Keeps the date that this server uses: samples its clocks, asks the other servers, and lets dates.py judge."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvstore.env import Clock, Env
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ring.ring import Ring
 from kvstore.server.control.dates import HEARD_S, Heard, Judge
+from kvstore.server.control.kept_date import KeptDate
 from kvstore.server.listeners import Listeners
 from kvstore.types import PartitionId, ServerId
 
@@ -37,9 +38,13 @@ class Told(NamedTuple):
     is_sure: bool
     doubt: str = ""
     drift_ms: float = 0.0
-    """What its wall clock is ahead."""
+    """How far its wall clock is ahead of its date."""
+    has_date: bool | None = None
+    """True if elapsed time explains the date. None: a server of an earlier version, which does not say."""
 
 
+SAYS_MORE = b"has_date"
+"""The question of a server that understands the last field; earlier versions take no longer array."""
 told_of = msgspec.msgpack.Decoder(Told).decode
 encode = msgspec.msgpack.Encoder().encode
 
@@ -55,9 +60,10 @@ class Calls(Protocol):
 class JudgedClock:
     """The Clock port with a judged date."""
 
-    def __init__(self, raw: Clock, server: ServerId) -> None:
-        self.now, self.wall_ms = raw.now, raw.wall_ms
-        self.judge = Judge(server, raw.now(), raw.wall_ms())
+    def __init__(self, raw: Clock, server: ServerId, kept_ms: float | None = None) -> None:
+        """`kept_ms`: the offset of the date that the process before had, if the machine was not rebooted since."""
+        self.now, self.wall_ms, self.boot_id = raw.now, raw.wall_ms, raw.boot_id
+        self.judge = Judge(server, raw.now(), raw.wall_ms(), kept_ms)
         self.servers: Callable[[], frozenset[ServerId]] = frozenset
         """Those of the ring, once there is one."""
         self._listeners = Listeners()
@@ -99,6 +105,7 @@ class Dating:
 
     def __init__(self, env: Env, server: ServerId, clock: JudgedClock, links: Calls, ring: Callable[[], Ring]) -> None:
         self.clock = clock
+        self._kept = KeptDate(env.disk, clock)
         self._server, self._links, self._ring = server, links, ring
         self._nursery, self._beat = env.nursery.child("dating"), env.beat
         self._known: tuple[int, frozenset[ServerId]] = -1, frozenset()
@@ -134,24 +141,29 @@ class Dating:
             "date_doubtful": int(not judge.is_sure),
             "date_removes": int(judge.may_remove),
             "date_drift_s": judge.drift_ms / 1000,
+            "date_behind_s": judge.behind_ms / 1000,
             "dates_taken_over_total": judge.taken_over,
         }
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Answer another server with this one's date. Raises InvalidRequest."""
         if method != "date":
-            raise InvalidRequest(f"want the method date, got {method!r}")
-        return encode(self.told())
+            raise InvalidRequest(f"expected the method date, got {method!r}")
+        told = self.told()
+        return encode(told) if body == SAYS_MORE else encode(told[:-1])
 
     def told(self) -> Told:
         self.clock.look()
         judge = self.clock.judge
-        return Told(judge.told_ms(self.clock.now()), judge.is_sure, judge.doubt, judge.drift_ms)
+        date_ms = judge.told_ms(self.clock.now())
+        return Told(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date)
 
     def _sample(self) -> None:
         self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)
         self.clock.look()
         judge = self.clock.judge
+        if judge.has_date:
+            self._kept.keep(judge.offset_ms)
         if judge.is_sure is not self._was_sure:
             self._was_sure = judge.is_sure
             if judge.is_sure:
@@ -179,7 +191,7 @@ class Dating:
     async def _ask(self, server: ServerId) -> None:
         asked_at = self.clock.now()
         try:
-            told = told_of(await self._links.call(server, DATES, "date", b"", CALL_S))
+            told = told_of(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s does not tell its date: %r", server, error)
             return
@@ -187,6 +199,15 @@ class Dating:
             self._asked.discard(server)
         now = self.clock.now()
         if now - asked_at <= CALL_S:
-            offset_ms = told.date_ms - (asked_at + now) / 2 * 1000
-            self.clock.judge.hear(server, Heard(offset_ms, told.is_sure, now))
+            self.clock.judge.hear(server, _heard(told, (asked_at + now) / 2, now))
             self.clock.look()
+
+
+def _heard(told: Told, at: float, now: float) -> Heard:
+    """Return what the answer says: a server that is not sure tells its wall clock, and how far that is ahead."""
+    offset_ms = told.date_ms - at * 1000
+    date_ms, wall_ms = offset_ms - told.drift_ms, offset_ms
+    if told.is_sure:
+        date_ms, wall_ms = offset_ms, offset_ms + told.drift_ms
+    has_date = told.is_sure if told.has_date is None else told.has_date
+    return Heard(date_ms if has_date else None, wall_ms, told.is_sure, now)

@@ -336,14 +336,12 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_date_doubtful",
         "1 while this server is not sure of its date: it leads nothing that another could. `/`, date, says why.",
     ),
-    "server_date_removes": (
-        "server_date_removes",
-        "1 if logs and pins may be removed by this server's date: a majority has borne it out.",
-    ),
-    "server_date_drift_s": ("server_date_drift_seconds", "What its wall clock is ahead of the date that it goes by."),
+    "server_date_removes": ("server_date_removes", "1 if this server may remove logs and pins by its date."),
+    "server_date_drift_s": ("server_date_drift_seconds", "How far its wall clock is ahead of its date."),
+    "server_date_behind_s": ("server_date_behind_seconds", "How far a majority of wall clocks is ahead of its date."),
     "server_dates_taken_over_total": (
         "server_dates_taken_over_total",
-        "Times that it took another date over, since a majority had it.",
+        "Number of steps forward to another server's date, because the monotonic clock had missed time.",
     ),
     "server_watches": ("server_watches", "Watches that are open at this node."),
     "server_watches_total": ("server_watches_total", "Watches begun."),

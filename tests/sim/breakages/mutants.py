@@ -59,7 +59,7 @@ from tests.sim.stories.stories import (
     zombie_whose_clock_stood_still,
 )
 from tests.sim.stories.stories_of_damage import all_differ, leader_is_damaged
-from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_jumps, log_ahead, pin_over_a_jump
+from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_is_wrong, log_ahead, pin_over_a_jump
 from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
 from tests.sim.stories.stories_of_liveness import leader_whose_disk_hangs, leader_whose_loop_is_blocked
@@ -454,7 +454,7 @@ def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the first date is believed", story=cold_start)
 def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Judge, "_begin", lambda self, *_, **__: self._be_sure(is_borne_out=False))
+    patch.setattr(Judge, "_begin", lambda self, *_: self._take(self._wall_ms))
 
 
 @mutant("record time stands while it is ahead", story=log_ahead)
@@ -462,6 +462,6 @@ def stand_while_ahead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(record_time, "AHEAD_RATE", 0.0)
 
 
-@mutant("who doubts its date leads on", story=leader_whose_date_jumps)
+@mutant("who doubts its date leads on", story=leader_whose_date_is_wrong)
 def lead_in_doubt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JudgedClock, "may_lead", lambda self: True)

@@ -15,13 +15,15 @@ from tests.sim.stories.stories_of_dates import (
     JUMPS_MS,
     MINUTE_MS,
     NOTICED_S,
+    clocks_of_a_majority,
     cold_start,
     door_without_a_date,
     doors_of_a_cold_start,
     found,
     jump,
     key_of_ten_minutes,
-    leader_whose_date_jumps,
+    leader_whose_date_is_wrong,
+    leader_whose_wall_clock_jumps,
     ledgers,
     log_ahead,
     metadata_away,
@@ -34,10 +36,22 @@ from tests.sim.stories.stories_of_dates import (
 
 pytestmark = pytest.mark.sim
 
+MAJORITY_JUMPS_MS = (-365 * 24 * HOUR_MS, -MINUTE_MS, 3_000, MINUTE_MS, HOUR_MS, 365 * 24 * HOUR_MS)
+
 
 @pytest.mark.parametrize("by_ms", JUMPS_MS)
-def test_a_server_whose_date_jumps_leads_no_more_until_it_is_back(by_ms: int) -> None:
-    play(partial(leader_whose_date_jumps, by_ms=by_ms), knobs())
+def test_a_server_whose_wall_clock_jumps_keeps_its_date(by_ms: int) -> None:
+    play(partial(leader_whose_wall_clock_jumps, by_ms=by_ms), knobs())
+
+
+def test_a_server_whose_date_differs_from_the_others_does_not_lead() -> None:
+    play(leader_whose_date_is_wrong, knobs())
+
+
+@pytest.mark.parametrize("by_ms", MAJORITY_JUMPS_MS)
+def test_no_date_steps_when_the_clocks_of_a_majority_do(by_ms: int) -> None:
+    """Nor while processes and machines restart one by one."""
+    play(partial(clocks_of_a_majority, by_ms=by_ms), knobs())
 
 
 def test_a_key_of_ten_minutes_is_there_after_a_jump_of_an_hour() -> None:
@@ -114,22 +128,6 @@ def test_a_partition_that_only_servers_with_doubtful_dates_can_lead_is_led() -> 
 
 def test_a_jump_while_the_metadata_store_is_away_costs_no_lead_that_nobody_can_take() -> None:
     play(metadata_away, knobs())
-
-
-def test_what_a_majority_agrees_on_is_believed() -> None:
-    """Also when it is another date than before: then all had been wrong."""
-
-    async def story(stage: Stage) -> None:
-        for node in stage.cluster.nodes[:2]:
-            node.sim.clock.step_wall(HOUR_MS)
-        await asyncio.sleep(NOTICED_S)
-        for node in stage.cluster.nodes:
-            assert node.served is not None
-            is_among_them = node in stage.cluster.nodes[:2]
-            assert node.served.env.clock.may_lead() is is_among_them
-        assert stage.leader in stage.cluster.nodes[:2]
-
-    play(story, knobs())
 
 
 def test_a_log_whose_time_is_ahead_comes_back_and_keeps_times_to_live() -> None:

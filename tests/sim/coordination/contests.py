@@ -162,6 +162,10 @@ async def hand_over_to_a_later_date(contest: Contest) -> None:
         node.sim.clock.step_wall(APART_MS)
     await cluster.found()
     await all_serve(cluster, UP_S_MAX)
+    for node in cluster.nodes:
+        assert node.served is not None
+        judge = node.served.dating.clock.judge
+        judge.offset_ms += judge.drift_ms  # it would come there at its rate
     tasks = [cluster.spawn(work, name="beside") for work in (contest.judge(), _write_on(contest))]
     await _lead(cluster, [early])
     await asyncio.sleep(APART_MS / 1000)  # what a late one has logged before is over by the early one's date too

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.sim
 QUIET = Knobs(faults=("hand_over",), pace_s=10.0)
 STRUCK = Knobs(faults=("kill_leader", "kill_leader", "pause", "hand_over", "cut_a_link"), pace_s=2.0)
 JUMPING = Knobs(faults=("clock_jumps", "kill_leader", "hand_over"), pace_s=1.5)
+MOST_JUMP = Knobs(faults=("clocks_of_a_majority", "clocks_of_a_majority", "kill_leader", "hand_over"), pace_s=1.5)
 
 
 def played(seeds: Iterable[int], knobs: Knobs, **options: Any) -> Counter[str]:
@@ -33,8 +34,8 @@ def played(seeds: Iterable[int], knobs: Knobs, **options: Any) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("knobs", "options"),
-    [(STRUCK, {}), (STRUCK, {"shared": 0.6}), (JUMPING, {"grace_s": GRACE_S})],
-    ids=("leaders die", "readers and writers", "dates jump"),
+    [(STRUCK, {}), (STRUCK, {"shared": 0.6}), (JUMPING, {"grace_s": GRACE_S}), (MOST_JUMP, {"grace_s": GRACE_S})],
+    ids=("leaders die", "readers and writers", "a clock jumps", "clocks of a majority jump"),
 )
 def test_a_lock_is_never_held_twice(knobs: Knobs, options: dict[str, Any], seed: int) -> None:
     counts = played(range(seed, seed + 2), knobs, **options)

@@ -409,3 +409,27 @@ async def clock_jumps(chaos: Chaos) -> None:
         clock.step_wall(chaos.random.choice((-1, 1)) * chaos.random.choice(JUMPS_MS))
         await chaos.a_pause(0.5, 5.0)
     clock.set_right()
+
+
+STEPS_MS = (2_500, 15_000, 60_000, 3_600_000, 365 * 86_400_000)
+
+
+@fault
+async def clocks_of_a_majority(chaos: Chaos) -> None:
+    """The wall clocks of most servers, or of all, step together by up to a year, and come back. Meanwhile processes
+    restart, or machines, one by one."""
+    clocks = [node.sim.clock for node in chaos.cluster.servers]
+    if any(clock.is_stepped for clock in clocks):
+        return
+    probe("fault.clocks_of_a_majority")
+    by_ms = chaos.random.choice((-1, 1, 1)) * chaos.random.choice(STEPS_MS)
+    stepped = chaos.random.sample(clocks, chaos.random.randint(len(clocks) // 2 + 1, len(clocks)))
+    for clock in stepped:
+        clock.step_wall(by_ms)
+    for _ in range(chaos.random.choice((0, 1, 3))):
+        await chaos.a_pause(0.5, 3.0)
+        if (node := chaos.a_node()) is not None:
+            await chaos.hold(node, _down_and_up(chaos, node, power=chaos.random.random() < 0.5))
+    await chaos.a_pause(2.0, 8.0)
+    for clock in stepped:
+        clock.set_right()

@@ -69,10 +69,13 @@ class SimClock(Unjudged):
         self._skew_ms = random.randint(-config.wall_skew_ms_max, config.wall_skew_ms_max)
         self._stands_since: float | None = None
         self._hidden_s = 0.0
+        self._boots = 0
         self.boot()
 
     def boot(self) -> None:
         """Begin to count again."""
+        self._boots += 1
+        self.boot_id = f"boot{self._boots}"
         self.go_on()
         self._booted = self._seen() - self._random.uniform(1, 100)
         self._rate = 1 + self._random.uniform(-self._config.drift_max, self._config.drift_max)
