@@ -27,15 +27,15 @@ HEARD_S = 5.0
 ALONE_S = 30.0
 """Time that a process without a date waits for servers that do not answer before wall clocks count."""
 AWAKE_S = 1.0
-"""The time between two looks counts up to this: a process that stood still has heard nobody either."""
+"""Time between two looks that counts at most: a process that stood still has heard nobody either."""
 CALM_S, CALM_MS = 1.0, 2
-"""The judgement is reused for this long while all clocks agree as they did."""
+"""Time for which a judgement is reused while all clocks agree as they did."""
 ARRIVED_MS = 10.0
-"""A date that is no further from the wall clocks is not moving."""
+"""Distance from the wall clocks at which a date is no longer moving."""
 
 
 class Heard(NamedTuple):
-    """What another server has said of its clocks, as offsets from this server's monotonic clock."""
+    """Clocks of another server by its last answer, as offsets from this server's monotonic clock."""
 
     offset_ms: float | None
     """Offset of its date; None: it has none."""

@@ -60,13 +60,13 @@ class KeptDate:
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self._disk, self._clock = disk, clock
         self._written_ms: float | None = None
+        self._has_failed = False
 
     def keep(self, offset_ms: float) -> None:
-        """Write the date if the file does not say the same. An error is logged; the next call tries again."""
+        """Write the date if the file does not say the same. The first error is logged; the next call tries again."""
         written = self._written_ms
         if not self._clock.boot_id or (written is not None and abs(offset_ms - written) < STALE_MS):
             return
-        self._written_ms = offset_ms
         try:
             self._disk.mkdir(DIRECTORY)
             file = self._disk.open(_ASIDE, create=True)
@@ -76,5 +76,8 @@ class KeptDate:
             finally:
                 file.close()
             self._disk.rename(_ASIDE, PATH)
+            self._written_ms, self._has_failed = offset_ms, False
         except OSError as error:
-            log.warning("the server's date was not kept for its next process: %r", error)
+            if not self._has_failed:
+                log.warning("the server's date is not kept for its next process: %r", error)
+            self._has_failed = True

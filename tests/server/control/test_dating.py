@@ -8,13 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvstore.env.clock import Unjudged
 from kvstore.env.real import real_env
 from kvstore.errors import Unavailable
 from kvstore.server.control import dating as module
-from kvstore.server.control.dating import CALL_S, Dating, JudgedClock, Told, encode
+from kvstore.server.control.dates import Heard
+from kvstore.server.control.dating import CALL_S, SAYS_MORE, Dating, JudgedClock, Told, _heard, encode, told_of
 from kvstore.types import PartitionId, ServerId
 from tests.waiting import wait_until
 
@@ -87,6 +89,19 @@ async def test_an_answer_that_took_longer_than_a_call_may_says_nothing_of_the_da
     world.dating.start()
     await world.rounds(5)
     assert not world.dating.clock.has_date()
+    await world.dating.close()
+
+
+async def test_servers_of_earlier_versions_and_ours_understand_each_other(world: World) -> None:
+    """They take four elements, and say nothing of whether they have a date: one that is sure has one."""
+    world.others.answer = b""
+    world.dating.start()
+    await world.rounds(2)
+    assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", b""))) == 4
+    assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", SAYS_MORE))) == 5
+    assert _heard(told_of(encode((1_000, True, "", 300.0))), 1.0, 2.0) == Heard(0, 300.0, True, 2.0)
+    assert _heard(told_of(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == Heard(None, 0.0, False, 2.0)
+    assert _heard(told_of(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == Heard(-300.0, 0.0, False, 2.0)
     await world.dating.close()
 
 

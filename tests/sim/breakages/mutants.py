@@ -8,6 +8,7 @@ in tests/partition/leading/test_mutants.py, of a bookie in tests/bookie/mutants.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from errno import EDQUOT
 from math import inf
 from typing import Any
@@ -41,8 +42,10 @@ from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
 from kvstore.partition.state.transfer import Export
 from kvstore.proto.bookkeeper import Status
-from kvstore.server.control.dates import Judge
+from kvstore.server.control import dates
+from kvstore.server.control.dates import Heard, Judge
 from kvstore.server.control.dating import JudgedClock
+from kvstore.server.control.kept_date import KeptDate
 from kvstore.server.peer.proof import Called
 from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
 from kvstore.wal.leading.leader_log import OpenLog
@@ -59,7 +62,13 @@ from tests.sim.stories.stories import (
     zombie_whose_clock_stood_still,
 )
 from tests.sim.stories.stories_of_damage import all_differ, leader_is_damaged
-from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_is_wrong, log_ahead, pin_over_a_jump
+from tests.sim.stories.stories_of_dates import (
+    clocks_of_most,
+    cold_start,
+    leader_whose_date_is_wrong,
+    log_ahead,
+    pin_over_a_jump,
+)
 from tests.sim.stories.stories_of_leads import retry_after_a_snapshot, successor_lags_behind
 from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
 from tests.sim.stories.stories_of_liveness import leader_whose_disk_hangs, leader_whose_loop_is_blocked
@@ -455,6 +464,37 @@ def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 @mutant("the first date is believed", story=cold_start)
 def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Judge, "_begin", lambda self, *_: self._take(self._wall_ms))
+
+
+@mutant("the date follows the wall clocks of a majority at once", story=clocks_of_most)
+def follow_a_majority_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dates, "RATE", 1e6)
+
+
+@mutant("the first date is that of wall clocks", story=clocks_of_most)
+def begin_with_wall_clocks(patch: pytest.MonkeyPatch) -> None:
+    begin = Judge._begin
+
+    def of_nobody(self: Judge, others: Sequence[Heard], majority: int) -> None:
+        begin(self, [each._replace(offset_ms=None) for each in others], majority)
+
+    patch.setattr(Judge, "_begin", of_nobody)
+
+
+@mutant("no date is kept for the next process", story=clocks_of_most)
+def keep_no_date(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KeptDate, "keep", lambda self, offset_ms: None)
+
+
+@mutant("wall clocks count while a server is silent", story=clocks_of_most)
+def wait_for_nobody(patch: pytest.MonkeyPatch) -> None:
+    begin = Judge._begin
+
+    def at_once(self: Judge, others: Sequence[Heard], majority: int) -> None:
+        self._waited_s = dates.ALONE_S
+        begin(self, others, majority)
+
+    patch.setattr(Judge, "_begin", at_once)
 
 
 @mutant("record time stands while it is ahead", story=log_ahead)

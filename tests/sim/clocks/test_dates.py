@@ -15,7 +15,7 @@ from tests.sim.stories.stories_of_dates import (
     JUMPS_MS,
     MINUTE_MS,
     NOTICED_S,
-    clocks_of_a_majority,
+    clocks_of_most,
     cold_start,
     door_without_a_date,
     doors_of_a_cold_start,
@@ -49,9 +49,9 @@ def test_a_server_whose_date_differs_from_the_others_does_not_lead() -> None:
 
 
 @pytest.mark.parametrize("by_ms", MAJORITY_JUMPS_MS)
-def test_no_date_steps_when_the_clocks_of_a_majority_do(by_ms: int) -> None:
+def test_no_date_steps_when_the_clocks_of_most_do(by_ms: int) -> None:
     """Nor while processes and machines restart one by one."""
-    play(partial(clocks_of_a_majority, by_ms=by_ms), knobs())
+    play(partial(clocks_of_most, by_ms=by_ms), knobs())
 
 
 def test_a_key_of_ten_minutes_is_there_after_a_jump_of_an_hour() -> None:

@@ -31,6 +31,7 @@ KNOBS = Knobs(
     faults=("clock_jumps", "clock_jumps", "kill_leader", "hand_over", "pause", "session_expiry", "cut_a_link"),
     pace_s=1.0,
 )
+MOST_JUMP = replace(KNOBS, faults=("clocks_of_a_majority", "clocks_of_a_majority", *KNOBS.faults[2:]))
 SEEDS = 3
 
 
@@ -68,9 +69,10 @@ def play(seed: int, knobs: Knobs = KNOBS) -> None:
             raise
 
 
-def test_nothing_goes_before_its_time_or_stays(seed: int) -> None:
+@pytest.mark.parametrize("knobs", [KNOBS, MOST_JUMP], ids=["one clock", "clocks of a majority"])
+def test_nothing_goes_before_its_time_or_stays(knobs: Knobs, seed: int) -> None:
     before = {name: probes.hits[name] for name in ("lodger.there", "lodger.gone", "lodger.pinned")}
     for number in range(SEEDS):
-        play(seed + number)
+        play(seed + number, knobs)
     for name, hits in before.items():
         assert probes.hits[name] > hits, f"it never came to {name}"

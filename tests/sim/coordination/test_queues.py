@@ -27,7 +27,7 @@ from tests.sim.world.env import SimWorld
 
 pytestmark = pytest.mark.sim
 
-KNOBS = Knobs(faults=("kill_leader", "pause", "hand_over", "cut_a_link"), pace_s=2.0)
+KNOBS = Knobs(faults=("kill_leader", "pause", "hand_over", "cut_a_link", "clocks_of_a_majority"), pace_s=2.0)
 TAKERS, CHAOS_S = 4, 20.0
 TAG, NAME = b"jobs", b"q"
 

@@ -25,7 +25,7 @@ from tests.sim.world.env import SimWorld
 pytestmark = pytest.mark.sim
 
 TTL_S = 3.0
-KNOBS = Knobs(faults=("clock_jumps", "kill_leader", "hand_over", "pause"), pace_s=2.0)
+KNOBS = Knobs(faults=("clock_jumps", "clocks_of_a_majority", "kill_leader", "hand_over", "pause"), pace_s=2.0)
 CALM = Knobs(faults=("hand_over",), pace_s=10.0)
 OWNERS, CHAOS_S = 4, 30.0
 

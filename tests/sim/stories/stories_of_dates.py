@@ -285,10 +285,17 @@ async def leader_whose_date_is_wrong(stage: Stage) -> None:
     assert stage.leader is not node
 
 
-async def clocks_of_a_majority(stage: Stage, by_ms: int) -> None:
-    """The clocks of two of three servers step; then the processes restart one by one, and so do the machines."""
-    for node in stage.cluster.nodes[:2]:
+async def clocks_of_most(stage: Stage, by_ms: int = HOUR_MS) -> None:
+    """The clocks of two of three servers step. Then all processes restart at once, processes restart one by one, and so
+    do machines; at last two machines are rebooted while the third server is down for a while."""
+    stepped = stage.cluster.nodes[:2]
+    for node in stepped:
         node.sim.clock.step_wall(by_ms)
+    await _dates_move_slowly(stage, by_ms)
+    for node in stage.cluster.nodes:
+        node.crash()
+    for node in stage.cluster.nodes:
+        node.start()
     await _dates_move_slowly(stage, by_ms)
     for power in (False, True):
         for node in stage.cluster.nodes:
@@ -296,10 +303,18 @@ async def clocks_of_a_majority(stage: Stage, by_ms: int) -> None:
             node.start()
             await stage.until(lambda node=node: node.served is not None and node.served.env.clock.may_lead())  # type: ignore[misc]
             await _dates_move_slowly(stage, by_ms)
+    for node in stage.cluster.nodes:
+        node.crash(power=node in stepped)
+    for node in stepped:
+        node.start()
+    await asyncio.sleep(10.0)
+    stage.cluster.nodes[2].start()
+    await _dates_move_slowly(stage, by_ms)
 
 
 async def _dates_move_slowly(stage: Stage, by_ms: int) -> None:
     await asyncio.sleep(NOTICED_S)
+    await stage.until(lambda: all(node.served is not None for node in stage.cluster.nodes))
     for node in stage.cluster.nodes:
         moved_ms = wrong_date_ms(node)
         assert abs(moved_ms) < 1_000 + 1_000 * 2 * RATE * asyncio.get_running_loop().time()
