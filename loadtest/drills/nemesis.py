@@ -21,8 +21,11 @@ from random import Random
 from loadtest.drills.load import Load
 from loadtest.drills.mixed import Door, NotDone, Unknown
 from loadtest.drills.net import CLIENTS, ZOOKEEPER, Cut, WiredCluster
+from tests.cluster.unfit.quota import file_sizes_limited
 
 LONGEST_S = 15.0
+FILE_BYTES = 4_096
+"""Limit on the size of a file while files cannot grow: every file that grows is larger."""
 AWAY = "away"
 RATES = ("512kbit", "4mbit")
 HICCUP_S = 0.1
@@ -368,6 +371,32 @@ async def no_inodes(field: Field) -> None:
                 await asyncio.sleep(field.a_long_time())
             finally:
                 await asyncio.to_thread(field.cluster.free_inodes, node)
+
+
+@one_ill
+async def files_cannot_grow(field: Field) -> None:
+    """A node's files reach a limit on their size, as with a quota: the disk has bytes and inodes, and takes neither."""
+    node = field.a_node(leading=True)
+    async with field.holding(node) as is_free:
+        if is_free:
+            with file_sizes_limited([field.pid(node)], FILE_BYTES):
+                await asyncio.sleep(field.a_long_time())
+
+
+@fault
+async def older_metadata(field: Field) -> None:
+    """ZooKeeper's data are lost and restored to an older copy, under running nodes; later to the latest copy."""
+    cluster = field.cluster
+    async with field.holding(ZOOKEEPER) as is_free:
+        if not is_free:
+            return
+        async with field.starting:  # a node that starts by an older copy ends itself, and is to
+            await asyncio.to_thread(cluster.replace_metadata, None, "older")
+        await asyncio.sleep(field.a_long_time())
+        async with field.starting:
+            await asyncio.to_thread(cluster.replace_metadata, "older", "latest")
+            await asyncio.sleep(field.a_long_time())
+            await asyncio.to_thread(cluster.replace_metadata, "latest", None)
 
 
 JUMPS_S = (3.0, 60.0, 3600.0)

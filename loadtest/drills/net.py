@@ -226,6 +226,18 @@ class WiredCluster(Cluster):
     def thaw_disk(self, node: str) -> None:
         _run("fsfreeze", "--unfreeze", self.file.node(node).data_dir, check=False)
 
+    def replace_metadata(self, copy: str | None, kept_as: str | None) -> None:
+        """Kill ZooKeeper, keep its data under the name `kept_as`, put the data that were kept as `copy` in their place,
+        and start it again. None: keep nothing, or leave the data as they are."""
+        self.kill_zookeeper()
+        data = self.local.data_dir / "zookeeper" / "data"
+        if kept_as is not None:
+            shutil.copytree(data, data.with_name(kept_as))
+        if copy is not None:
+            shutil.rmtree(data)
+            data.with_name(copy).rename(data)
+        self.start_zookeeper()
+
     def block_loop(self, node: str, seconds: float) -> None:
         """Block the node's event loop; its other threads keep running."""
         write_block(date_file(self.local.data_dir, node), seconds)

@@ -39,7 +39,7 @@ BACK_MAX_S, STARTED_MAX_S = 10.0, 20.0
 BACK_WAIT_S = 60.0
 GAP_MAX_S = 10.0
 """Longest time without an acknowledged write of a partition while two healthy nodes reach each other."""
-STARTS = frozenset({"wiped", "killed", "two_killed", "killed_zookeeper", "told_to_stop"})
+STARTS = frozenset({"wiped", "killed", "two_killed", "killed_zookeeper", "older_metadata", "told_to_stop"})
 LOCK_TTL_S, LOCK_GRACE_S = 3.0, 6.0
 """The default grace: the wall clocks of nodes differ."""
 MEMORY_MAX_MIB = 1_500.0
