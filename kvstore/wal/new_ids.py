@@ -91,7 +91,7 @@ class NewLedgerIds:
             await self._identity.mark_older(why)
             raise MetadataLost(
                 f"the metadata store is an older copy of itself: {why}; restore a later copy (docs/operations.md, "
-                "An older copy of the metadata)"
+                "Restoring the metadata store)"
             )
         return ledger
 

@@ -243,7 +243,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 name,
                 f"it has refused {_count(bookie.refused_other_entry, 'add')} of entries of which it has another "
                 "payload: a ledger id was given twice",
-                "docs/operations.md, An older copy of the metadata",
+                "docs/operations.md, Restoring the metadata store",
             )
 
 
