@@ -1,8 +1,9 @@
 """Plays many seeds of the whole cluster and counts what struck them: `python -m tests.sim.many [SEEDS] [FIRST]`, or
-`make sims`.
+`make sims`. `python -m tests.sim.many relist` writes the list of branches that are not taken anew.
 
 Ends with 1 if a promise was broken; each line of a failure names the seed for `make sim`. Ends with 1 too if an
-operation, an option of it or a fast path was never taken by REACH_SEEDS seeds or more.
+operation, an option of it or a fast path was never taken by REACH_SEEDS seeds or more, or if the branches of machines
+that BRANCH_SEEDS do not take are not those that are listed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import get_context
 
-from tests.sim.judges import reach
+from tests.sim.judges import branches, reach
 from tests.sim.judges.operations import Status
 from tests.sim.run import run
 from tests.sim.strikes.faults import FAULTS
@@ -29,6 +30,9 @@ TASKS_AHEAD = 4
 REPORT_EVERY_S = 60.0
 REACH_SEEDS = 25
 """So many seeds take every operation and fast path."""
+BRANCH_SEEDS = range(60)
+"""By these seeds the branches of the machines are judged. They are always the same, so that the list of branches
+that are not taken (tests/sim/judges/unreached.toml) is either right or wrong."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class Tally:
     asked: Counter[str] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
     """Operations that were answered, and fast paths that were taken (tests/sim/judges/reach.py)."""
+    arcs: branches.Arcs = field(default_factory=dict)
+    """Of the machines, where branches are measured."""
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
@@ -55,6 +61,7 @@ class Tally:
         self.asked += other.asked
         self.paths += other.paths
         self.failures += other.failures
+        branches.merge(self.arcs, other.arcs)
 
 
 def play(seeds: range) -> Tally:
@@ -78,6 +85,14 @@ def play(seeds: range) -> Tally:
     return tally
 
 
+def play_measured(seeds: range) -> Tally:
+    """The same, with the branches that the machines take. Costs about three times as much."""
+    with branches.measuring() as measured:
+        tally = play(seeds)
+    tally.arcs = measured.arcs
+    return tally
+
+
 def tallies(seeds: range, play: Callable[[range], Tally] = play) -> Iterator[Tally]:
     """Those of a few seeds each, in order, played by all processors."""
     chunks = iter(seeds[at : at + SEEDS_PER_TASK] for at in range(0, len(seeds), SEEDS_PER_TASK))
@@ -87,6 +102,13 @@ def tallies(seeds: range, play: Callable[[range], Tally] = play) -> Iterator[Tal
         while waiting:
             yield waiting.pop(0).result()
             waiting += [pool.submit(play, chunk) for chunk in [next(chunks, None)] if chunk is not None]
+
+
+def split(seeds: range) -> tuple[range, range]:
+    """The seeds by which branches are judged, if all are among `seeds`, and the others."""
+    if seeds.start > BRANCH_SEEDS.start or seeds.stop < BRANCH_SEEDS.stop:
+        return range(0), seeds
+    return BRANCH_SEEDS, range(BRANCH_SEEDS.stop, seeds.stop)
 
 
 def table(tally: Tally) -> str:
@@ -104,7 +126,8 @@ def main(count: int, first: int) -> int:
     """Play `count` seeds from `first` on and print what they were like."""
     total, began = Tally(), time.monotonic()
     reported = began
-    for tally in tallies(range(first, first + count)):
+    measured, others = split(range(first, first + count))
+    for tally in chain(tallies(measured, play_measured), tallies(others)):
         total.add(tally)
         for failure in tally.failures:
             print(failure, flush=True)
@@ -113,12 +136,31 @@ def main(count: int, first: int) -> int:
             print(f"{total.seeds} seeds in {reported - began:.0f} s, {len(total.failures)} violations", flush=True)
     print(table(total))
     missed = reach.missed(total.asked, total.paths) if total.seeds >= REACH_SEEDS else []
+    if measured:
+        new, gone, taken = branches.judged(total.arcs)
+        machines = len(branches.machines())
+        print(f"{taken} branches of {machines} machines were taken by seeds 0 to {measured.stop - 1}")
+        missed += [f"branch: {name}" for name in new]
+        missed += [
+            f"branch that is listed in {branches.LISTED.name} and was taken, or is gone: {name}" for name in gone
+        ]
     for name in missed:
         print(f"never reached: {name}")
     print(f"{total.seeds} seeds from {first} on: {len(total.failures)} violations in {time.monotonic() - began:.0f} s")
     return 1 if total.failures or missed else 0
 
 
+def relist() -> int:
+    """Write the list of branches anew, after a change of the code; reasons are kept."""
+    total = Tally()
+    for tally in tallies(BRANCH_SEEDS, play_measured):
+        total.add(tally)
+    branches.LISTED.write_text(branches.relisted(total.arcs))
+    return 1 if total.failures else 0
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["relist"]:
+        sys.exit(relist())
     given = [int(each) for each in sys.argv[1:]]
     sys.exit(main(*(*given, *(5_000, 0)[len(given) :])))

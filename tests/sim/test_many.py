@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.sim.many import Tally, tallies
+import pytest
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.queue import Queue
+from tests.sim.judges import branches
+from tests.sim.many import BRANCH_SEEDS, Tally, split, tallies
 
 
 def told(seeds: range) -> Tally:
@@ -13,3 +18,27 @@ def test_every_seed_is_played_once() -> None:
     seeds = range(7, 304)
     found = list(tallies(seeds, told))
     assert [failure for each in found for failure in each.failures] == [str(seed) for seed in seeds]
+
+
+def test_branches_are_judged_by_the_same_seeds_always() -> None:
+    assert split(range(5_000)) == (BRANCH_SEEDS, range(60, 5_000))
+    assert split(range(40)) == (range(0), range(40))
+    assert split(range(7, 5_000)) == (range(0), range(7, 5_000))
+
+
+def test_branches_that_are_not_taken_are_listed_with_a_reason() -> None:
+    """Whether the list is right, only the seeds can tell; that it names branches that are there is told here."""
+    listed = branches.listed()
+    _, missed = branches.names_of({})
+    assert set(listed) <= missed, f"gone from the code: {sorted(set(listed) - missed)[:9]}"
+    assert all(len(why) > 20 for why in listed.values())
+
+
+def test_branch_is_noticed_when_it_is_new_or_its_listing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    with branches.measuring() as measured:
+        Queue(PartitionConfig()).take_older(0.0)
+    taken, missed = branches.names_of(measured.arcs)
+    some = next(name for name in taken if "take_older" in name)
+    monkeypatch.setattr(branches, "listed", lambda: dict.fromkeys([some, *sorted(missed)[1:]], "why"))
+    new, gone, _ = branches.judged(measured.arcs)
+    assert (new, gone) == (sorted(missed)[:1], [some])
