@@ -210,7 +210,8 @@ async def damaged_replica(chaos: Chaos) -> None:
         return
     partition = chaos.random.choice(chaos.cluster.partitions)
     replica = node.replica(partition)
-    if replica is not None and replica.state.position is not None:
+    takes_writes = not node.engines.refusal and (replica is None or replica.state.engine.stopped is None)
+    if replica is not None and replica.state.position is not None and takes_writes:
         probe("fault.damaged_replica")
         damage(node, partition)
 
@@ -366,10 +367,15 @@ def _is_readonly(node: Node) -> bool:
     return bookie is not None and bookie.storage.is_readonly
 
 
+def _has_room(node: Node) -> bool:
+    """Return True if no other fault keeps files on its disk from growing."""
+    return node.disk.free_bytes() > 1 << 30 and node.disk.has_inodes and not node.disk.refusals
+
+
 async def _until_writable(chaos: Chaos, node: Node) -> None:
     """Break a rule if a process runs for WRITABLE_S with room on its disk and its bookie is read-only all the time."""
     process, looks = node.sim.process, 0
-    while _is_readonly(node) and node.sim.process is process and node.disk.free_bytes() > 1 << 30:
+    while _is_readonly(node) and node.sim.process is process and _has_room(node):
         looks += 1
         if looks > WRITABLE_S / LOOK_S:
             chaos.cluster.broken(f"B9 {node.name} is read-only {WRITABLE_S} s after its disk has room")
