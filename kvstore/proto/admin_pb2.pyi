@@ -2098,6 +2098,7 @@ class NodeReport(_message.Message):
     LOOP_STARVED_FIELD_NUMBER: _builtins.int
     TLS_FIELD_NUMBER: _builtins.int
     LATENCIES_FIELD_NUMBER: _builtins.int
+    DATE_BEHIND_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     version: _builtins.str
     zone: _builtins.str
@@ -2117,6 +2118,8 @@ class NodeReport(_message.Message):
     resident_bytes: _builtins.int
     loop_starved: _builtins.float
     """Share of the recent time in which the event loop was ready and got no processor."""
+    date_behind_s: _builtins.float
+    """How far the wall clocks of a majority are ahead of this node's date; 0 while no majority agrees."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -2184,10 +2187,11 @@ class NodeReport(_message.Message):
         loop_starved: _builtins.float = ...,
         tls: Global___TlsReport | None = ...,
         latencies: _abc.Iterable[Global___LatencyReport] | None = ...,
+        date_behind_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

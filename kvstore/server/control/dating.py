@@ -41,10 +41,12 @@ class Told(NamedTuple):
     """How far its wall clock is ahead of its date."""
     has_date: bool | None = None
     """True if elapsed time explains the date. None: a server of an earlier version, which does not say."""
+    behind_ms: float = 0.0
+    """How far the wall clocks of a majority are ahead of its date."""
 
 
 SAYS_MORE = b"has_date"
-"""The question of a server that understands the last field; earlier versions take no longer array."""
+"""The question of a server that understands the last fields; earlier versions take no longer array."""
 told_of = msgspec.msgpack.Decoder(Told).decode
 encode = msgspec.msgpack.Encoder().encode
 
@@ -150,13 +152,13 @@ class Dating:
         if method != "date":
             raise InvalidRequest(f"expected the method date, got {method!r}")
         told = self.told()
-        return encode(told) if body == SAYS_MORE else encode(told[:-1])
+        return encode(told) if body == SAYS_MORE else encode(told[:4])
 
     def told(self) -> Told:
         self.clock.look()
         judge = self.clock.judge
         date_ms = judge.told_ms(self.clock.now())
-        return Told(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date)
+        return Told(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date, judge.behind_ms)
 
     def _sample(self) -> None:
         self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
+from kvstore.server.control.dates import RATE
 
 BEHIND_MAX = 100_000
 """Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""
@@ -21,6 +22,8 @@ SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
 """A disk is scarce with less free than so many times its reserve, or than this part of it."""
 CERTIFICATE_WARN_S = 30 * 86_400.0
 """What a certificate has left when people are told."""
+DATE_WARN_S = 10.0
+"""Distance of the cluster's date from a majority of wall clocks from which on it is worth a finding."""
 NAMED_MAX = 5
 """Of partitions in one line."""
 _SET_BACK = {
@@ -408,8 +411,18 @@ def _dates(report: ClusterReport) -> Iterator[Finding]:
                 "date_doubtful",
                 f"node {node.id}",
                 f"it is not sure of its date: {node.report.date_doubt}",
-                f"set the clock of {node.id} right (NTP)",
+                f"check that {node.id} reaches the other servers, and that its clock is right (NTP)",
             )
+    behind_s = max((node.report.date_behind_s for node in report.nodes), key=abs, default=0.0)
+    if abs(behind_s) > DATE_WARN_S:
+        side = "behind" if behind_s > 0 else "ahead of"
+        yield _finding(
+            DEGRADED,
+            "date_behind",
+            "the cluster's date",
+            f"it is {abs(behind_s):.1f} s {side} a majority of wall clocks and moves by {3600 * RATE:g} s an hour",
+            "set the wall clocks right; if the date is wrong, see `The cluster's date is wrong` in operations.md",
+        )
 
 
 def _certificates(report: ClusterReport) -> Iterator[Finding]:

@@ -121,7 +121,7 @@ def report_of(
         draining=node.is_draining,
         ring_version=ring_version,
         access_on=access_on,
-        date_doubt="" if date.is_sure else date.doubt or "it is too soon to tell",
+        **_date_report(date),
         resident_bytes=node.resident_bytes(),
         loop_starved=starved,
     )
@@ -164,6 +164,11 @@ def metadata_report(address: str, store: MetadataStore, read_age_s: float) -> ad
     """How the metadata store is, as this node finds it."""
     kind = parse(address).kind.value
     return admin_pb2.MetadataReport(kind=kind, address=address, state=store.state.name.lower(), read_age_s=read_age_s)
+
+
+def _date_report(date: Told) -> dict[str, Any]:
+    doubt = "" if date.is_sure else date.doubt or "it is too soon to tell"
+    return {"date_doubt": doubt, "date_behind_s": date.behind_ms / 1000}
 
 
 def _disk_report(total: int, free: int, *, is_server: bool) -> admin_pb2.DiskReport:

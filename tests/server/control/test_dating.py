@@ -98,7 +98,7 @@ async def test_servers_of_earlier_versions_and_ours_understand_each_other(world:
     world.dating.start()
     await world.rounds(2)
     assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", b""))) == 4
-    assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", SAYS_MORE))) == 5
+    assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", SAYS_MORE))) == 6
     assert _heard(told_of(encode((1_000, True, "", 300.0))), 1.0, 2.0) == Heard(0, 300.0, True, 2.0)
     assert _heard(told_of(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == Heard(None, 0.0, False, 2.0)
     assert _heard(told_of(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == Heard(-300.0, 0.0, False, 2.0)

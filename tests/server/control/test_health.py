@@ -170,6 +170,10 @@ def doubtful(report: ClusterReport) -> None:
     report.nodes[0].report.date_doubt = "it is 9.0 s ahead of n2, n3"
 
 
+def dated_behind(report: ClusterReport) -> None:
+    report.nodes[0].report.date_behind_s = 60.0
+
+
 def starting(report: ClusterReport) -> None:
     report.nodes[0].report.not_ready.append("no other server can be reached")
 
@@ -235,7 +239,8 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move to go", "ring resume"),
     "certificate_expires": (expiring, DEGRADED, "node n1", "expires in 12 days", "no restart is needed"),
     "certificate_unusable": (unusable, DEGRADED, "node n1", "those read before hold for 300 days", "log of n1"),
-    "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "clock of n1"),
+    "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "its clock is right"),
+    "date_behind": (dated_behind, DEGRADED, "the cluster's date", "60.0 s behind", "operations.md"),
 }
 
 
@@ -243,6 +248,13 @@ def found_in(change: Callable[[ClusterReport], None]) -> list[Finding]:
     report = well()
     change(report)
     return findings_of(report)
+
+
+def test_a_date_that_is_ahead_of_wall_clocks_is_a_finding_too() -> None:
+    report = well()
+    report.nodes[1].report.date_behind_s = -3600.0
+    [finding] = findings_of(report)
+    assert finding.reason == "it is 3600.0 s ahead of a majority of wall clocks and moves by 36 s an hour"
 
 
 @pytest.mark.parametrize("code", CASES)

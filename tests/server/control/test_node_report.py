@@ -188,3 +188,4 @@ def test_a_doubt_about_the_date_is_told_while_it_lasts() -> None:
     assert report().date_doubt == ""
     assert report(date=Told(1, False, "it is 9 s ahead")).date_doubt == "it is 9 s ahead"
     assert report(date=Told(1, False)).date_doubt == "it is too soon to tell"
+    assert report(date=Told(1, True, behind_ms=60_000.0)).date_behind_s == 60.0
