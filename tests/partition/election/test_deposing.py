@@ -86,11 +86,14 @@ class Wedged:
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         if method == HOLD:
             with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await asyncio.get_running_loop().create_future()
+                await asyncio.wait_for(asyncio.Event().wait(), timeout_s)
             raise OutcomeUnknown(f"{server} did not answer {method}")
         assert (server, method) == (B, SEES)
         return AGREES.encode()
+
+
+async def _never(timeout_s: float) -> None:
+    await asyncio.Event().wait()
 
 
 # docs/protocol.md P40
@@ -107,7 +110,7 @@ async def test_leader_that_answers_nothing_on_a_living_link_is_lost(
     replicas = PeerReplicas(env, P1, ME, peers, lambda: (LEADER, B, ME))  # type: ignore[arg-type]
     lost: asyncio.Future[LeaderLost] = asyncio.get_running_loop().create_future()
     watch = LeaderWatch(env, P1, ME, peers, replicas, claims, lambda event: lost.done() or lost.set_result(event))  # type: ignore[arg-type]
-    running = env.nursery.spawn(watch.run(lambda: LEADER, asyncio.sleep), name="watch")
+    running = env.nursery.spawn(watch.run(lambda: LEADER, _never), name="watch")
     async with asyncio.timeout(PATIENCE_S):
         assert await lost == LeaderLost(record, await claims.term())
     running.cancel()
