@@ -314,6 +314,18 @@ async def wrong_date(field: Field) -> None:
     field.cluster.set_date(node, 0.0)
 
 
+@fault
+async def wrong_dates(field: Field) -> None:
+    """The wall clocks of most nodes jump together, and are set right after a while."""
+    jump = field.random.choice(JUMPS_S) * field.random.choice((1, -1))
+    nodes = field.random.sample(field.nodes, len(field.nodes) // 2 + 1)
+    for node in nodes:
+        field.cluster.set_date(node, jump)
+    await asyncio.sleep(field.some_time())
+    for node in nodes:
+        field.cluster.set_date(node, 0.0)
+
+
 REPAIRED_MAX_S = 180.0
 CHECKS_MAX = 4
 """A check reads every copy of every entry, while other accidents still go on and ledgers change."""
