@@ -13,6 +13,7 @@ from errno import EDQUOT
 from math import inf
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvstore import os_errors
@@ -382,7 +383,8 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
         entry = decided.entry.entry
         if len(entry.keys) == len(entry.values) == 2 and all(k[:1] == b"{" for k in entry.keys):
             entry.values[1] = b"%d" % (int(entry.values[1]) + 1)
-            decided.entry = decided.entry._replace(payload=entry.encode())
+            made = msgspec.structs.replace(decided.entry, payload=entry.encode())
+            return msgspec.structs.replace(decided, entry=made)
         return decided
 
     patch.setattr(evaluate.Evaluator, "evaluate", tear)
