@@ -14,7 +14,7 @@ from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, 
 from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known
-from kvstore.types import LedgerId
+from kvstore.types import NO_LEDGER, LedgerId
 
 _LOW_END = 2**31 - 1
 """Numbers from here on are not used: the store's counters are 32 bits wide."""
@@ -92,10 +92,17 @@ class LedgerIdGenerator:
         self._store = store
         self._is_long = False
 
-    async def next_id(self) -> LedgerId:
-        """An id that was never given before. Raises MetadataUnavailable, MetadataUnknown (an id may be lost: no
-        harm)."""
+    async def next_id(self, seen: LedgerId = NO_LEDGER) -> LedgerId:
+        """Return an id that was never given before. If somebody has deleted the counter, ids begin in a range of their
+        own above `seen`, the highest id that anybody knows of. Raises MetadataUnavailable, MetadataUnknown (an id may
+        be lost: no harm)."""
         if not self._is_long:
+            self._is_long = await self._has_long_ids()
+        if not self._is_long and seen != NO_LEDGER and not await self._is_there(paths.IDGEN):
+            await self._store.sync(paths.LEDGERS)  # a server that lags may not have the counter yet
+            if not await self._has_long_ids() and not await self._is_there(paths.IDGEN):
+                await ensure_path(self._store, paths.IDGEN_LONG)
+                await self._create_counter((seen >> RANGE_BITS) + 1)
             self._is_long = await self._has_long_ids()
         if not self._is_long:
             number = await self._next_number(paths.IDGEN)
@@ -106,8 +113,11 @@ class LedgerIdGenerator:
         return await self._next_long()
 
     async def _has_long_ids(self) -> bool:
+        return await self._is_there(paths.IDGEN_LONG)
+
+    async def _is_there(self, path: str) -> bool:
         try:
-            await self._store.get(paths.IDGEN_LONG)
+            await self._store.get(path)
         except NoSuchNode:
             return False
         return True

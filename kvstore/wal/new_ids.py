@@ -81,10 +81,10 @@ class NewLedgerIds:
         await self._identity.check()  # once proven, an older copy gives no ids to anybody
         await self._ask(ensemble, ack)
         seen = self.seen  # what is seen from here on may have a later id than this one
-        ledger = await self._ids.next_id()
+        ledger = await self._ids.next_id(seen.ledger)
         if ledger >> RANGE_BITS < seen.ledger >> RANGE_BITS:
             await self._store.sync(paths.LEDGERS)  # a server that lags may not know yet in which range ids are counted
-            ledger = await LedgerIdGenerator(self._store).next_id()
+            ledger = await LedgerIdGenerator(self._store).next_id(seen.ledger)
         if ledger <= seen.ledger:
             why = f"it gave ledger id {ledger}, and {seen.where} has ledger {seen.ledger}"
             log.error("the metadata store is an older copy of itself: %s", why)

@@ -167,7 +167,7 @@ class Options:
     @property
     def pulse_folder(self) -> Path:
         """On the store's disk if that is here, else on the report's."""
-        is_local = not self.store and not self.resp and write_fault(self.data_dir) is None
+        is_local = not self.store and not self.resp and self.data_dir.is_dir() and write_fault(self.data_dir) is None
         return self.data_dir if is_local else self.report.parent
 
     def document(self) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def test_the_document_has_numbers_as_numbers_and_each_nodes_own_report() -> None
         "free_bytes": 50 << 30,
         "total_bytes": 100 << 30,
         "reserve_bytes": 0,
+        "trouble": "",
     }
     assert (document["nodes"][1]["pid"], document["nodes"][1]["uptime_s"]) == (17, 3_725.0)
     assert document["partitions"][0]["hot_keys"] == [{"key": b"\xff", "share": 0.25}]

@@ -217,7 +217,7 @@ def test_a_bookie_with_a_full_disk_is_named_with_what_is_free(cluster: Cluster) 
     before = config.read_text()
     assert "[storage]" not in before
     cluster.terminate("n3")
-    config.write_text(f"{before}\n[storage]\nreserve_bytes = {1 << 60}\n")
+    config.write_text(f"{before}\n[storage]\nreserve_bytes = {1 << 40}\n")
     cluster.start_node("n3")
     _, found = wait_for(cluster, lambda code, found: code == 1 and "bookie_readonly" in codes(found), "a full disk")
     [full] = [each for each in found["findings"] if each["code"] == "bookie_readonly"]

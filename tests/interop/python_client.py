@@ -18,7 +18,7 @@ from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.errors import StoreError
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.layout import Identity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.types import LedgerId, PartitionId
@@ -27,6 +27,7 @@ from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
+from kvstore.wal.new_ids import NewLedgerIds
 from kvstore.wal.opener import LedgerTakeover
 
 IN_FLIGHT = 8
@@ -48,7 +49,7 @@ async def client(zookeeper: str) -> AsyncIterator[tuple[Env, LedgerPorts, Ledger
         bookies = Bookies(env, view.address)
         choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         ledgers = LedgerStore(store)
-        ids = LedgerIdGenerator(store)
+        ids = NewLedgerIds(store, bookies, choice, Identity(store), clock=env.clock, nursery=env.nursery)
         creator = LedgerCreator(ids, ledgers, choice, LogConfig(), clock=env.clock, random=env.random)
         try:
             yield env, LedgerPorts(env.clock, bookies, ledgers, choice), creator

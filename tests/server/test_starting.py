@@ -24,6 +24,7 @@ class Waiting:
     """The process, as far as it says what it waits for."""
 
     waits_for: str
+    watchdog: Any = None
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,14 @@ import pytest
 from kvstore.bookie.storage import BookieStorage
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
+from kvstore.meta.history.high_water import HighWater
+from kvstore.meta.history.seen import SeenVersions
 from kvstore.meta.layout import Identity
 from kvstore.meta.memory_tree import Node as MetaNode
+from kvstore.partition.election.peer_replicas import PeerReplicas
 from kvstore.proto.digest import PAYLOAD_AT
 from kvstore.types import LedgerId
+from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.new_ids import NewLedgerIds
 from tests.sim.nodes import Node
 from tests.sim.stories.scenarios import P, Stage, knobs, play
@@ -54,6 +58,17 @@ def restore(metadata: SimMetadata, copy: Nodes) -> None:
             above.children.add(name)
     parents = {paths.parent(path) for path in touched}
     metadata.tree.on_commit({path: nodes.get(path) for path in parents.union(touched)})
+
+
+@pytest.fixture(autouse=True)
+def nothing_else_recognises_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """High-water marks and versions (B29) would keep every node from the copy before it takes an id there."""
+
+    async def why_older(self: HighWater) -> str:
+        return ""
+
+    monkeypatch.setattr(HighWater, "why_older", why_older)
+    monkeypatch.setattr(SeenVersions, "note", lambda *_: True)
 
 
 @contextmanager
@@ -162,6 +177,8 @@ def test_bookies_overwrite_nothing_where_ledger_ids_are_given_again(seed: int, m
     """As if nobody noticed the older copy."""
     monkeypatch.setattr(NewLedgerIds, "next_id", any_id)
     monkeypatch.setattr(Identity, "mark_older", nothing)
+    monkeypatch.setattr(PeerReplicas, "furthest", nothing)
+    monkeypatch.setattr(LedgerList, "explains", lambda *_: True)
 
     async def story(stage: Stage) -> None:
         seen = await older_copy(stage, ledgers=12, wait_s=8.0)

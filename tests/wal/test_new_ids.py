@@ -170,10 +170,10 @@ def test_server_that_lags_behind_an_import_is_no_older_copy() -> None:
         ids = new_ids(bench)
         give, given = ids._ids.next_id, 0
 
-        async def lagging() -> LedgerId:
+        async def lagging(seen: LedgerId) -> LedgerId:
             nonlocal given
             given += 1
-            ledger = await give()
+            ledger = await give(seen)
             store = MemoryStore(bench.tree)
             await store.create(paths.IDGEN_LONG)
             await store.create(f"{paths.IDGEN_LONG}/HOB-0000000002")

@@ -148,7 +148,7 @@ class Verifier:
         generation = self._store.history.generation
         if self._store.state is not SessionState.CONNECTED:
             return
-        why = await self._why_older()
+        why, is_marked = await self._why_older()
         if generation != self._store.history.generation:
             self._wake.set()  # it was said by a connection that is gone
         elif why:
@@ -156,20 +156,22 @@ class Verifier:
             self.seen.forget(generation)  # and of what this copy has told
             if self.mark is not None:
                 self.mark.forget()
-            with suppress(NodeExists, MetadataError):
-                await self._store.create(paths.OLDER_COPY, why.encode())
+            if not is_marked:  # a marker that an operator has removed meanwhile is not made again
+                with suppress(NodeExists, MetadataError):
+                    await self._store.create(paths.OLDER_COPY, why.encode())
         else:
             self._accept(generation)
 
-    async def _why_older(self) -> str:
+    async def _why_older(self) -> tuple[str, bool]:
+        """Return why the store is an older copy, or an empty string, and True if another process has marked it."""
         with suppress(NoSuchNode):
             why, _ = await self._store.get(paths.OLDER_COPY)
-            return why.decode(errors="replace")
+            return why.decode(errors="replace"), True
         if self.mark is None:
-            return ""
+            return "", False
         if await LayoutStore(self._store).instance_id_seen() != self.mark.cluster:
-            return ""  # not an older copy of this cluster's metadata; see G23
-        return await self.mark.why_older()
+            return "", False  # not an older copy of this cluster's metadata; see G23
+        return await self.mark.why_older(), False
 
     async def _raise(self, mark: HighWater) -> None:
         if mark.is_pending:

@@ -74,8 +74,10 @@ def judge(counters: dict[str, Counter]) -> None:
 # docs/protocol.md P45
 def test_others_lead_within_ten_seconds_when_an_event_loop_is_blocked(cluster: Cluster) -> None:
     with counting(cluster, "loop", *OTHERS) as counters:
+        before = failures(cluster)
         try:
             with blocked_loop(cluster.pid(VICTIM)):
+                cluster.wait_until(lambda: failures(cluster) > before, "the node gives its session up")
                 wait_going_on(cluster, counters)
         except OSError as error:
             if error.errno != errno.EPERM:

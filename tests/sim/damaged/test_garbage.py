@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import Unavailable
 from kvstore.meta import paths
 from kvstore.meta.memory_tree import Node as TreeNode
-from kvstore.meta.store import Create
+from kvstore.meta.store import Create, Delete
 from kvstore.types import LedgerId, ServerId
 from kvstore.wal import list_codec
 from kvstore.wal.leading.leader_log import OpenLog
@@ -147,9 +147,8 @@ def test_something_strange_in_the_leaders_place_that_nobody_put_there_is_removed
     async def story(stage: Stage) -> None:
         tree, leader = stage.cluster.metadata.tree, stage.leader
         leader.crash()
-        await stage.until(lambda: paths.partition_leader(P) not in tree.paths())
-        session = tree.open_session()
-        tree.apply(session, [Create(paths.partition_leader(P), GARBAGE)])
+        session, place = tree.open_session(), paths.partition_leader(P)
+        tree.apply(session, [Delete(place, -1), Create(place, GARBAGE)])
         await stage.until_led_by_another(leader)
         leader.start()
 

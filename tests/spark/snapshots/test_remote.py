@@ -384,7 +384,7 @@ def test_urls_that_name_nothing_are_refused(url: str, told: str) -> None:
 
 def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(ConfigError, match=r"a URL needs fsspec: install kvstore-log\[remote\]"):
+    with pytest.raises(ConfigError, match=r"a URL needs fsspec: run `"):
         location("s3://bucket/x")
 
 
