@@ -31,7 +31,8 @@ def prepare_standard_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     codecs.register_error(ESCAPES, _escape)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a test's own stream, which takes all text
+        # A test's own stream has no encoding to change; one whose descriptor was exchanged may not seek any more.
+        with suppress(AttributeError, OSError):
             stream.reconfigure(errors=ESCAPES)  # type: ignore[union-attr]
 
 
