@@ -75,6 +75,25 @@ def test_log_writer_reports_dropped_lines_once_when_it_recovers(
     os.close(reader)
 
 
+class ClosedSink:
+    """A stream that somebody has closed."""
+
+    def write(self, line: str) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    def close(self) -> None: ...
+
+
+def test_log_writer_survives_a_sink_that_is_closed(tmp_path: Path) -> None:
+    writer, path = LogWriter(), tmp_path / "n1.log"
+    assert writer.put(ClosedSink(), "lost")
+    assert writer.put(RotatedFile(path), "after")
+    assert writer.flush()
+    assert path.read_text(encoding="utf-8").splitlines()[-1] == "after"
+    assert writer.dropped == 1
+    writer.close()
+
+
 def test_rotated_file_keeps_four_full_files_beside_the_current_one(tmp_path: Path) -> None:
     sink = RotatedFile(tmp_path / "n1.log", bytes_max=100)
     for number in range(70):

@@ -167,7 +167,9 @@ class LogWriter:
     def _write(self, line: _Line) -> None:
         try:
             line.sink.write(line.text)
-        except OSError:  # a full disk, a pipe whose reader has gone: the log has no other place to say so
+        except (OSError, ValueError):
+            # A full disk, a pipe whose reader has gone, a stream that is closed, text that its encoding lacks: the log
+            # has no other place to say so, and the thread serves the lines that follow.
             with self._lock:
                 self.dropped += 1
 
