@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from kvstore.meta import ledger_metadata, paths
 from kvstore.ring import PartitionState, Ring, decode
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position
+from kvstore.wal import list_codec
+from kvstore.wal.ledger_list import LedgerList, Listed
 
 _LOG = re.compile(re.escape(paths.PARTITIONS) + r"/([^/]+)/log")
 _STEPS = {
@@ -20,16 +20,6 @@ _STEPS = {
     LedgerState.IN_RECOVERY: {LedgerState.IN_RECOVERY, LedgerState.CLOSED},
     LedgerState.CLOSED: {LedgerState.CLOSED},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A line of a partition's list of ledgers."""
-
-    id: LedgerId
-    epoch: int
-    first_seq: int
-    exact: bool
 
 
 class MetadataRules:
@@ -138,7 +128,8 @@ class MetadataRules:
 
     def _list_changed(self, partition: PartitionId, data: bytes | None) -> None:
         before = self.lists.get(partition, [])
-        after = [_line(each) for each in orjson.loads(data)["ledgers"]] if data is not None else []
+        listed = list_codec.decode(data, what=partition) if data is not None else LedgerList()
+        after = list(listed.ledgers)
         self.lists[partition] = after
         if data is None or (before and not after):
             self._expect(self._has_retired(partition), "H5 only who has retired loses its list", (partition, before))
@@ -153,8 +144,8 @@ class MetadataRules:
         for was, now in zip(kept, after, strict=False):
             self._line_step(was, now)
         self._check_states(partition, after)
-        if (closed_end := orjson.loads(data).get("closed_end")) is not None:
-            self._check_closed_end(after, dropped, Position(closed_end["ledger"], closed_end["entry"]))
+        if (closed_end := listed.closed_end) is not None:
+            self._check_closed_end(after, dropped, Position(closed_end.ledger, closed_end.entry))
         for line in after[len(kept) :]:
             self._appended(partition, kept, line)
             kept = [*kept, line]
@@ -207,7 +198,3 @@ class MetadataRules:
             closed = metadata is not None and metadata.state is LedgerState.CLOSED
             self._expect(closed, "G6 only closed ledgers are trimmed", line)
         self.on_trim(partition, dropped)
-
-
-def _line(doc: dict[str, Any]) -> Listed:
-    return Listed(LedgerId(doc["id"]), doc["epoch"], doc["first_seq"], doc["exact"])

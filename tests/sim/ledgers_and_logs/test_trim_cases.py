@@ -404,9 +404,9 @@ def test_a_strangers_ledger_under_our_tag_is_nobodys_and_the_sweep_goes_on(tag: 
 
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
-        foreign = replace(await bench.ledger(), ledger=LedgerId(1), custom=((OWNER_KEY, tag),))
+        foreign = replace(await bench.ledger(), ledger=LedgerId(50), custom=((OWNER_KEY, tag),))
         await bench.ledgers.create(foreign)
-        orphan = await bench.logs()._creator.create(P, after=LedgerId(1))
+        orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
         await asyncio.sleep(1)
         assert await writer.log.trimmer.sweep(0) == 1
         assert owner_of(foreign) is None
