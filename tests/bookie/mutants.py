@@ -60,14 +60,17 @@ def _early_ack() -> None:
 
 @mutant("takes a quota for a broken disk")
 def _broken_by_a_quota() -> None:
-    os_errors._MEANING[EDQUOT] = os_errors.Meaning.DIRECTORY
+    replace(os_errors, "_MEANING", lambda original: {**original, EDQUOT: os_errors.Meaning.DIRECTORY})
 
 
 @mutant("takes a failed sync for a full disk")
 def _full_by_a_sync() -> None:
     def make(original: Any) -> Any:
         def failed(self: Any, error: OSError) -> None:
-            (self._write_failed if os_errors.is_passing(error) else lambda each: original(self, each))(error)
+            if os_errors.is_passing(error):
+                self._write_failed(self._syncing, error)
+            else:
+                original(self, error)
 
         return failed
 

@@ -175,8 +175,12 @@ def test_each_admin_call_by_a_user_of_keys_is_refused_and_written_down(founded: 
             )
             code = refusal_of(lambda call=call, request=request: call(request, timeout=30))
             assert code == grpc.StatusCode.PERMISSION_DENIED, method.name
-    refused = {line["call"] for line in audited(cluster, "n2") if line.get("outcome") == "PERMISSION_DENIED"}
-    assert {f"Admin/{method.name}" for method in methods} <= refused
+
+    def refused() -> set[str]:
+        return {line["call"] for line in audited(cluster, "n2") if line.get("outcome") == "PERMISSION_DENIED"}
+
+    wanted = {f"Admin/{method.name}" for method in methods}
+    cluster.wait_until(lambda: wanted <= refused(), "each refusal is written down")
     for path in ("/", "/ui", "/ui/live"):
         assert get(founded, "n2", path, basic("data", PASSWORD))[0] == 403
     with (
