@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import orjson
 
 from kvstore.env import Env
+from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, Overloaded, PeerRefused, StoreError
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.peer_replicas import HOLD, HOLD_S, SERVING, PeerReplicas
@@ -31,6 +32,8 @@ UNHEARD_S = 3.0
 CONFIRM_S = 2.0
 """Another replica confirms it from here on. It may have heard the leader a second later: links send a ping after one
 second of silence."""
+AWAKE_S = 2.0
+"""Slices of a wait. A slice that takes longer shows that this process stood still for the rest."""
 HOLD_PATIENCE_S = HOLD_S + 2.0
 """A leader that leaves the held question unanswered for so long answers nothing, although its link is alive."""
 ASK_S = 0.5
@@ -119,12 +122,11 @@ class LeaderWatch:
                 await change(HOLD_S)
                 continue
             asked_at = self._env.clock.now()
-            try:
-                answer = await self._peers.call(server, self._partition, HOLD, b"", HOLD_PATIENCE_S)
-            except PeerRefused:
+            answer, awake_s = await self._hold(server)
+            if isinstance(answer, PeerRefused):
                 await self._agree(server, is_refused=True)
-            except StoreError:
-                self._note_unanswered(asked_at)
+            elif isinstance(answer, StoreError):
+                self._note_unanswered(asked_at, awake_s)
                 await self._agree(server, is_refused=False)
             else:
                 self._unanswered_since, self._tries = None, 0
@@ -141,11 +143,36 @@ class LeaderWatch:
         reaches = await self._reaches(asker) if must_reach_back else (self._peers.unheard_s(asker) or 0.0) < CONFIRM_S
         return Sight(self._unheard_s(ServerId(leader)), reaches).encode()
 
-    def _note_unanswered(self, asked_at: float) -> None:
-        """Note a held question that failed. If it was given up in its own time, its link is alive; if it took longer,
-        this process stood still, and that says nothing about the leader."""
-        took_s = self._env.clock.now() - asked_at
-        if HOLD_PATIENCE_S <= took_s < HOLD_PATIENCE_S + 1.0 and self._unanswered_since is None:
+    async def _hold(self, server: ServerId) -> tuple[bytes | StoreError, float]:
+        """Ask the held question. Return the answer or the error, and the seconds of the wait for which this process was
+        awake, as far as slices of AWAKE_S show it."""
+        clock, done, awake_s = self._env.clock, asyncio.Event(), 0.0
+        answer: bytes | StoreError = b""
+
+        async def ask() -> None:
+            nonlocal answer
+            try:
+                answer = await self._peers.call(server, self._partition, HOLD, b"", HOLD_PATIENCE_S)
+            except StoreError as error:
+                answer = error
+            finally:
+                done.set()
+
+        asking = self._env.nursery.spawn(ask(), name=f"{self._partition} hold")
+        try:
+            is_done = False
+            while not is_done:
+                began = clock.now()
+                is_done = await wait_within(done, AWAKE_S)
+                awake_s += min(clock.now() - began, AWAKE_S + 0.5)
+        finally:
+            asking.cancel()
+        return answer, awake_s
+
+    def _note_unanswered(self, asked_at: float, awake_s: float) -> None:
+        """Note a held question that failed. If it was given up in its own time, its link is alive. If this process
+        stood still meanwhile, the failure says nothing about the leader."""
+        if awake_s >= HOLD_PATIENCE_S - 0.5 and self._unanswered_since is None:
             self._unanswered_since = asked_at
 
     def _unheard_s(self, server: ServerId) -> float | None:

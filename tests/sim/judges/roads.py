@@ -87,7 +87,7 @@ ROADS: dict[str, Road] = {
     ),
     "a request is too old": Road(RetryTable, "find", _is_expired, ZOMBIES, {"partition.retry_window_ms": 4000}),
     "an orphan is swept": Road(
-        Trimmer, "_sweep", _is_true, ("kill_leader", "kill"), {"log.orphan_age_s": 1.0, "log.roll_entries": 2}
+        Trimmer, "_sweep", _is_true, ("kill_leader", "kill"), {"log.orphan_age_s": 2.0, "log.roll_entries": 2}
     ),
     "a bookie is full": Road(Refusals, "no_room", faults=("full_disk",), hints={"segment_bytes": 8192}),
     "a bookie doubts a ledger": Road(Facts, "set_limbo", faults=("flip_bits", "kill")),

@@ -54,7 +54,7 @@ def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(mo
 def test_that_a_log_goes_before_its_partition_has_retired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def remove_early(world: World, users: Users) -> None:
         await world.leave("p2")
-        await world.store.set(paths.partition_log(P2), b'{"ledgers":[]}', -1)
+        await world.store.set(paths.partition_log(P2), b'{"format":1,"ledgers":[]}', -1)
         await asyncio.sleep(1.0)
 
     with pytest.raises(RuleBroken, match="H5 only who has retired loses its list"):
