@@ -15,7 +15,7 @@ from kvstore.server.fsck.check import Fsck
 from kvstore.server.fsck.findings import Finding, Severity
 from kvstore.types import LedgerMetadata, LedgerState
 from kvstore.wal.config import LogConfig
-from tests.sim.stories.scenarios import Stage, knobs, play
+from tests.sim.stories.scenarios import P, Stage, knobs, play
 
 pytestmark = pytest.mark.sim
 
@@ -56,6 +56,7 @@ async def checked(stage: Stage) -> list[Finding]:
 
 async def write(stage: Stage, count: int) -> None:
     for number in range(count):
+        await stage.until(lambda: stage.cluster.leader(P) is not None)
         await stage.put_until_done(stage.leader, b"key-%d" % number)
 
 
