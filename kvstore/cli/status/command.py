@@ -51,6 +51,8 @@ def status(
         if not watch:
             raise typer.Exit(_show_once(where, json=json))
         _follow(where, interval, json=json)
+    except BrokenPipeError:
+        raise  # nobody reads on, which is no failure of the command
     except (StoreError, OSError) as error:
         print(f"kvstore: {error or type(error).__name__}", file=sys.stderr)
         raise typer.Exit(UNKNOWN) from None
