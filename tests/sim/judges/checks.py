@@ -23,6 +23,7 @@ from tests.sim.nodes import Node
 from tests.sim.versions import check_versions
 from tests.sim.workloads import ACCOUNTS, DEPOSIT
 
+ENDED_S_MAX = 10.0
 SETTLE_S_MAX = 60.0
 """Within this time after the last write all replicas stand at the log's end."""
 SEARCH_STEPS_MAX = 300_000
@@ -45,8 +46,27 @@ async def judge(cluster: Cluster, *, search: bool) -> None:
         check_replicas(cluster, states)
         check_registers(states, mine, search=search)
     scrub(cluster)
+    await ended(cluster)
     check_bounds(cluster)
     cluster.check()
+
+
+# docs/protocol.md P10
+async def ended(cluster: Cluster) -> None:
+    """Return once nothing is under way between servers, or after ENDED_S_MAX: what a client has given up ends later."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ENDED_S_MAX
+    while any(under_way(node) for node in cluster.servers):
+        if loop.time() >= deadline:
+            return  # check_bounds says what it is
+        await asyncio.sleep(0.1)
+
+
+def under_way(node: Node) -> dict[str, int]:
+    """Return the counts of what waits or is under way at a server, those above 0."""
+    assert node.served is not None
+    numbers: dict[str, Any] = {**node.served.statistics()["server"]}
+    return {name: numbers[name] for name in ("waiting_for_leader", "peer_operations_in_flight") if numbers[name]}
 
 
 async def settled(cluster: Cluster) -> None:
@@ -121,10 +141,8 @@ def check_banks(states: LogStates) -> None:
 def check_bounds(cluster: Cluster) -> None:
     """Nothing piles up: what is kept for others is within its bounds, and what was under way has ended."""
     for node in cluster.servers:
-        assert node.served is not None
-        numbers: dict[str, Any] = {**node.served.statistics()["server"]}
-        waiting = {name: numbers[name] for name in ("waiting_for_leader", "peer_operations_in_flight")}
-        assert not any(waiting.values()), f"{node.name} still holds {waiting}"
+        waiting = under_way(node)
+        assert not waiting, f"{node.name} still holds {waiting}"
         _check_replica_bounds(cluster, node)
 
 
