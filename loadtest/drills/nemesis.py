@@ -350,27 +350,25 @@ async def blocked_loop(field: Field) -> None:
 @one_ill
 async def hung_disk(field: Field) -> None:
     """No write to a node's disk ends, and none fails."""
-    node = field.a_node(leading=True)
-    async with field.holding(node) as is_free:
-        if is_free:
-            await asyncio.to_thread(field.cluster.freeze_disk, node)
-            try:
-                await asyncio.sleep(field.a_long_time())
-            finally:
-                await asyncio.to_thread(field.cluster.thaw_disk, node)
+    await _hold_ill(field, field.cluster.freeze_disk, field.cluster.thaw_disk)
 
 
 @one_ill
 async def no_inodes(field: Field) -> None:
     """A node's disk takes bytes, and no more files."""
+    await _hold_ill(field, field.cluster.use_up_inodes, field.cluster.free_inodes)
+
+
+async def _hold_ill(field: Field, begin: Callable[[str], None], end: Callable[[str], None]) -> None:
+    """Begin a fault of a leading node's disk, and end it after a long time, also if the drill is ended."""
     node = field.a_node(leading=True)
     async with field.holding(node) as is_free:
         if is_free:
-            await asyncio.to_thread(field.cluster.use_up_inodes, node)
+            await asyncio.to_thread(begin, node)
             try:
                 await asyncio.sleep(field.a_long_time())
             finally:
-                await asyncio.to_thread(field.cluster.free_inodes, node)
+                await asyncio.to_thread(end, node)
 
 
 @one_ill
