@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from kvstore.env.log_config import LogFormat, LogOutput
+from kvstore.env.logs.audit_lines import AuditLines, QueuedAuditLines
 from kvstore.env.logs.fields import as_plain, fields_of, on_one_line
 from kvstore.env.logs.limit import WINDOW_S, LogLimit
 from kvstore.env.logs.writer import LogWriter, QueuedHandler, RotatedFile, StandardError
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
 
 OWN = "kvstore"
-AUDIT = "kvstore.audit"
-"""Bounds its lines itself, by who calls."""
 LOUD = ("kazoo",)
 """Libraries that say at INFO what nobody needs."""
 LOGGERS_SET_MAX = 64
@@ -63,6 +62,8 @@ class Output:
         self._set: dict[str, str] = {}
         self._handler: logging.Handler
         self._writer: LogWriter | None = None
+        self.audit = AuditLines()
+        """The destination of the audit log's lines: no level that is set here applies to it."""
 
     def use(self, handler: logging.Handler, writer: LogWriter | None = None) -> None:
         """Write by this handler, whose lines wait at `writer`."""
@@ -91,8 +92,6 @@ class Output:
             raise ValueError(f"want one of DEBUG, INFO, WARNING, ERROR and CRITICAL, got {level[:100]!r}")
         if not is_there(logger):
             raise ValueError(f"no logger {logger[:100]!r} here; want a module or package, as {OWN}.wal")
-        if logger == AUDIT:
-            raise ValueError("the audit log has no levels")
         if level and logger not in self._set and len(self._set) >= LOGGERS_SET_MAX:
             raise ValueError(f"{LOGGERS_SET_MAX} loggers have levels of their own; set one of them back first")
         if level:
@@ -106,7 +105,7 @@ class Output:
 
         A finalizer may log in the middle of this, in the same thread: the garbage collector runs where it likes, and
         what is forgotten here may be an exception with all that hangs on it. Such a line is written at once."""
-        if record.name == AUDIT or getattr(record, "is_about_limit", False):
+        if getattr(record, "is_about_limit", False):
             return True
         with self._turn:
             self._counts[record.levelno] += 1
@@ -141,8 +140,7 @@ def open_log(config: LogOutput, *, process: str, directory: Path | None = None) 
     logging.getLogger(OWN).setLevel(config.level.value)
     for name in LOUD:
         logging.getLogger(name).setLevel(logging.WARNING)
-    if directory is not None:
-        _audit_to(QueuedHandler(writer, RotatedFile(directory / f"{process}.audit.jsonl")))
+    output.audit = QueuedAuditLines(writer, handler if directory is None else _audit_file(writer, directory, process))
     logging.captureWarnings(True)
     return output
 
@@ -214,8 +212,8 @@ def _about_limit(name: str, text: object, count: int) -> logging.LogRecord:
     return record
 
 
-def _audit_to(handler: logging.Handler) -> None:
-    """Have the audit log in a file of its own, which is bounded, too, and holds nothing but lines of JSON."""
+def _audit_file(writer: LogWriter, directory: Path, process: str) -> QueuedHandler:
+    """Open the audit log's own file, which is rotated too and holds nothing but lines of JSON. Raises OSError."""
+    handler = QueuedHandler(writer, RotatedFile(directory / f"{process}.audit.jsonl"))
     handler.setFormatter(logging.Formatter("%(message)s"))
-    audit = logging.getLogger(AUDIT)
-    audit.handlers, audit.propagate = [handler], False
+    return handler

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from kvstore.env.beat import Beat
 from kvstore.env.liveness.port import UNWATCHED, Liveness
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.slow_log import SlowLog
 from kvstore.env.traces import Traces
 
@@ -312,3 +313,5 @@ class Env:
     """Evidence that the process works, on which its metadata session depends."""
     slow: SlowLog = SlowLog()  # noqa: RUF009 - it takes nothing in
     traces: Traces = Traces()  # noqa: RUF009 - it takes none
+    audit: AuditLines = AuditLines()  # noqa: RUF009 - it holds nothing
+    """The destination of the audit log's lines."""

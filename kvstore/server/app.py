@@ -22,6 +22,7 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.state import State
 from kvstore.ring import PartitionState
 from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.config import NodeConfig, Role
@@ -83,7 +84,8 @@ class Node:
         self.ledger_survey: LedgerSurvey
         self.namespaces: Keeper
         self.resp: RespServer
-        self.audit = AuditLog(env.clock.now, env.clock.date_ms)
+        self.audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
+        self.changes = Changes(env, self.audit)
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
         self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks

@@ -308,6 +308,7 @@ async def _open_server(
         id=node.id,
         allows_flush=config.server.redis_flush,
         rates=lambda: dispatcher.rates,
+        changes=node.changes,
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)

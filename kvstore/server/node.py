@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aiohttp import web
+
 from kvstore import config as toml
 from kvstore.env.beat import BEAT_S
 from kvstore.env.certificates import LOOK_S, Certificates
@@ -28,9 +30,10 @@ from kvstore.env.log_output import Output, open_log
 from kvstore.env.ports import Env, Nursery
 from kvstore.env.real import end_process, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
-from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
+from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown, StoreError
 from kvstore.meta.connect import Store, connect
 from kvstore.os_errors import is_passing, reason_of
+from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.http_doorman import HttpDoorman
 from kvstore.server.app import Node
 from kvstore.server.composition import serve
@@ -128,6 +131,16 @@ class Process:
         self.waits_for = ""
         """What keeps the node from starting."""
         self.snapshots: LastSnapshot | None = None
+        self._audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
+        """The audit log until the node has started."""
+
+    def note_refused(self, request: web.BaseRequest, error: StoreError) -> None:
+        """Record a request that the HTTP listener refused, whoever sent it."""
+        address, call = request.remote or "?", f"HTTP {request.method[:20]} {request.path[:100]}"
+        if self.node is None:
+            self._audit.refused("", address, call, error)
+        else:
+            self.node.access.refused("", address, call, error)
 
     def not_live(self) -> list[str]:
         return [f"has no metadata session because {failure}"] if (failure := self.watchdog.failure) else []
@@ -187,7 +200,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=certificates, others=config.outside)
     _look_at(certificates, env, loop)
     watchdog = Watchdog(end_process, str(config.data_dir))
-    env = replace(env, liveness=watchdog)
+    env = replace(env, liveness=watchdog, audit=output.audit)
     env.nursery.spawn(_beat(watchdog, env), name="beat")
     process = Process(config, env, certificates, output)
     process.watchdog = watchdog
@@ -200,6 +213,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
         env.beat,
         wants_certificate=wants_certificate,
         connections_max=config.limits.http_connections_max,
+        note_refused=process.note_refused,
     )
     http.own_names = process.own_names
     if config.tls.admits_plain:

@@ -79,7 +79,7 @@ class Servers:
         env = env_of(self._nursery)
         sessions = Sessions(backend, env.clock)
         access = self.access[id] = self._make_access()
-        audit = AuditLog(env.clock.now, env.clock.wall_ms)
+        audit = AuditLog(env.clock.now, env.clock.wall_ms, env.audit)
         logins = self.logins[id] = Logins(env, access, audit)
         gate = CallGate(access, logins)
         service = KV(env, backend, id, sessions=sessions, guarded=gate.guarded, cluster=self.cluster.id)

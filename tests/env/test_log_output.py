@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore.env.log_config import LogFormat, LogLevel, LogOutput
-from kvstore.env.log_output import AUDIT, LOGGERS_SET_MAX, Output, formatter, open_log
+from kvstore.env.log_output import LOGGERS_SET_MAX, Output, formatter, open_log
 from kvstore.env.logs.fields import fields_of
 from kvstore.env.logs.limit import LINES_MAX, MESSAGES_MAX, WINDOW_S, LeftOut, LogLimit
 from tests.waiting import PATIENCE_S
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("loggers")
 
 
 def lines_of(path: Path) -> list[str]:
-    for handler in (*logging.root.handlers, *logging.getLogger(AUDIT).handlers):
-        handler.flush()
+    for handler in logging.root.handlers:
+        handler.flush()  # one writer serves all files
     return path.read_text(encoding="utf-8").splitlines()
 
 
@@ -130,11 +130,10 @@ def test_a_level_that_is_set_at_run_time_holds_below_its_logger_until_it_is_set_
         ("kvstorex", "DEBUG", "want the logger kvstore or one below it"),
         ("kvstore.no.such", "DEBUG", "no logger 'kvstore.no.such' here"),
         ("kvstore", "LOUD", "want one of DEBUG"),
-        ("kvstore.audit", "ERROR", "the audit log has no levels"),
+        ("kvstore.audit", "ERROR", "no logger 'kvstore.audit' here"),
     ],
 )
 def test_a_level_that_cannot_be_set_is_refused(tmp_path: Path, logger: str, level: str, said: str) -> None:
-    logging.getLogger("kvstore.audit")
     with pytest.raises(ValueError, match=said):
         opened(tmp_path).set_level(logger, level)
 
@@ -226,8 +225,21 @@ def test_a_finalizer_may_log_while_a_line_is_logged() -> None:
 
 
 def test_the_audit_log_is_a_file_of_its_own_and_not_limited_here(tmp_path: Path) -> None:
-    opened(tmp_path)
+    output = opened(tmp_path)
     for number in range(LINES_MAX + 5):
-        logging.getLogger("kvstore.audit").info("%s", json.dumps({"call": number}))
+        output.audit.put(json.dumps({"call": number}))
     assert len(lines_of(tmp_path / "n1.audit.jsonl")) == LINES_MAX + 5
     assert lines_of(tmp_path / "n1.log") == []
+
+
+@pytest.mark.parametrize("directory", [True, False])
+async def test_audit_lines_are_written_at_any_level(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], directory: bool
+) -> None:
+    output = open_log(LogOutput(), process="n1", directory=tmp_path if directory else None)
+    output.set_level("kvstore", "CRITICAL")
+    logging.getLogger("kvstore").setLevel(logging.CRITICAL)
+    await output.audit.write('{"call":1}')
+    written = (tmp_path / "n1.audit.jsonl").read_text() if directory else capfd.readouterr().err
+    assert '{"call":1}' in written
+    output.set_level("kvstore", "")

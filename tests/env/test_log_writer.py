@@ -13,8 +13,19 @@ import pytest
 
 from kvstore.env.log_config import LogOutput
 from kvstore.env.log_output import open_log
+from kvstore.env.logs import audit_lines
 from kvstore.env.logs import writer as log_writer
-from kvstore.env.logs.writer import BYTES_MAX, FLUSH_S, LINES_MAX, LogWriter, RotatedFile
+from kvstore.env.logs.audit_lines import QueuedAuditLines
+from kvstore.env.logs.writer import (
+    AUDIT_BYTES_MAX,
+    AUDIT_LINES_MAX,
+    BYTES_MAX,
+    FLUSH_S,
+    LINES_MAX,
+    LogWriter,
+    QueuedHandler,
+    RotatedFile,
+)
 from kvstore.env.real import EXIT_FATAL
 from tests.waiting import wait_until_blocking
 
@@ -75,6 +86,16 @@ def test_log_writer_reports_dropped_lines_once_when_it_recovers(
     os.close(reader)
 
 
+def test_audit_lines_are_queued_while_log_lines_fill_the_queue() -> None:
+    writer, sink = LogWriter(), PipeSink()
+    while writer.put(sink, "x" * 1000):
+        pass
+    assert all(writer.put(sink, "y" * 1000, is_audit=True) for _ in range(AUDIT_LINES_MAX))
+    assert not writer.put(sink, "y" * AUDIT_BYTES_MAX, is_audit=True), "audit lines are bounded too"
+    os.close(sink.reader)  # ends the writer's wait
+    writer.close()
+
+
 class ClosedSink:
     """A stream that somebody has closed."""
 
@@ -91,6 +112,25 @@ def test_log_writer_survives_a_sink_that_is_closed(tmp_path: Path) -> None:
     assert writer.flush()
     assert path.read_text(encoding="utf-8").splitlines()[-1] == "after"
     assert writer.dropped == 1
+    writer.close()
+
+
+async def test_audit_line_fails_when_its_file_takes_no_line() -> None:
+    writer = LogWriter()
+    handler = QueuedHandler(writer, ClosedSink())
+    with pytest.raises(OSError, match="the write of the line failed"):
+        await QueuedAuditLines(writer, handler).write("a line")
+    writer.close()
+
+
+async def test_audit_line_fails_when_the_writer_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_lines, "WRITTEN_S", 0.05)
+    writer, sink = LogWriter(), PipeSink()
+    while writer.put(sink, "x" * 1000):
+        pass
+    with pytest.raises(OSError, match="was not written within"):
+        await QueuedAuditLines(writer, QueuedHandler(writer, sink)).write("a line")
+    os.close(sink.reader)
     writer.close()
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 LINES_MAX = 10_000
 BYTES_MAX = 4 << 20
 """Lines and characters that wait to be written; lines beyond either are dropped."""
+AUDIT_LINES_MAX = 1_000
+AUDIT_BYTES_MAX = 1 << 20
+"""Further lines and characters of the audit log, which wait while ordinary lines fill the queue."""
 FLUSH_S = 2.0
 """Longest wait of a flush, as at the end of the process, for a writer that is stuck."""
 FILE_BYTES_MAX = 16 << 20
@@ -103,6 +107,8 @@ class _Line(NamedTuple):
 
     sink: Sink
     text: str
+    written: Callable[[bool], None] | None
+    """Called in the writer thread with True if the line was written, else with False."""
 
 
 class LogWriter:
@@ -124,16 +130,21 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
 
-    def put(self, sink: Sink, text: str) -> bool:
-        """Queue a line for the writer thread; return False if the line was dropped. Never blocks."""
+    def put(
+        self, sink: Sink, text: str, *, is_audit: bool = False, written: Callable[[bool], None] | None = None
+    ) -> bool:
+        """Queue a line for the writer thread; return False if the line was dropped. Never blocks. `written` is called
+        in the writer thread after the attempt to write the line; it is not called if the line was dropped."""
+        lines_max = LINES_MAX + AUDIT_LINES_MAX if is_audit else LINES_MAX
+        bytes_max = BYTES_MAX + AUDIT_BYTES_MAX if is_audit else BYTES_MAX
         with self._lock:
             lines, size = self._lines_in - self._lines_out, self._bytes_in - self._bytes_out
-            if self._is_closed or lines >= LINES_MAX or size + len(text) > BYTES_MAX:
+            if self._is_closed or lines >= lines_max or size + len(text) > bytes_max:
                 self.dropped += 1
                 return False
             self._lines_in += 1
             self._bytes_in += len(text)
-            self._queue.put(_Line(sink, text))
+            self._queue.put(_Line(sink, text, written))
             return True
 
     def flush(self) -> bool:
@@ -158,20 +169,24 @@ class LogWriter:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            self._write(item)
+            is_written = self._write(item)
+            if item.written is not None:
+                item.written(is_written)
             self._lines_out += 1
             self._bytes_out += len(item.text)
             if self.dropped != self._reported and self._queue.empty():
                 self._report()
 
-    def _write(self, line: _Line) -> None:
+    def _write(self, line: _Line) -> bool:
         try:
             line.sink.write(line.text)
+            return True
         except (OSError, ValueError):
             # A full disk, a pipe whose reader has gone, a stream that is closed, text that its encoding lacks: the log
             # has no other place to say so, and the thread serves the lines that follow.
             with self._lock:
                 self.dropped += 1
+            return False
 
     def _report(self) -> None:
         """Log how many lines were dropped. The line passes through the loggers, which know the format."""
@@ -184,11 +199,11 @@ class QueuedHandler(logging.Handler):
 
     def __init__(self, writer: LogWriter, sink: Sink) -> None:
         super().__init__()
-        self._writer, self._sink = writer, sink
+        self._writer, self.sink = writer, sink
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._writer.put(self._sink, self.format(record))
+            self._writer.put(self.sink, self.format(record))
         except Exception:  # noqa: BLE001 - a line that cannot be formatted costs itself only
             self.handleError(record)
 
@@ -197,10 +212,10 @@ class QueuedHandler(logging.Handler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Write the error through the writer, because Python's own handler would block on standard error."""
-        self._writer.put(self._sink, f"a log line of {record.name} cannot be formatted: {sys.exception()!r}")
+        self._writer.put(self.sink, f"a log line of {record.name} cannot be formatted: {sys.exception()!r}")
 
     def close(self) -> None:
         """The sink closes with the writer's thread idle; it belongs to nobody else."""
         if self._writer.flush():
-            self._sink.close()
+            self.sink.close()
         super().close()

@@ -1,27 +1,27 @@
-"""The audit log: each admin call and each refusal as one line of JSON; of an address with very many, those that changed
-something and some others.
+"""The audit log: one line of JSON for each admin call and each refusal, and two for each administrative change.
 
-    {"time": ms since 1970, "who": text, "from": text, "call": text, "arguments": text, "outcome": text, "why": text,
-     "took_ms": number}                                          those that say nothing are left out
+    {"time": ms since 1970, "who": text, "from": text, "call": text, "arguments": text, "change": number,
+     "outcome": text, "why": text, "took_ms": number}                                  empty fields are left out
 
-They go to the logger `kvstore.audit`: where the node has a directory for logs, to a file of their own there that is
-rotated, and to the node's log otherwise. They name what was asked for as it was asked; no password, no hash, no value.
+An address with very many lines within a minute gets no further ones, except for changes. The lines name the request as
+it was made; they contain no password, no hash and no value. They do not pass through a logger, so that no log level
+applies to them (kvstore/env/logs/audit_lines.py): a node with a directory for logs has a file for them there, which is
+rotated, and other nodes write them to the log.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.errors import StoreError
 from kvstore.rpc.calls import address_of
 from kvstore.rpc.status import listed, reason_of
-
-log = logging.getLogger("kvstore.audit")
 
 LINES_MAX, LINES_S = 120, 60.0
 """Of one address within that time. What is more is counted: a flood of calls must not have the log's own rotation
@@ -31,11 +31,23 @@ WHY_CHARACTERS_MAX = 300
 NOBODY = "-"
 
 
+BEGUN = "BEGUN"
+"""The outcome in the line that is written before a change is attempted."""
+
+
+class Caller(NamedTuple):
+    """The author of a call."""
+
+    who: str
+    """A user, or the name in a certificate; empty if unknown."""
+    address: str
+
+
 class AuditLog:
     """The audit log of one node. `date_ms` dates its lines."""
 
-    def __init__(self, now: Callable[[], float], date_ms: Callable[[], int]) -> None:
-        self._now, self._date_ms = now, date_ms
+    def __init__(self, now: Callable[[], float], date_ms: Callable[[], int], lines: AuditLines) -> None:
+        self._now, self._date_ms, self._lines = now, date_ms, lines
         self._callers: dict[str, _Caller] = {}
 
     def note(
@@ -48,26 +60,45 @@ class AuditLog:
         arguments: str = "",
         why: str = "",
         took_ms: float | None = None,
-        is_change: bool = False,
+        change: int | None = None,
     ) -> None:
-        """Write a line, unless its address has had too many; `is_change` is written always."""
-        if not self._is_due(caller_of(address), is_change):
+        """Queue a line, unless its address has had too many. The lines of a change, which has a number, are exempt."""
+        if not self._is_due(caller_of(address), is_change=change is not None):
             return
-        line: dict[str, object] = {"time": self._date_ms(), "who": who or NOBODY, "from": address, "call": call}
+        self._lines.put(self._line(Caller(who, address), call, outcome, arguments, change, why, took_ms))
+
+    async def begin(self, by: Caller, call: str, arguments: str, change: int) -> None:
+        """Write the line that precedes the attempt of a change. Raises OSError if the line cannot be written."""
+        self._is_due(caller_of(by.address), is_change=True)
+        await self._lines.write(self._line(by, call, BEGUN, arguments, change))
+
+    def _line(
+        self,
+        by: Caller,
+        call: str,
+        outcome: str,
+        arguments: str,
+        change: int | None,
+        why: str = "",
+        took_ms: float | None = None,
+    ) -> str:
+        line: dict[str, object] = {"time": self._date_ms(), "who": by.who or NOBODY, "from": by.address, "call": call}
         if arguments:
             line["arguments"] = arguments
+        if change is not None:
+            line["change"] = change
         line["outcome"] = outcome
         if why:
             line["why"] = why[:WHY_CHARACTERS_MAX]
         if took_ms is not None:
             line["took_ms"] = round(took_ms)
-        log.info("%s", orjson.dumps(line).decode())
+        return orjson.dumps(line).decode()
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
         """Write that something was refused."""
         self.note(who, address, call, reason_of(listed(type(error))), why=str(error))
 
-    def _is_due(self, address: str, is_change: bool) -> bool:
+    def _is_due(self, address: str, *, is_change: bool) -> bool:
         caller = self._callers.get(address)
         if caller is None or self._now() - caller.since >= LINES_S:
             self._forget(address)
@@ -88,7 +119,7 @@ class AuditLog:
             return
         caller.timer.cancel()
         line = {"time": self._date_ms(), "from": address, "lines_left_out": caller.left_out, "within_s": LINES_S}
-        log.warning("%s", orjson.dumps(line).decode())
+        self._lines.put(orjson.dumps(line).decode())
 
 
 def caller_of(address: str) -> str:

@@ -28,16 +28,17 @@ class StreamDoorman:
         """Welcome it, or turn it away, now or when its password is checked. `login`: user and password, or nothing."""
         if not self.access.is_on:
             return handler.welcome(None)
+        peer: Any = stream.get_extra_info("peername") or ("?", 0)
         if not login:
             found = self.access.of_certificate(common_names(stream.get_extra_info("peercert")))
             if found is not None:
                 return handler.welcome(found)
+            self.access.refused("", str(peer[0]), "session", self.access.nobody.unknown())
             return handler.turn_away(f"NOAUTH {self.access.nobody.why_unknown}")
         user, password = login[0].decode("utf-8", "replace"), login[1]
         known = self._logins.known_or_none(user, password)
         if known is not None:
             return handler.welcome(known)
-        peer: Any = stream.get_extra_info("peername") or ("?", 0)
         self._nursery.spawn(self._log_in(handler, user, password, network_of(str(peer[0]))), name="login")
         return None
 

@@ -146,6 +146,7 @@ class Gateway:
         route: Route | None = None
         try:
             route, key = _route_of(path, request)
+            self._check_origin(request, route)
             if self._is_closing:
                 raise Unavailable("the node stops; ask another one")
             if route.answer is Answer.EVENTS:
@@ -172,6 +173,15 @@ class Gateway:
             slow.note("door", route.name.upper(), took, key=bytes_, partition=partition)
 
     # ── who asks, and for what ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_origin(self, request: web.BaseRequest, route: Route) -> None:
+        """Raise PermissionDenied for a request of another site's page: the page must not use the login, or the machine,
+        of the person who looks at it."""
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
+            error = PermissionDenied(f"want no request of another site's page, got Origin {origin[:60]!r}")
+            self._doorman.refused(None, request, _call_of(route), error)
+            raise error
 
     async def _admitted(self, request: web.BaseRequest, route: Route) -> Identity:
         """Raises NotAuthenticated, PermissionDenied, Overloaded."""
@@ -413,7 +423,7 @@ def _call_of(route: Route) -> str:
 
 
 def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
-    """The route, and the encoded key. Raises InvalidRequest, PermissionDenied."""
+    """The route, and the encoded key. Raises InvalidRequest."""
     found = routes.template_of(path)
     if found is None:
         raise WithStatus(404, f"no route {path[:60]!r}; /v1/openapi.json lists them")
@@ -421,10 +431,6 @@ def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
     route = methods.get(request.method)
     if route is None:
         raise WithStatus(405, f"want {' or '.join(methods)}, got {request.method[:20]}", Allow=", ".join(methods))
-    origin = request.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
-        # A page of another site must not write by the login, or from the machine, of whoever looks at it.
-        raise PermissionDenied(f"want no request of another site's page, got Origin {origin[:60]!r}")
     return route, found[1]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, NoSuchLedger, StoreError, Unavailable
+from kvstore.errors import Corrupted, NoSuchLedger, Unavailable
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
@@ -17,7 +17,6 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
-from kvstore.rpc.status import abort
 from kvstore.server.access.identities import Access
 from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc.access_admin import AccessAdmin
@@ -87,7 +86,7 @@ class AdminSource(RingSource, NodeParts, Protocol):
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
-    """`kvstore.v1.Admin`."""
+    """`kvstore.v1.Admin`. Its methods raise StoreError; kvstore/server/grpc/audit.py answers with the status."""
 
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
@@ -154,7 +153,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return response
 
     async def ChangeRing(self, request: admin_pb2.ChangeRingRequest, context: Context) -> admin_pb2.ChangeRingResponse:
-        return await _answer(self._ring.change(request), context)
+        return await self._ring.change(request)
 
     async def RingStatus(self, request: admin_pb2.RingStatusRequest, context: Context) -> admin_pb2.RingStatusResponse:
         return await self._read(self._ring.status, context)
@@ -165,7 +164,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
     async def ChangeReplicas(
         self, request: admin_pb2.ChangeReplicasRequest, context: Context
     ) -> admin_pb2.RingStatusResponse:
-        return await _answer(self._ring.change_replicas(request), context)
+        return await self._ring.change_replicas(request)
 
     async def Partitions(self, request: admin_pb2.PartitionsRequest, context: Context) -> admin_pb2.PartitionsResponse:
         return await self._read(self._partitions, context)
@@ -174,22 +173,22 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await self._read(lambda: self._ledgers(request), context)
 
     async def Ledger(self, request: admin_pb2.LedgerRequest, context: Context) -> admin_pb2.LedgerResponse:
-        return await _answer(self._source.ledger_survey.ledger(LedgerId(request.ledger)), context)
+        return await self._source.ledger_survey.ledger(LedgerId(request.ledger))
 
     async def Bookies(self, request: admin_pb2.BookiesRequest, context: Context) -> admin_pb2.BookiesResponse:
         return await self._read(lambda: _bookies(self._source.store), context)
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        return await _answer(_drain(self._source, request.timeout_s or DRAIN_TIMEOUT_S), context)
+        return await _drain(self._source, request.timeout_s or DRAIN_TIMEOUT_S)
 
     async def Undrain(self, request: admin_pb2.UndrainRequest, context: Context) -> admin_pb2.UndrainResponse:
-        return admin_pb2.UndrainResponse(was_draining=await _answer(self._source.undrain(), context))
+        return admin_pb2.UndrainResponse(was_draining=await self._source.undrain())
 
     async def Access(self, request: admin_pb2.AccessRequest, context: Context) -> admin_pb2.AccessResponse:
         return await self._read(self._access.read, context)
 
     async def ChangeAccess(self, request: admin_pb2.ChangeAccessRequest, context: Context) -> admin_pb2.AccessResponse:
-        return await _answer(self._access.change(request), context)
+        return await self._access.change(request)
 
     async def Namespaces(self, request: admin_pb2.NamespacesRequest, context: Context) -> admin_pb2.NamespacesResponse:
         return await self._read(self._namespaces.read, context)
@@ -197,24 +196,21 @@ class Admin(admin_pb2_grpc.AdminServicer):
     async def ChangeNamespaces(
         self, request: admin_pb2.ChangeNamespacesRequest, context: Context
     ) -> admin_pb2.NamespacesResponse:
-        return await _answer(self._namespaces.change(request), context)
+        return await self._namespaces.change(request)
 
     async def LogLevel(self, request: admin_pb2.LogLevelRequest, context: Context) -> admin_pb2.LogLevelResponse:
-        return await _answer(self._node.log_level(request), context)
+        return await self._node.log_level(request)
 
     async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
-        return await _answer(self._node.slow_log(request), context)
+        return await self._node.slow_log(request)
 
     async def Profile(self, request: admin_pb2.ProfileRequest, context: Context) -> admin_pb2.ProfileResponse:
-        return await _answer(self._node.profile(request), context)
+        return await self._node.profile(request)
 
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
         """The answer of what reads much of the metadata store."""
-        try:
-            with self._reads.place(context):
-                return await work()
-        except StoreError as error:
-            await abort(context, error)
+        with self._reads.place(context):
+            return await work()
 
     async def _partitions(self) -> admin_pb2.PartitionsResponse:
         response = admin_pb2.PartitionsResponse()
@@ -273,13 +269,6 @@ async def _drain(source: AdminSource, timeout_s: float) -> admin_pb2.DrainRespon
             return admin_pb2.DrainResponse(handed_over=await source.drain())
     except TimeoutError:
         raise Unavailable(f"not everything was handed over within {timeout_s:g} s") from None
-
-
-async def _answer(work: Awaitable[T], context: Context) -> T:
-    try:
-        return await work
-    except StoreError as error:
-        await abort(context, error)
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:

@@ -1,47 +1,60 @@
-"""The calls of the admin service in the audit log (kvstore/server/access/audit.py): who, from where, what, with which
-result, how long it took."""
+"""The calls of the admin service pass here: changes go through Changes (kvstore/server/access/changes.py), and each
+other call leaves a line in the audit log when it ends. Errors of the service become gRPC statuses here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf import text_format
 
+from kvstore.errors import StoreError
 from kvstore.proto import admin_pb2
-from kvstore.server.access.audit import NOBODY, AuditLog
+from kvstore.rpc.status import abort, listed, reason_of
+from kvstore.server.access.audit import NOBODY, AuditLog, Caller
+from kvstore.server.access.changes import DONE, UNKNOWN, Changes
 
 ARGUMENTS_MAX = 500
 """Characters of what was asked for."""
 ASKED_BYTES_MAX = 16 << 10
 """Of what was asked for: beyond this only how much it was."""
-_CHANGES = ("ChangeRing", "ChangeReplicas", "Drain", "Undrain", "ChangeAccess", "ChangeNamespaces", "LogLevel")
-"""What leaves its line always, if it succeeds."""
+_READS = frozenset(
+    (
+        *("Status", "NodeStatus", "ClusterStatus", "Ring", "RingStatus", "Loads", "Partitions", "Ledgers", "Ledger"),
+        *("Bookies", "Access", "Namespaces", "SlowLog", "Profile"),
+    )
+)
+"""Methods that change nothing. Every other method is a change, so that a new method cannot be left out."""
 
 
 class Audited:
     """Stands for the gRPC server where the admin service is registered."""
 
-    def __init__(self, server: Any, now: Callable[[], float], audit: AuditLog, caller: Callable[[], str]) -> None:
-        """`caller` names the user of the present call; empty: nobody was asked."""
-        self._server, self._now, self._audit, self._caller = server, now, audit, caller
+    def __init__(
+        self,
+        server: Any,
+        now: Callable[[], float],
+        audit: AuditLog,
+        changes: Changes,
+        caller: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`caller` returns the user of the present call; empty if access control is off."""
+        self._server = server
+        self._calls = Calls(now, audit, changes, caller)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(
-            tuple(_Handlers(each, self._now, self._audit, self._caller) for each in handlers)
-        )
+        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         self._server.add_registered_method_handlers(service, handlers)
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    def __init__(
-        self, inner: grpc.GenericRpcHandler, now: Callable[[], float], audit: AuditLog, caller: Callable[[], str]
-    ) -> None:
-        self._inner, self._now, self._audit, self._caller = inner, now, audit, caller
+    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls) -> None:
+        self._inner, self._calls = inner, calls
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         handler = self._inner.service(details)
@@ -49,34 +62,57 @@ class _Handlers(grpc.GenericRpcHandler):
             return None
         assert handler.unary_unary is not None, "the admin service has no streams"
         method = details.method.rpartition("/")[2]
-        return cast("Any", handler)._replace(unary_unary=self._audited(method, handler.unary_unary))
+        return cast("Any", handler)._replace(unary_unary=self._calls.audited(method, handler.unary_unary))
 
-    def _audited(self, method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+
+class Calls:
+    """Makes audited methods of the methods of the admin service."""
+
+    def __init__(self, now: Callable[[], float], audit: AuditLog, changes: Changes, caller: Callable[[], str]) -> None:
+        self._now, self._audit, self._changes, self._caller = now, audit, changes, caller
+
+    def audited(self, method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return the method as gRPC calls it. `behaviour` raises StoreError."""
+
         async def answer(request: Any, context: Any) -> Any:
-            began, result = self._now(), "CANCELLED"
+            by = Caller(self._caller() or who(context), unquote(context.peer()))
             try:
-                found = await behaviour(request, context)
-                result = "OK"
-            except grpc.aio.AbortError:
-                result = getattr(context.code(), "name", "UNKNOWN")
-                raise
-            except Exception:
-                result = "UNKNOWN"
-                raise
-            else:
-                return found
-            finally:
-                self._audit.note(
-                    self._caller() or who(context),
-                    unquote(context.peer()),
-                    method,
-                    result,
-                    arguments=arguments_of(request),
-                    took_ms=(self._now() - began) * 1000,
-                    is_change=method in _CHANGES and result == "OK",
-                )
+                if is_change(method, request):
+                    work = partial(behaviour, request, context)
+                    return await self._changes.make(by, method, work, arguments_of(request))
+                return await self._read(by, method, behaviour, request, context)
+            except StoreError as error:
+                await abort(context, error)
 
         return answer
+
+    async def _read(
+        self, by: Caller, method: str, behaviour: Callable[[Any, Any], Any], request: Any, context: Any
+    ) -> Any:
+        began, outcome = self._now(), "CANCELLED"
+        try:
+            found = await behaviour(request, context)
+            outcome = DONE
+        except StoreError as error:
+            outcome = reason_of(listed(type(error)))
+            raise
+        except Exception:
+            outcome = UNKNOWN
+            raise
+        else:
+            return found
+        finally:
+            took_ms = (self._now() - began) * 1000
+            self._audit.note(*by, method, outcome, arguments=arguments_of(request), took_ms=took_ms)
+
+
+def is_change(method: str, request: Any) -> bool:
+    """Return True if the call changes the node or the cluster, False if it only shows something."""
+    if isinstance(request, admin_pb2.LogLevelRequest):
+        return bool(request.logger or request.level)
+    if isinstance(request, admin_pb2.ChangeRingRequest):
+        return not request.dry_run and request.action != admin_pb2.ChangeRingRequest.LOOK
+    return method not in _READS
 
 
 def arguments_of(request: Any) -> str:

@@ -15,6 +15,7 @@ from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_g
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
+from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.feed.feeds import Feeds
@@ -43,6 +44,7 @@ class NodeSource(AdminSource, DataSource, Protocol):
     access: Access
     logins: Logins
     audit: AuditLog
+    changes: Changes
 
 
 class GrpcDoor:
@@ -60,15 +62,19 @@ class GrpcDoor:
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
         admin = Admin(env, source, backend)
+
+        def audited(server: grpc.aio.Server) -> grpc.aio.Server:
+            return cast(
+                "grpc.aio.Server", Audited(server, env.clock.now, source.audit, source.changes, self._gate.caller)
+            )
+
         self._server = GrpcServer(
             (KV_SERVICE, FEED_SERVICE, DATA_SERVICE, ADMIN_SERVICE),
             (
                 lambda server: kv_pb2_grpc.add_KVServicer_to_server(self._kv, server),
                 lambda server: feed_pb2_grpc.add_FeedServicer_to_server(self._feed, server),
                 lambda server: data_pb2_grpc.add_DataServicer_to_server(self._data, server),
-                lambda server: admin_pb2_grpc.add_AdminServicer_to_server(
-                    admin, cast("grpc.aio.Server", Audited(server, env.clock.now, source.audit, self._gate.caller))
-                ),
+                lambda server: admin_pb2_grpc.add_AdminServicer_to_server(admin, audited(server)),
             ),
             connections_max,
             self._gate,

@@ -115,10 +115,12 @@ class HttpDoor:
         *,
         wants_certificate: bool = False,
         connections_max: int = CONNECTIONS_MAX,
+        note_refused: Callable[[web.BaseRequest, StoreError], None] = lambda request, error: None,
     ) -> None:
-        """`wants_certificate`: of whoever asks for more than health."""
+        """`wants_certificate`: requests for more than health need a client's certificate. `note_refused` records the
+        requests that this listener itself refuses."""
         self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
-        self._connections_max = connections_max
+        self._connections_max, self._note_refused = connections_max, note_refused
         self.gateway: Answers | None = None
         """None while the node starts or stops, and on nodes that are no servers."""
         self.doorman: Doorman | None = None
@@ -181,6 +183,7 @@ class HttpDoor:
             try:
                 check_name(request.headers.get("Host"), request.remote or "", self.own_names())
             except PermissionDenied as error:
+                self._note_refused(request, error)
                 return _told(error)
         # As it came: a key with `..` in it is none of the pages that it would lead to.
         if path_and_query(request.raw_path)[0].startswith(PREFIX):
@@ -210,7 +213,9 @@ class HttpDoor:
     def _refusal_without_certificate(self, request: web.BaseRequest) -> web.Response | None:
         if not self._wants_certificate or _shows_certificate(request):
             return None
-        return web.Response(text="403: want a client's certificate for all but health\n", status=403)
+        error = PermissionDenied("expected a client's certificate, got none; only health is shown without one")
+        self._note_refused(request, error)
+        return web.Response(text=f"403: {error}\n", status=403)
 
     async def _ui(self, dashboard: Dashboard, _: web.BaseRequest) -> web.Response:
         return await dashboard.page()

@@ -14,6 +14,7 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Op
 from kvstore.ring.ring import Ring
 from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.config import Limits
@@ -71,6 +72,7 @@ class RespServer:
         id: ServerId = NOBODY,
         allows_flush: bool = False,
         rates: Callable[[], Rates | None] = lambda: None,
+        changes: Changes | None = None,
     ) -> None:
         """Without `access` nobody is asked who he is. `id`: of the server behind it. `allows_flush`: whether FLUSHDB
         and FLUSHALL do what they say. `rates`: those of namespaces, while one has any."""
@@ -78,9 +80,9 @@ class RespServer:
         self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
         self.backend = backend
         self.access = access if access is not None else Access()
-        self.logins = (
-            logins if logins is not None else Logins(env, self.access, AuditLog(env.clock.now, env.clock.date_ms))
-        )
+        audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
+        self.logins = logins if logins is not None else Logins(env, self.access, audit)
+        self.changes = changes if changes is not None else Changes(env, audit)
         self.commands = 0
         """Received since the start."""
         self.reports_at = 0

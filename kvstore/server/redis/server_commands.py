@@ -19,6 +19,8 @@ from kvstore.partition.state.commands import Level, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.ring.hashing import TOKENS
 from kvstore.ring.ring import Ring
+from kvstore.server.access.audit import Caller
+from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.logins import Logins, network_of
 from kvstore.server.redis import replies, scan_words, session, tools
@@ -60,6 +62,7 @@ class Server(Protocol):
     backend: Backend
     allows_flush: bool
     slow: SlowLog
+    changes: Changes
 
     @property
     def ring(self) -> Ring: ...
@@ -259,7 +262,17 @@ def _in_turn(make: Callable[[Performer, Words], bytes]) -> Callable[[Performer, 
     return do
 
 
-def _slow_log(pipeline: Performer, words: Words) -> bytes:
+def _slow_log(pipeline: Performer, words: Words) -> None:
+    async def reset() -> bytes:
+        pipeline.server.slow.clear()
+        return replies.OK
+
+    if len(words) == 2 and words[1].upper() == b"RESET":
+        return _change(pipeline, "SLOWLOG RESET", reset)
+    return _in_turn(_shown_slow_log)(pipeline, words)
+
+
+def _shown_slow_log(pipeline: Performer, words: Words) -> bytes:
     slow, second = pipeline.server.slow, words[1].upper()
     match second, len(words):
         case b"GET", _:
@@ -267,9 +280,6 @@ def _slow_log(pipeline: Performer, words: Words) -> bytes:
             return replies.array(tools.slow_entry(slow.noted - number, each) for number, each in enumerate(found, 1))
         case b"LEN", 2:
             return replies.number(slow.kept)
-        case b"RESET", 2:
-            slow.clear()
-            return replies.OK
         case b"HELP", 2:
             return replies.array([replies.status(_SLOW_LOG)])
         case _:
@@ -399,7 +409,14 @@ def _flush(pipeline: Performer, words: Words) -> None:
         await keys.delete_all(_asking(pipeline, words, as_user=True), lambda: pipeline.server.ring)
         return replies.OK
 
-    pipeline.run_alone(work())
+    _change(pipeline, words[0].upper().decode(), work)
+
+
+def _change(pipeline: Performer, call: str, work: Callable[[], Awaitable[bytes]]) -> None:
+    """Carry out an administrative change; `work` returns the reply."""
+    identity = pipeline.session.identity
+    by = Caller("" if identity is None else identity.who, pipeline.client.address)
+    pipeline.run_alone(pipeline.server.changes.make(by, call, work))
 
 
 def _ask(pipeline: Performer) -> Ask:
@@ -460,7 +477,7 @@ _SPECIALS: dict[str, Callable[[Performer, Words], None]] = {
     "CLIENT": _client,
     "COMMAND": _in_turn(lambda pipeline, words: session.command(words, pipeline.session.protocol)),
     "CONFIG": _in_turn(_config),
-    "SLOWLOG": _in_turn(_slow_log),
+    "SLOWLOG": _slow_log,
     "INFO": _info,
     "WAIT": _replying(lambda pipeline, words: session.wait(words)),
     "MULTI": _replying(lambda pipeline, words: pipeline.session.multi()),

@@ -23,7 +23,7 @@ from kvstore.client import Client
 from kvstore.client.core.config import parse_url
 from kvstore.env.secret import read_secret
 from kvstore.errors import NotAuthenticated, StoreError
-from kvstore.proto import admin_pb2, kv_pb2, kv_pb2_grpc
+from kvstore.proto import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from kvstore.rpc.channels import open_channel
@@ -42,6 +42,8 @@ FILES_KEPT = 1_000
 """Descriptors that the test needs for other things."""
 GUESSERS = 16
 """A check of a password takes up to seconds where processors are short, and each guess waits for all others'."""
+CANCELLED = 200
+"""Changes whose callers do not wait; an address has 120 lines of other calls in a minute."""
 CROWD = FAILURES_MAX + 2
 DOORS = ("resp", "grpc", "http", "bookie")
 
@@ -188,6 +190,33 @@ def test_each_admin_call_by_a_user_of_keys_is_refused_and_written_down(founded: 
         pytest.raises(redis.exceptions.NoPermissionError),
     ):
         one.client_list()
+
+
+def test_audit_log_cannot_be_silenced_by_log_levels_or_cancelled_calls(founded: Secured, cluster: Cluster) -> None:
+    """Each user that is in the table afterwards was recorded, and so was the change of the level."""
+    server = "{}:{}".format(*cluster.address("n2", "grpc"))
+    try:
+        done = command(founded, "node", "log-level", "n2", "CRITICAL", "--server", server)
+        assert done.returncode == 0, done.stderr
+        with channel(founded, "n2", Login("root", PASSWORD.encode())) as opened:
+            admin = admin_pb2_grpc.AdminStub(opened)
+            for number in range(CANCELLED):
+                asked = admin_pb2.ChangeAccessRequest(add_user=admin_pb2.AccessUser(name=f"silent{number}"))
+                call = admin.ChangeAccess.future(asked, timeout=30)
+                threading.Event().wait(number % 10 / 1000)  # the server has begun some of them
+                call.cancel()
+            table = admin.Access(admin_pb2.AccessRequest(), timeout=30)
+        added = {user.name for user in table.users if user.name.startswith("silent")}
+        assert added, "some calls were done though they were cancelled"
+        lines = [line["arguments"] for line in audited(cluster, "n2") if line.get("call") == "ChangeAccess"]
+        recorded = {name for name in added if any(f'name: "{name}"' in each for each in lines)}
+        assert recorded == added
+        (level,) = [
+            line for line in audited(cluster, "n2") if line.get("call") == "LogLevel" and line["outcome"] == "OK"
+        ]
+        assert 'level: "CRITICAL"' in level["arguments"]
+    finally:
+        command(founded, "node", "log-level", "n2", "DEFAULT", "--server", server)
 
 
 def test_a_clients_certificate_makes_no_server(founded: Secured) -> None:

@@ -14,6 +14,7 @@ import pytest
 import trustme
 
 from kvstore.access import AddUser, GrantRole, RemoveUser, RevokeRole, SetPassword, Switch
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, PermissionDenied
@@ -88,7 +89,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     nursery = TaskNursery("test")
     access, services = Access(table()), Services()
-    audit = AuditLog(lambda: 0.0, lambda: 1)
+    audit = AuditLog(lambda: 0.0, lambda: 1, AuditLines())
     logins = Logins(env_of(nursery), access, audit)
     gate = CallGate(access, logins)
     server = GrpcServer(
@@ -287,7 +288,7 @@ async def test_a_certificate_says_who_calls(tmp_path: Path) -> None:
 
     nursery = TaskNursery("test")
     access = Access(table(AddUser("application"), GrantRole("application", "reads")))
-    logins = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 1))
+    logins = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 1, AuditLines()))
     services = Services()
     server = GrpcServer(
         ("kvstore.v1.KV", "kvstore.v1.Admin"),

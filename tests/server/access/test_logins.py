@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator
 
-import orjson
 import pytest
 
 from kvstore.access import Password, RemoveUser, Right, SetPassword, Switch
@@ -19,20 +17,26 @@ from kvstore.server.access.audit import LINES_MAX, AuditLog, caller_of
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins, network_of
+from tests.audited import KeptLines
 from tests.client.serving import env_of
 from tests.server.access.tables import OTHER_HASH, PASSWORD, table
 from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
-def access() -> Access:
-    return Access(table(), AuditLog(lambda: 0.0, lambda: 5))
+def lines() -> KeptLines:
+    return KeptLines()
 
 
 @pytest.fixture
-async def logins(access: Access) -> AsyncIterator[Logins]:
+def access(lines: KeptLines) -> Access:
+    return Access(table(), AuditLog(lambda: 0.0, lambda: 5, lines))
+
+
+@pytest.fixture
+async def logins(access: Access, lines: KeptLines) -> AsyncIterator[Logins]:
     nursery = TaskNursery("test")
-    made = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 5))
+    made = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 5, lines))
     yield made
     made.close()
     await nursery.close()
@@ -272,14 +276,11 @@ async def test_a_user_without_a_password_comes_by_certificate_alone(logins: Logi
     assert access.of_certificate(["nobody", "n1"]) is None
 
 
-async def test_a_refusal_is_audited_without_the_secret(
-    logins: Logins, access: Access, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "kvstore.audit"):
-        with pytest.raises(NotAuthenticated):
-            await logins.login("an\nna", b"guessed", "ipv4:10.0.0.7")
-        access.refused("anna", "10.0.0.7:1", "get", PermissionDenied("user anna lacks the right read"))
-    one, two = (orjson.loads(record.getMessage()) for record in caplog.records)
+async def test_a_refusal_is_audited_without_the_secret(logins: Logins, access: Access, lines: KeptLines) -> None:
+    with pytest.raises(NotAuthenticated):
+        await logins.login("an\nna", b"guessed", "ipv4:10.0.0.7")
+    access.refused("anna", "10.0.0.7:1", "get", PermissionDenied("user anna lacks the right read"))
+    one, two = lines.documents()
     assert (one["who"], one["from"], one["call"], one["outcome"]) == (
         "'an\\nna'", "ipv4:10.0.0.7", "login", "NOT_AUTHENTICATED",
     )  # fmt: skip
@@ -291,7 +292,7 @@ async def test_a_refusal_is_audited_without_the_secret(
         "outcome": "PERMISSION_DENIED",
         "why": "user anna lacks the right read",
     }
-    assert "guessed" not in caplog.text
+    assert "guessed" not in "".join(lines.lines)
 
 
 def test_an_access_table_that_cannot_be_read_lets_nobody_in(access: Access) -> None:
@@ -331,21 +332,18 @@ def test_the_audit_log_counts_a_client_as_one_at_all_doors(address: str, caller:
     assert caller_of(address) == caller
 
 
-async def test_a_flood_of_failed_logins_hides_none_of_another_address(
-    access: Access, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_flood_of_failed_logins_hides_none_of_another_address(access: Access, lines: KeptLines) -> None:
     nursery = TaskNursery("test")
-    audit = AuditLog(lambda: 0.0, lambda: 5)
+    audit = AuditLog(lambda: 0.0, lambda: 5, lines)
     logins = Logins(env_of(nursery), access, audit)
-    with caplog.at_level(logging.INFO, "kvstore.audit"):
-        for _ in range(3 * LINES_MAX):
-            with pytest.raises(NotAuthenticated):
-                await logins.login("root", b"", network_of("10.0.0.1"))
-        caplog.clear()
+    for _ in range(3 * LINES_MAX):
         with pytest.raises(NotAuthenticated):
-            await logins.login("root", b"", network_of("10.0.0.2"))
-    (record,) = caplog.records
-    assert orjson.loads(record.getMessage())["from"] == "ipv4:10.0.0.2"
+            await logins.login("root", b"", network_of("10.0.0.1"))
+    lines.lines.clear()
+    with pytest.raises(NotAuthenticated):
+        await logins.login("root", b"", network_of("10.0.0.2"))
+    (line,) = lines.documents()
+    assert line["from"] == "ipv4:10.0.0.2"
     audit._forget("10.0.0.1")
     logins.close()
     await nursery.close()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
@@ -25,6 +23,7 @@ from kvstore.access import (
     Switch,
 )
 from kvstore.access.tokens import hash_of, made
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import MetadataUnavailable, NotAuthenticated
 from kvstore.meta import paths
@@ -42,6 +41,7 @@ from kvstore.server.access.guard import Guard
 from kvstore.server.access.http_doorman import HttpDoorman
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import FAILURES_MAX, Logins
+from tests.audited import KeptLines
 from tests.client.serving import env_of
 from tests.server.access.tables import CHANGES, OTHER_HASH, PASSWORD, table
 from tests.server.access.test_call_gate import World, world
@@ -80,17 +80,19 @@ class Server:
     access: Access
     logins: Logins
     clock: Dated = field(default_factory=Dated)
+    audit: KeptLines = field(default_factory=KeptLines)
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     nursery, clock = TaskNursery("test"), Dated()
-    audit = AuditLog(clock.now, clock.date_ms)
+    lines = KeptLines()
+    audit = AuditLog(clock.now, clock.date_ms, lines)
     access = Access(table(add()), audit)
     env: Any = env_of(nursery)
     logins = Logins(env, access, audit)
     logins._clock = clock  # type: ignore[assignment]
-    yield Server(access, logins, clock)
+    yield Server(access, logins, clock, lines)
     logins.close()
     await nursery.close()
 
@@ -106,13 +108,13 @@ async def test_its_bearer_is_its_user_by_his_name_or_by_none_without_a_slow_hash
 
 @pytest.mark.parametrize(("user", "word"), [("", FALSE), ("tenant", FALSE), ("root", WORD), ("nobody", WORD)])
 async def test_a_wrong_secret_and_another_name_let_nobody_in_and_are_written_down_without_it(
-    server: Server, user: str, word: bytes, caplog: pytest.LogCaptureFixture
+    server: Server, user: str, word: bytes
 ) -> None:
-    with caplog.at_level(logging.INFO), pytest.raises(NotAuthenticated) as failed:
+    with pytest.raises(NotAuthenticated) as failed:
         await server.logins.login(user, word, "a")
-    (line,) = (orjson.loads(record.getMessage()) for record in caplog.records)
+    (line,) = server.audit.documents()
     assert (line["who"], line["outcome"]) == (f"'#{ID}'", "NOT_AUTHENTICATED")
-    assert word.decode()[-64:] not in caplog.text + str(failed.value)
+    assert word.decode()[-64:] not in "".join(server.audit.lines) + str(failed.value)
 
 
 async def test_who_comes_with_a_token_is_let_in_whatever_others_of_his_address_have_done(server: Server) -> None:
@@ -183,16 +185,15 @@ async def test_it_stays_while_other_things_change_and_follows_its_users_rights(s
     assert (identity.is_gone, own.is_gone) == (True, False), "only what came with the token"
 
 
-async def test_a_refusal_names_the_token_in_the_audit_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_names_the_token_in_the_audit_log(server: Server) -> None:
     class Sink:
         def complete(self, token: int, result: object) -> None: ...
         def flush(self) -> None: ...
 
     backend: Any = Backend()
     guard = Guard(server.access, await server.logins.login("", WORD, "a"), backend, "10.0.0.7:1")
-    with caplog.at_level(logging.INFO, "kvstore.audit"):
-        guard.submit(commands.get(b"x"), Sink(), 1)
-    assert orjson.loads(caplog.records[-1].getMessage())["who"] == f"tenant#{ID}"
+    guard.submit(commands.get(b"x"), Sink(), 1)
+    assert server.audit.documents()[-1]["who"] == f"tenant#{ID}"
 
 
 async def test_an_http_request_carries_it_as_bearer(server: Server) -> None:
@@ -242,7 +243,7 @@ async def test_a_server_notices_by_itself_that_one_has_expired() -> None:
     access = Access()
     follower = AccessFollower(env, store, access)
     await follower.open()
-    identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms)).login("", WORD, "a")
+    identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms, AuditLines())).login("", WORD, "a")
 
     assert not identity.is_gone
     clock.ms += 1
@@ -279,7 +280,7 @@ async def test_one_expires_in_time_while_the_metadata_store_is_away(
     access = Access()
     follower = AccessFollower(env, store, access)
     await follower.open()
-    identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms)).login("", WORD, "a")
+    identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms, AuditLines())).login("", WORD, "a")
     store.is_away = True
     follower.look_again()
     await wait_until(async_of(lambda: store.failed > (0 if is_silent else 3)), what="the store is away")

@@ -12,6 +12,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from kvstore.access import AccessTable, Found, Switch, applied
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import AccessUnfounded, InvalidRequest, NotAuthenticated
 from kvstore.meta.memory import MemoryStore
@@ -47,7 +48,7 @@ def access(request: pytest.FixtureRequest) -> Access:
 @pytest.fixture
 async def logins(access: Access) -> AsyncIterator[Logins]:
     nursery = TaskNursery("test")
-    made = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 5))
+    made = Logins(env_of(nursery), access, AuditLog(lambda: 0.0, lambda: 5, AuditLines()))
     yield made
     made.close()
     await nursery.close()

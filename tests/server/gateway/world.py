@@ -23,6 +23,7 @@ from kvstore.server.access.logins import Logins
 from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.http.door import HttpDoor
+from tests.audited import KeptLines
 from tests.server.access.tables import PASSWORD
 from tests.server.backends import OneServer, one_server
 from tests.server.feed.world import World as Feeds
@@ -54,10 +55,11 @@ class World:
     """One server's gateway."""
 
     def __init__(
-        self, url: str, backend: OneServer, feeds: Feeds, gateway: Gateway, access: Access, http: aiohttp.ClientSession
-    ) -> None:
+        self, url: str, backend: OneServer, feeds: Feeds, gateway: Gateway, access: Access, http: aiohttp.ClientSession,
+        audit: KeptLines,
+    ) -> None:  # fmt: skip
         self.url, self.backend, self.feeds, self.gateway, self.access = url, backend, feeds, gateway, access
-        self.http = http
+        self.http, self.audit = http, audit
 
     async def ask(self, method: str, target: str, data: Any = None, *, user: str = "", **headers: str) -> Answer:
         """`target` goes out as it is. Underscores in names of headers become dashes."""
@@ -85,7 +87,8 @@ async def gateway_world(
 ) -> AsyncIterator[World]:
     """With a table users are asked who they are."""
     async with one_server(root / "server") as (env, backend), Feeds.open(root / "feeds", "p1", "p2") as feeds:
-        audit = AuditLog(env.clock.now, env.clock.date_ms)
+        lines = KeptLines()
+        audit = AuditLog(env.clock.now, env.clock.date_ms, lines)
         access = Access(table, audit)
         logins = Logins(env, access, audit)
         door = HttpDoor(Shown(), env.transport, Beat(), connections_max=connections_max)
@@ -97,7 +100,7 @@ async def gateway_world(
         await door.open(address)
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         try:
-            yield World(f"http://{address}", backend, feeds, gateway, access, session)
+            yield World(f"http://{address}", backend, feeds, gateway, access, session, lines)
         finally:
             await session.close()
             gateway.close()

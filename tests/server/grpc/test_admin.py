@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -16,6 +16,7 @@ from kvstore import versions
 from kvstore.env import Env
 from kvstore.env.log_config import LogOutput
 from kvstore.env.log_output import Output
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, StoreError, Unavailable
@@ -30,10 +31,13 @@ from kvstore.rpc import calls
 from kvstore.rpc.channels import channel_options
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import from_rpc_error
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access
 from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc import admin
 from kvstore.server.grpc.admin import Admin, numbers
+from kvstore.server.grpc.audit import Audited
 from kvstore.types import (
     BookieId,
     EntryId,
@@ -131,8 +135,14 @@ async def source() -> Source:
 async def stub(source: Source) -> AsyncIterator[Any]:
     nothing: Any = None
     nursery = TaskNursery("admin")
-    admin = Admin(Env(ModelClock(), Random(1), nothing, nothing, nursery, nothing), source, nothing)
-    server = GrpcServer(["kvstore.v1.Admin"], [lambda grpc_: admin_pb2_grpc.add_AdminServicer_to_server(admin, grpc_)])
+    env = Env(ModelClock(), Random(1), nothing, nothing, nursery, nothing)
+    admin, audit = Admin(env, source, nothing), AuditLog(env.clock.now, env.clock.date_ms, AuditLines())
+
+    def audited(server: grpc.aio.Server) -> grpc.aio.Server:
+        return cast(grpc.aio.Server, Audited(server, env.clock.now, audit, Changes(env, audit)))
+
+    register = [lambda each: admin_pb2_grpc.add_AdminServicer_to_server(admin, audited(each))]
+    server = GrpcServer(["kvstore.v1.Admin"], register)
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:
         yield admin_pb2_grpc.AdminStub(channel)

@@ -2,64 +2,167 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
 from typing import Any, cast
 
 import grpc
-import orjson
 import pytest
 
-from kvstore.errors import InvalidRequest
+from kvstore.env import Env
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import InvalidRequest, OutcomeUnknown
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.server import GrpcServer
-from kvstore.rpc.status import abort
-from kvstore.server.access import audit
+from kvstore.server.access import audit, changes
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, _Handlers, arguments_of, who
-from tests.waiting import wait_until
+from kvstore.server.access.changes import Changes
+from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, Calls, arguments_of, is_change, who
+from tests.audited import KeptLines
+from tests.client.serving import ModelClock
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Answers(admin_pb2_grpc.AdminServicer):
+    def __init__(self) -> None:
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+        self.has_changed = False
+
     async def Status(self, request: Any, context: Any) -> Any:
         return admin_pb2.StatusResponse(server="n1")
 
     async def ChangeRing(self, request: Any, context: Any) -> Any:
-        await abort(context, InvalidRequest("no"))
+        raise InvalidRequest("no")
+
+    async def ChangeAccess(self, request: Any, context: Any) -> Any:
+        self.began.set()
+        await self.may_end.wait()
+        self.has_changed = True
+        return admin_pb2.AccessResponse()
+
+    async def Undrain(self, request: Any, context: Any) -> Any:
+        raise OutcomeUnknown("the connection was lost")
 
 
-def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "kvstore.audit"]
+class Served:
+    """The admin service of a node, its audit lines and a client."""
 
+    def __init__(self) -> None:
+        self.answers, self.kept, self.nursery = Answers(), KeptLines(), TaskNursery("audited")
+        audit = AuditLog(lambda: 5.0, lambda: 7, self.kept)
+        nothing: Any = None
+        env = Env(ModelClock(), Random(1), nothing, nothing, self.nursery, nothing)
+        self.changes = Changes(env, audit)
+        self.calls = Calls(lambda: 5.0, audit, self.changes, str)
+        self._audited = lambda server: cast(grpc.aio.Server, Audited(server, lambda: 5.0, audit, self.changes))
+        self.stub: Any
 
-async def has_lines(caplog: pytest.LogCaptureFixture, count: int) -> bool:
-    return len(lines_of(caplog)) >= count
-
-
-async def test_a_line_for_each_call_with_its_arguments_and_result(caplog: pytest.LogCaptureFixture) -> None:
-    server = GrpcServer(
-        ("kvstore.v1.Admin",),
-        (
-            lambda each: admin_pb2_grpc.add_AdminServicer_to_server(
-                Answers(), cast(grpc.aio.Server, Audited(each, lambda: 5.0, AuditLog(lambda: 5.0, lambda: 7), str))
-            ),
-        ),
-    )
-    port = await server.start("127.0.0.1:0")
-    with caplog.at_level(logging.INFO, "kvstore.audit"):
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Served]:
+        register = [lambda each: admin_pb2_grpc.add_AdminServicer_to_server(self.answers, self._audited(each))]
+        server = GrpcServer(("kvstore.v1.Admin",), register)
+        port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub: Any = admin_pb2_grpc.AdminStub(channel)
-            await stub.Status(admin_pb2.StatusRequest())
-            with pytest.raises(grpc.aio.AioRpcError):
-                await stub.ChangeRing(admin_pb2.ChangeRingRequest(action="ADD", partitions=["p\n9"]))
-        # A call leaves its line when it has ended, which its caller may hear of earlier.
-        await wait_until(lambda: has_lines(caplog, 2), what="both calls have ended")
-    await server.stop(0)
-    one, two = lines_of(caplog)
-    first, second = orjson.loads(one), orjson.loads(two)
+            self.stub = admin_pb2_grpc.AdminStub(channel)
+            yield self
+        await server.stop(0)
+        await self.nursery.close()
+
+    async def lines(self, count: int) -> list[dict[str, Any]]:
+        """The lines, once there are so many: a call leaves its last line after its caller has the answer."""
+
+        async def are_there() -> bool:
+            return len(self.kept.lines) >= count
+
+        await wait_until(are_there, what=f"{count} audit lines")
+        found = self.kept.documents()
+        assert len(found) == count
+        return found
+
+
+async def test_a_line_for_each_call_with_its_arguments_and_result() -> None:
+    async with Served().open() as served:
+        await served.stub.Status(admin_pb2.StatusRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await served.stub.ChangeRing(admin_pb2.ChangeRingRequest(action="ADD", partitions=["p\n9"]))
+        assert failed.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        first, begun, ended = await served.lines(3)
     assert first.pop("from").startswith("ipv4:127.0.0.1:")
     assert first == {"time": 7, "who": "-", "call": "Status", "outcome": "OK", "took_ms": 0}
-    assert second["arguments"] == 'action: ADD partitions: "p\\n9"'
-    assert (second["call"], second["outcome"]) == ("ChangeRing", "INVALID_ARGUMENT")
+    assert begun["arguments"] == ended["arguments"] == 'action: ADD partitions: "p\\n9"'
+    assert (begun["call"], begun["outcome"], begun["change"]) == ("ChangeRing", "BEGUN", 1)
+    assert (ended["outcome"], ended["why"], ended["change"]) == ("INVALID_REQUEST", "no", 1)
+
+
+async def test_change_is_recorded_and_done_when_its_call_is_cancelled() -> None:
+    async with Served().open() as served:
+        call = served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
+        await asyncio.wait_for(served.answers.began.wait(), PATIENCE_S)
+        (begun,) = await served.lines(1)
+        assert begun["outcome"] == "BEGUN", "recorded before it is attempted"
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await served.stub.Status(admin_pb2.StatusRequest())  # the server has seen the cancellation by now
+        served.answers.may_end.set()
+        lines = await served.lines(3)
+    assert served.answers.has_changed
+    assert [(each["call"], each["outcome"]) for each in lines[1:]] == [("Status", "OK"), ("ChangeAccess", "OK")]
+
+
+async def test_change_is_refused_when_it_cannot_be_recorded() -> None:
+    async with Served().open() as served:
+        served.answers.may_end.set()
+        served.kept.fault = "the disk is full"
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
+        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+        (line,) = await served.lines(1)
+    assert not served.answers.has_changed
+    assert line["outcome"] == "UNAVAILABLE"
+
+
+async def test_change_with_an_unknown_outcome_is_recorded_as_unknown() -> None:
+    async with Served().open() as served:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await served.stub.Undrain(admin_pb2.UndrainRequest())
+        _, ended = await served.lines(2)
+    assert ended["outcome"] == "OUTCOME_UNKNOWN"
+
+
+async def test_change_is_recorded_as_unknown_when_the_node_stops_meanwhile() -> None:
+    async with Served().open() as served:
+        call = served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
+        await asyncio.wait_for(served.answers.began.wait(), PATIENCE_S)
+        await served.nursery.close()
+        _, ended = await served.lines(2)
+        call.cancel()
+    assert (ended["outcome"], ended["why"]) == ("OUTCOME_UNKNOWN", "the node stopped")
+
+
+async def test_changes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "CHANGES_MAX", 1)
+    async with Served().open() as served:
+        call = served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
+        await asyncio.wait_for(served.answers.began.wait(), PATIENCE_S)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await served.stub.Undrain(admin_pb2.UndrainRequest())
+        assert failed.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        served.answers.may_end.set()
+        await call
+        with pytest.raises(grpc.aio.AioRpcError, match="the connection was lost"):
+            await served.stub.Undrain(admin_pb2.UndrainRequest())
+
+
+def test_every_admin_method_that_is_not_a_read_is_a_change() -> None:
+    methods = {each.name: each.input_type.name for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods}
+    changing = {name for name, request in methods.items() if is_change(name, getattr(admin_pb2, request)())}
+    assert changing == {"Drain", "Undrain", "ChangeAccess", "ChangeNamespaces", "ChangeReplicas"}
+    assert is_change("LogLevel", admin_pb2.LogLevelRequest(logger="kvstore", level="WARNING"))
+    assert is_change("ChangeRing", admin_pb2.ChangeRingRequest(action="PAUSE"))
+    assert not is_change("ChangeRing", admin_pb2.ChangeRingRequest(action="ADD", dry_run=True))
 
 
 class Context:
@@ -96,44 +199,30 @@ class Called(Context):
     def peer(self) -> str:
         return f"ipv4:{self._address}:1"
 
-    async def abort(self, code: Any, details: str = "", metadata: Any = ()) -> None:
-        raise grpc.aio.AbortError
-
-    def code(self) -> Any:
-        return grpc.StatusCode.INVALID_ARGUMENT
-
 
 async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_all_the_same(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(audit, "LINES_MAX", 3)
-    now = 0.0
-    log = audit.AuditLog(lambda: now, lambda: 0)
-    handlers = _Handlers(cast(Any, None), lambda: now, log, lambda: "")
+    served, now = Served(), 0.0
+    log = served.changes._audit
+    monkeypatch.setattr(log, "_now", lambda: now)
 
-    async def changed(request: Any, context: Any) -> Any:
+    async def answered(request: Any, context: Any) -> Any:
         return request
 
-    call = {
-        method: handlers._audited(method, behaviour)
-        for method, behaviour in (("Status", changed), ("Drain", changed), ("ChangeRing", Answers().ChangeRing))
-    }
-    with caplog.at_level(logging.INFO, "kvstore.audit"):
-        for _ in range(5):
-            await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.7"))
-            with pytest.raises(grpc.aio.AbortError):
-                await call["ChangeRing"](admin_pb2.ChangeRingRequest(), Called("10.0.0.7"))
-        await call["Drain"](admin_pb2.DrainRequest(), Called("10.0.0.7"))
-        await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.8"))
-        now = audit.LINES_S
-        await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.7"))
-    lines = [orjson.loads(record.getMessage()) for record in caplog.records]
-    shown = [(each["from"], each.get("call", each.get("lines_left_out"))) for each in lines]
+    read, drain = served.calls.audited("Status", answered), served.calls.audited("Drain", answered)
+    for _ in range(10):
+        await read(admin_pb2.StatusRequest(), Called("10.0.0.7"))
+    await drain(admin_pb2.DrainRequest(), Called("10.0.0.7"))
+    await read(admin_pb2.StatusRequest(), Called("10.0.0.8"))
+    now = audit.LINES_S
+    await read(admin_pb2.StatusRequest(), Called("10.0.0.7"))
+    await served.nursery.close()
+    shown = [(each["from"], each.get("call", each.get("lines_left_out"))) for each in served.kept.documents()]
     assert shown == [
-        ("ipv4:10.0.0.7:1", "Status"),
-        ("ipv4:10.0.0.7:1", "ChangeRing"),
-        ("ipv4:10.0.0.7:1", "Status"),
-        ("ipv4:10.0.0.7:1", "Drain"),
+        *[("ipv4:10.0.0.7:1", "Status")] * 3,
+        *[("ipv4:10.0.0.7:1", "Drain")] * 2,
         ("ipv4:10.0.0.8:1", "Status"),
         ("10.0.0.7", 7),
         ("ipv4:10.0.0.7:1", "Status"),

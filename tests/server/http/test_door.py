@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,8 @@ from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
 from kvstore.env.certificates import Certificates
 from kvstore.env.histogram import Histogram
+from kvstore.env.log_output import Output
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.real import transport_of
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
@@ -168,8 +171,9 @@ def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: 
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
     doors = {"http": "inner:8401", "advertise": "KV.example", "zookeeper": "zk:2181"}
     config = NodeConfig(id="n1", insecure=True, **files, **doors)  # type: ignore[arg-type]  # paths and texts by name
-    nothing: Any = None
-    names = Process(config, nothing, None, nothing).own_names()
+    clock = SimpleNamespace(now=float, date_ms=int)
+    env: Any = SimpleNamespace(clock=clock, audit=AuditLines())
+    names = Process(config, env, None, Output(config.log_output)).own_names()
     assert names >= {"kv.example", "inner", socket.gethostname().lower()}
     check_name("kv.example:8401", "127.0.0.1", names)
 
@@ -436,7 +440,12 @@ async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> N
     issued.private_key_pem.write_to_path(str(key))
     trustme.CA().issue_cert("a.example").private_key_and_cert_chain_pem.write_to_path(str(other))
     certificates = Certificates(Tls(ca=ca, cert=cert, key=key, verify_clients=True))
-    door = HttpDoor(Shown(), transport_of(certificates), Beat(), wants_certificate=True)
+    refused: list[str] = []
+    door = HttpDoor(
+        *(Shown(), transport_of(certificates), Beat()),
+        wants_certificate=True,
+        note_refused=lambda request, error: refused.append(f"{request.path} {error}"),
+    )
     await door.open(address)
     stranger, known, another = (ssl.create_default_context(cafile=str(ca)) for _ in range(3))
     known.load_cert_chain(cert, key)
@@ -452,6 +461,8 @@ async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> N
             await fetch(f"{url}/healthz", ssl=another)
         cert.touch()
         assert certificates.look()
+    text = "expected a client's certificate, got none; only health is shown without one"
+    assert refused == [f"{path} {text}" for path in ("/", "/metrics")] * 2
     listener = await transport_of(certificates).listen("127.0.0.1:0", asyncio.Protocol)  # type: ignore[arg-type]
     host, _, port = listener.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=stranger)

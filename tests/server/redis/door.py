@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.ports import Stream, StreamHandler, nothing_has_ended
 from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
@@ -84,9 +85,10 @@ async def redis_door(
     report_syncs: Callable[[], None] = nothing_has_ended,
     access: Access | None = None,
     allows_flush: bool = False,
+    audit: AuditLines | None = None,
 ) -> AsyncIterator[Door]:
     async with one_server(root, partitions) as (env, backend):
-        env = replace(env, report_syncs=report_syncs)
+        env = replace(env, report_syncs=report_syncs, audit=audit or AuditLines())
         facts = {"Kvstore": {"node_id": "n1"}}
         server = RespServer(
             env, backend, limits or Limits(), refuse_peers, lambda: facts, access, allows_flush=allows_flush

@@ -12,6 +12,7 @@ from redis import exceptions
 from kvstore.access import AddRole, GrantRight, GrantRole, RevokeRole, Right
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.access.identities import Access
+from tests.audited import KeptLines
 from tests.server.access.tables import table
 from tests.server.redis.door import redis_door
 
@@ -75,3 +76,17 @@ async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:
             await client.execute_command("FLUSHDB")
         await client.execute_command("DISCARD")
         assert await client.get("key") == b"1"
+
+
+async def test_flush_and_reset_of_the_slow_log_are_recorded_as_changes(tmp_path: Path) -> None:
+    kept = KeptLines()
+    async with (
+        redis_door(tmp_path, allows_flush=True, audit=kept) as door,
+        redis.Redis(host=door.host, port=door.port) as client,
+    ):
+        await client.execute_command("FLUSHALL")
+        await client.execute_command("SLOWLOG", "RESET")
+    found = [(each["call"], each["outcome"]) for each in kept.documents()]
+    assert found == [
+        ("FLUSHALL", "BEGUN"), ("FLUSHALL", "OK"), ("SLOWLOG RESET", "BEGUN"), ("SLOWLOG RESET", "OK"),
+    ]  # fmt: skip
