@@ -8,6 +8,7 @@ from kvstore.access import AddRole, AddUser, Found, GrantRight, GrantRole, Right
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.access import AccessStore
 from kvstore.rpc.login import Login
+from kvstore.server.access.cluster_names import change_access
 
 ROLE = "everything"
 """All rights to all keys, which the role admin holds none of."""
@@ -25,5 +26,5 @@ async def found_access(store: MetadataStore, login: Login) -> bool:
     rights = [GrantRight(ROLE, right) for right in Right if right is not Right.ADMIN]
     user = AddUser(login.user, hashed) if known is None else SetPassword(login.user, hashed)
     for change in (AddRole(ROLE), *rights, user, GrantRole(login.user, ROLE), Found(login.user, hashed)):
-        await access.change(change)
+        await change_access(store, change)
     return True

@@ -2099,6 +2099,8 @@ class NodeReport(_message.Message):
     TLS_FIELD_NUMBER: _builtins.int
     LATENCIES_FIELD_NUMBER: _builtins.int
     DATE_BEHIND_S_FIELD_NUMBER: _builtins.int
+    REFUSED_BY_FIELD_NUMBER: _builtins.int
+    USERS_LIKE_NODES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     version: _builtins.str
     zone: _builtins.str
@@ -2158,6 +2160,14 @@ class NodeReport(_message.Message):
     def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyReport]:
         """How long clients' operations took here of late; none of a kind that nobody asked for."""
 
+    @_builtins.property
+    def refused_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
+        """Servers and bookies that have refused this node's connections within the last minute."""
+
+    @_builtins.property
+    def users_like_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Users with the name of a node or a bookie."""
+
     def __init__(
         self,
         *,
@@ -2188,14 +2198,39 @@ class NodeReport(_message.Message):
         tls: Global___TlsReport | None = ...,
         latencies: _abc.Iterable[Global___LatencyReport] | None = ...,
         date_behind_s: _builtins.float = ...,
+        refused_by: _abc.Iterable[Global___Refusal] | None = ...,
+        users_like_nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "refused_by", b"refused_by", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "users_like_nodes", b"users_like_nodes", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
+
+@_typing.final
+class Refusal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    by: _builtins.str
+    """The id of the server or bookie that refused the connection."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        by: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
 class TlsReport(_message.Message):

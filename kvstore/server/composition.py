@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 from kvstore import versions
 from kvstore.autorecovery.auditor import Auditor
@@ -22,6 +23,7 @@ from kvstore.bookie import Bookie, BookieConfig, refuse_to_strand
 from kvstore.env import Env, Stream
 from kvstore.env.secret import ClusterSecret
 from kvstore.env.slow_log import SlowLog
+from kvstore.errors import PermissionDenied
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.history.verified import VerifiedStore
@@ -29,6 +31,7 @@ from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.entry import is_release
+from kvstore.server.access.certificates import common_names
 from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.app import VERSION, Node
@@ -229,7 +232,16 @@ def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pa
 def _is_no_client_of_bookies(node: Node, stream: Stream) -> bool:
     """Whether who connects shows a certificate of a user, or of nobody who has business at a bookie."""
     certificate, wanted = stream.get_extra_info("peercert"), node.config.bookie_clients
-    return node.access.is_user(stream) or bool(certificate and wanted and not is_named(certificate, wanted))
+    if node.access.is_user(stream):
+        reason = "expected a certificate that names no user, got one of a user: a bookie knows no permissions"
+    elif certificate and wanted and not is_named(certificate, wanted):
+        reason = "expected a certificate that bookie_clients names, got another one"
+    else:
+        return False
+    names = common_names(certificate)
+    peer: Any = stream.get_extra_info("peername") or ("?", 0)
+    node.access.refused(ascii(",".join(names)[:64]), str(peer[0]), "bookie connection", PermissionDenied(reason))
+    return True
 
 
 def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:
@@ -281,6 +293,7 @@ async def _open_server(
     forwarded_max = config.limits.forwarded_max
     node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max, node.versions)
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer, node.versions)
+    node.peers.on_proven = node.access.cluster_names.note_shown
     dispatcher.use_links(node.links)
     stack.callback(node.versions.on_rise(node.peers.end_outdone))
     _watch_overdue(env, dispatcher, stack)

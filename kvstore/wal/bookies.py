@@ -25,6 +25,8 @@ from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
 T = TypeVar("T")
 
 READ_TIMEOUT_S = 5.0
+REFUSAL_S = 60.0
+"""How long a refused connection is reported, unless the next one is accepted."""
 LONG_POLL_GRACE_S = 2.0
 """How much later than asked for a long poll may be answered."""
 AllDone = Callable[[EntryId, BookieId, StoreError | None], None]
@@ -136,6 +138,13 @@ class Bookies:
     ) -> None:
         """Wait for the LAC to pass `previous_lac`; see BookieClient."""
         self._at(bookie).long_poll(ledger, previous_lac, timeout_ms, partial(_polled, bookie, done))
+
+    def refusals(self) -> dict[BookieId, str]:
+        """Return why bookies have refused the connections of this process lately, by bookie."""
+        since = self._env.clock.now() - REFUSAL_S
+        remote = {bookie: each.connection for bookie, each in self._clients.items() if isinstance(each, _Remote)}
+        found = {bookie: each.refusal[0] for bookie, each in remote.items() if each.refusal[1] >= since}
+        return {bookie: reason for bookie, reason in sorted(found.items()) if reason}
 
     def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
         """Hear of what the node's own bookie stores; see BookieClient."""

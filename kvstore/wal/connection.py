@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -62,6 +63,8 @@ class Connection:
     ) -> None:
         self.bookie, self._cluster = bookie, cluster
         self._hello_txn = -1
+        self.refusal = "", -math.inf
+        """Why the bookie refused the last connection, and when; empty if it accepted it or could not be reached."""
         self._address = address
         self._next_txn = next_txn
         self._clock = clock
@@ -200,6 +203,7 @@ class Connection:
                 await self._transport.connect(address, _Link(self), prelude=self._prelude)
         except (OSError, TimeoutError, BookieError) as error:
             self._is_connecting = False
+            self.refusal = "", -math.inf
             self._lost(f"no connection: {str(error) or f'none within {CONNECT_TIMEOUT_S} s'}")
         finally:
             self._is_connecting = False
@@ -243,12 +247,14 @@ class Connection:
     def _greeted(self, answer: Answer) -> None:
         """The bookie has answered the first request. Nobody waits for that, but it may be a refusal."""
         self._hello_txn = -1
+        self.refusal = "", -math.inf
         if answer.status == Status.UNAUTHORIZED:
             error = NotLetIn(
                 f"{self.bookie}: it does not let this process in: it is of another cluster than "
                 f"{self._cluster or 'ours'}, or wants TLS; its log says which"
             )
             log.warning("%s", error)
+            self.refusal = str(error), self._clock.now()
             if self._stream is not None:
                 self._stream.abort()
             self._lost("refused", error)
@@ -278,6 +284,10 @@ class Connection:
     def closed(self, link: _Link, reason: str) -> None:
         """A connection has gone; if it is the present one, all that is outstanding fails."""
         if link is self.link:
+            if self._hello_txn >= 0 and not self._is_closed:
+                self._hello_txn = -1
+                reason = f"it closed the connection before it answered anything ({reason})"
+                self.refusal = reason, self._clock.now()
             self._lost(reason)
 
     def _abort(self, reason: str) -> None:

@@ -11,6 +11,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import UndecodableNode
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.access import AccessStore
+from kvstore.server.access.cluster_names import ClusterNamesReader
 from kvstore.server.access.identities import Access
 from kvstore.server.table_follower import TableFollower
 
@@ -25,6 +26,7 @@ class AccessFollower(TableFollower[AccessTable]):
 
     def __init__(self, env: Env, store: MetadataStore, access: Access) -> None:
         super().__init__(env, AccessStore(store), what="users and roles")
+        self._names = ClusterNamesReader(store)
         self._access, self._clock = access, env.clock
         self._was_on = False
         self._moved = asyncio.Event()
@@ -34,6 +36,12 @@ class AccessFollower(TableFollower[AccessTable]):
     async def open(self) -> None:
         await super().open()
         self._nursery.spawn(self._end_tokens(), name="end tokens")
+
+    async def _read(self, *, is_hinted: bool) -> None:
+        """Read the names of nodes and bookies with the table: without users nobody can have such a name."""
+        await super()._read(is_hinted=is_hinted)
+        if self._access.has_users:
+            self._access.cluster_names.take(await self._names.read())
 
     async def close(self) -> None:
         self._forget()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, Token, User, permissions_of
 from kvstore.access.permissions import shown_key, shown_range
+from kvstore.access.principals import ClusterNames, Kind, Principal
 from kvstore.env import Stream
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
@@ -128,6 +129,8 @@ class Access:
         self._tokens: dict[str, tuple[Token, Identity]] = {}
         """By id; those that have expired may be among them until the table lacks them."""
         self._listeners = Listeners()
+        self.cluster_names = ClusterNames()
+        """The names of nodes and bookies, which are no users'."""
         if table is not None:
             self.take(table)
 
@@ -211,6 +214,10 @@ class Access:
         """Call `changed` after each table; returns what ends that."""
         return self._listeners.add(changed)
 
+    @property
+    def has_users(self) -> bool:
+        return bool(self._users)
+
     def user_or_none(self, name: str) -> User | None:
         return self._users.get(name)
 
@@ -218,9 +225,23 @@ class Access:
         """The user of this name, however he has proven that he is it."""
         return self._identities.get(name)
 
+    def principal_of(self, names: Iterable[str]) -> Principal | None:
+        """Return the party that a verified certificate with these common names is of: a node or a bookie, whatever the
+        users' names are, else a user; None if the certificate names none of them."""
+        names = tuple(names)
+        for each in names:
+            if (found := self.cluster_names.principal_or_none(each)) is not None:
+                return found
+        return next((Principal(Kind.USER, each) for each in names if each in self._identities), None)
+
     def of_certificate(self, names: Iterable[str]) -> Identity | None:
-        """The user whom a verified certificate names as its common name; None if it names none."""
-        return next((found for each in names if (found := self._identities.get(each)) is not None), None)
+        """Return the user whom a verified certificate with these common names is of; None if it is no user's."""
+        found = self.principal_of(names)
+        return self._identities.get(found.name) if found is not None and found.kind is Kind.USER else None
+
+    def users_like_nodes(self) -> list[str]:
+        """Return the users that have the name of a node or a bookie: their certificates let nobody in as them."""
+        return sorted(each for each in self._users if self.cluster_names.principal_or_none(each) is not None)
 
     def is_user(self, stream: Stream) -> bool:
         """Whether who connects shows the certificate of a user, where clients are asked (docs/protocol.md B33)."""

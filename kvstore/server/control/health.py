@@ -46,6 +46,8 @@ def findings_of(report: ClusterReport) -> list[Finding]:
         _silent_nodes,
         _metadata,
         _unready_nodes,
+        _refused_nodes,
+        _names_of_users,
         _bookies,
         _disks,
         _too_few_bookies,
@@ -149,6 +151,33 @@ def _unready_nodes(report: ClusterReport) -> Iterator[Finding]:
                 "it was drained and takes no clients",
                 f"stop it, or have it serve again: `kvstore node undrain {node.id}`",
             )
+
+
+def _refused_nodes(report: ClusterReport) -> Iterator[Finding]:
+    """Nodes that other nodes refuse: what such a node has open may serve on, and its next restart takes it away."""
+    for node in report.nodes:
+        reasons: dict[str, list[str]] = {}
+        for each in node.report.refused_by:
+            reasons.setdefault(each.reason, []).append(each.by)
+        for reason, by in reasons.items():
+            yield _finding(
+                DEGRADED,
+                "node_refused",
+                f"node {node.id}",
+                f"its connections are refused by {', '.join(by)}: {reason}",
+                f"compare [tls], `bookie_clients` and the cluster's secret in the files of {node.id} and of these",
+            )
+
+
+def _names_of_users(report: ClusterReport) -> Iterator[Finding]:
+    for name in sorted({each for node in report.nodes for each in node.report.users_like_nodes}):
+        yield _finding(
+            DEGRADED,
+            "user_like_node",
+            f"user {name}",
+            "it has the name of a node or a bookie: a certificate of this name is the node's, and lets no user in",
+            f"add a user with another name, then `kvstore user remove {name}`",
+        )
 
 
 def _metadata(report: ClusterReport) -> Iterator[Finding]:

@@ -118,6 +118,11 @@ class Surveyor:
             reserve_bytes=node.config.storage.reserve_bytes,
         )
         add_troubles(report, self.troubles())
+        # At the address of a bookie that is not registered any more another one may listen, which refuses rightly.
+        by_bookies = {by: why for by, why in self._bookies.refusals().items() if by in self._view.current.all}
+        for by, reason in (*node.links.refusals().items(), *by_bookies.items()):
+            report.refused_by.add(by=by, reason=reason)
+        report.users_like_nodes.extend(node.access.users_like_nodes())
         return report
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:

@@ -25,6 +25,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.access import AccessStore
 from kvstore.proto import admin_pb2
+from kvstore.server.access.cluster_names import change_access
 from kvstore.server.access.identities import Access
 
 
@@ -35,7 +36,7 @@ class AccessAdmin:
         self, store: MetadataStore, access: Access, date_ms: Callable[[], int], passed_ms: Callable[[], int]
     ) -> None:
         """`date_ms`: from when on a new token lives; `passed_ms`: by when others have expired."""
-        self._access, self._here = AccessStore(store), access
+        self._store, self._access, self._here = store, AccessStore(store), access
         self._date_ms, self._passed_ms = date_ms, passed_ms
 
     async def read(self) -> admin_pb2.AccessResponse:
@@ -48,7 +49,7 @@ class AccessAdmin:
                 "other machines reach this node: with access control off it would serve nobody; want insecure = true "
                 "in the nodes' files first, or loopback addresses"
             )
-        return response_of(await self._access.change(change))
+        return response_of(await change_access(self._store, change, self._here.cluster_names))
 
 
 def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int, passed_ms: int) -> Change:

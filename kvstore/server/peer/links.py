@@ -25,6 +25,8 @@ CUT_OFF_S = 5.0
 """For how long a failed attempt to connect says something about the network."""
 HERE_MAX = 1_024
 """Calls of replicas to others on this server that are under way."""
+REFUSAL_S = 60.0
+"""How long a refused link is reported, unless the next one is accepted."""
 COMPLAIN_S = 60.0
 """A link that is refused is tried again and again, and logged once in that time."""
 
@@ -61,6 +63,8 @@ class PeerLinks:
         self._reach = Reach()
         self._complaints = 0
         self._complained_at: dict[ServerId, float] = {}
+        self._refusals: dict[ServerId, tuple[float, str]] = {}
+        """When and why servers last refused a link of this server."""
         self.lost_links = 0
         self._is_closed = False
 
@@ -176,9 +180,19 @@ class PeerLinks:
         """The server refuses the link, does not prove itself, or has sent what is no frame: the link ends."""
         self._complaints += 1
         now = self.now()
+        self._refusals[server] = now, str(error)
         if now - self._complained_at.get(server, now - COMPLAIN_S) >= COMPLAIN_S:
             self._complained_at[server] = now
             log.warning("server=%s no link to it, or no more: %s", server, error)
+
+    def refusals(self) -> dict[ServerId, str]:
+        """Return why servers have refused the links of this server lately, by server."""
+        since = self.now() - REFUSAL_S
+        return {
+            server: reason
+            for server, (at, reason) in sorted(self._refusals.items())
+            if at >= since and not ((link := self._links.get(server)) is not None and link.is_open)
+        }
 
     def statistics(self) -> dict[str, int]:
         return {

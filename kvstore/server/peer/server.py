@@ -14,10 +14,11 @@ from kvstore.partition.election.peer_replicas import HOLD
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record
 from kvstore.partition.state.rows import record_of
 from kvstore.ring.hashing import tokens_of
+from kvstore.server.access.certificates import common_names
 from kvstore.server.peer import frames
 from kvstore.server.peer.abandoned import REASON, Abandoned
 from kvstore.server.peer.calls import HOLDS_MAX
-from kvstore.server.peer.door import PeerDoor, Strangers
+from kvstore.server.peer.door import PeerDoor, Strangers, shown_on
 from kvstore.server.peer.flow_control import FlowControl
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer.identity import host_of
@@ -71,6 +72,8 @@ class PeerServer:
         self.versions = known
         self.credentials, self.dispatcher, self.operations_max = credentials, dispatcher, operations_max
         self.now = env.clock.now
+        self.on_proven: Callable[[ServerId, list[str]], None] = lambda server, names: None
+        """Called with the common names in the certificate of each server that has proven itself."""
         self._strangers = Strangers(env.clock)
         self._hosts: dict[ServerId, str] = {}
         """Where servers are or were registered: one that the metadata store has no more may still be there."""
@@ -119,6 +122,7 @@ class PeerServer:
         if nobody has told this server so, as when the network was away. Raises Refused."""
         if version < (least := versions.link_version(self.versions.cluster)):
             raise Refused(f"peer version: want at least {least}, got {version}: the cluster has risen")
+        self.on_proven(server, common_names(shown_on(stream)))
         former = self._connections.pop(server, None)
         if former is not None:
             former.close()

@@ -3,6 +3,7 @@ no door."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -12,7 +13,7 @@ import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import timedelta
 from http.client import HTTPSConnection
@@ -23,6 +24,7 @@ from urllib.request import urlopen
 import pytest
 import redis
 
+from kvstore.access import AddUser
 from kvstore.client import Client
 from kvstore.devcluster import authority
 from kvstore.devcluster.authority import Authority
@@ -30,6 +32,8 @@ from kvstore.devcluster.local import secure_folder
 from kvstore.devcluster.private_files import write_private
 from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
 from kvstore.errors import StoreError
+from kvstore.meta.connect import connect
+from kvstore.meta.tables.access import AccessStore
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
 from tests.source import ROOT
@@ -227,6 +231,31 @@ def test_down_and_up_again_is_the_same_secure_cluster(cluster: Cluster) -> None:
     assert verified(cluster, **own).get("kept") == b"over a restart"
     with pytest.raises(redis.RedisError):
         cluster.redis("n1").ping()
+
+
+async def add_users(cluster: Cluster, names: Sequence[str]) -> None:
+    """Add users to the table without a node that could refuse them, as a release before did."""
+    store = await connect(cluster.file.zookeeper, login=folder_of(cluster).metadata_login())
+    try:
+        for name in names:
+            await AccessStore(store).change(AddUser(name))
+    finally:
+        await store.close()
+
+
+def test_cluster_restarts_when_users_have_the_names_of_its_nodes(cluster: Cluster) -> None:
+    asyncio.run(add_users(cluster, cluster.ids))
+    assert on(cluster, "down", let_in=False).returncode == 0
+    printed(cluster)
+    login = folder_of(cluster).login()
+    verified(cluster, username=login.user, password=login.password.decode()).set("after", "the restart")
+    text = "user n1: it has the name of a node or a bookie"
+    cluster.wait_until(lambda: text in on(cluster, "status").stdout, "status names the user")
+    for node in cluster.ids:
+        assert on(cluster, "user", "remove", node).returncode == 0
+        refused = on(cluster, "user", "add", node.upper(), "--password-stdin", stdin="a long password\n")
+        assert (refused.returncode != 0, "the name of a node" in refused.stderr) == (True, True), refused.stderr
+    cluster.wait_until(lambda: on(cluster, "status").returncode == 0, "all is well again")
 
 
 def readyz(cluster: Cluster) -> tuple[int, str]:

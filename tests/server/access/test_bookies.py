@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,17 @@ import pytest
 import trustme
 
 from kvstore.access import RemoveUser, Switch
+from kvstore.access.principals import Kind
+from kvstore.env.real import real_env
 from kvstore.env.tls import Tls
+from kvstore.errors import BookieError
 from kvstore.proto.bookkeeper import Status
 from kvstore.ranges import WrongSettings
 from kvstore.server.access.identities import Access
 from kvstore.server.composition import _is_no_client_of_bookies
 from kvstore.server.config import NodeConfig
+from kvstore.types import BookieId
+from kvstore.wal.bookies import Bookies
 from tests.bookie.test_start_tls import asked, served, within
 from tests.env.runners import on_asyncio
 from tests.server.access.tables import table
@@ -40,6 +46,13 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
     return made
 
 
+def like_a_node(name: str) -> Access:
+    """Users of a cluster that has a node of this name."""
+    access = Access(table())
+    access.cluster_names.take({name: Kind.NODE})
+    return access
+
+
 @pytest.mark.parametrize(
     ("access", "name", "is_let_in"),
     [
@@ -49,6 +62,8 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
         (Access(table(RemoveUser("tenant"))), "tenant", True),
         (Access(table(Switch(False))), "tenant", True),
         (Access(is_wanted=True), "tenant", True),
+        (like_a_node("tenant"), "tenant", True),
+        (like_a_node("Tenant"), "tenant", True),
     ],
 )
 def test_a_users_certificate_is_refused_before_anything_is_read_and_others_are_not(
@@ -100,7 +115,35 @@ def test_a_users_certificate_that_a_bookie_is_told_to_let_in_is_a_users_all_the_
     """Its rights are at the doors of servers."""
     config = SimpleNamespace(bookie_clients=("tenant",))
     node: Any = SimpleNamespace(access=Access(table()), config=config)
-    shown: Any = SimpleNamespace(get_extra_info=lambda _: {"subject": ((("commonName", "tenant"),),)})
+    certificate = {"subject": ((("commonName", "tenant"),),)}
+    shown: Any = SimpleNamespace(get_extra_info={"peercert": certificate, "peername": ("10.0.0.7", 1)}.get)
     nothing: Any = SimpleNamespace(get_extra_info=lambda _: None)
     assert _is_no_client_of_bookies(node, shown)
     assert not _is_no_client_of_bookies(node, nothing), "where TLS is only preferred what comes plain has none"
+
+
+def test_client_reports_a_bookie_that_refuses_it_until_the_bookie_accepts_it(
+    tmp_path: Path, issue: Callable[[str], Tls]
+) -> None:
+    access, b1 = Access(table()), BookieId("b1-aaaa")
+
+    async def go() -> None:
+        env = real_env(tmp_path / "client", tls=issue("tenant"))
+        async with served(
+            tmp_path / "bookie", replace(issue("bookie"), verify_clients=True), is_user=access.is_user
+        ) as one:
+            bookies = Bookies(env, lambda _: one.address)
+            with pytest.raises(BookieError):
+                await bookies.space(b1)
+            assert bookies.refusals()[b1].startswith("it closed the connection before it answered anything")
+            access.take(table(RemoveUser("tenant")))
+            while True:
+                with suppress(BookieError):  # it waits a moment between two connections
+                    await bookies.space(b1)
+                    break
+                await asyncio.sleep(0.01)
+            assert bookies.refusals() == {}
+            bookies.close()
+        await env.nursery.close()
+
+    on_asyncio(within(go))

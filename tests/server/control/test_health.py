@@ -193,6 +193,16 @@ def unusable(report: ClusterReport) -> None:
     report.nodes[0].report.tls.left_s, report.nodes[0].report.tls.failing = 300 * 86_400, True
 
 
+def refused_by_two(report: ClusterReport) -> None:
+    for by in ("n2", "n3-ab"):
+        report.nodes[0].report.refused_by.add(by=by, reason="the link was refused")
+
+
+def named_like_a_node(report: ClusterReport) -> None:
+    for node in report.nodes:
+        node.report.users_like_nodes.append("n2")
+
+
 CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     # code: what is amiss, how bad that is, about what, why (a part of it), the next step (a part of it)
     "no_leader": (leaderless, DOWN, "partition p1", "no leader; 1 of 3 replicas are up", "start n2, n3"),
@@ -202,6 +212,14 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "small_ensembles": (lambda r: silent(r, 3), DEGRADED, "the log", "2 of 3 bookies", "start the bookies"),
     "node_silent": (lambda r: silent(r, 3), DEGRADED, "node n3", "refuses connections; it has 2 replicas", "start n3"),
     "node_not_ready": (starting, DEGRADED, "node n1", "no other server can be reached", "log of n1"),
+    "node_refused": (
+        refused_by_two,
+        DEGRADED,
+        "node n1",
+        "refused by n2, n3-ab: the link was refused",
+        "in the files of n1",
+    ),
+    "user_like_node": (named_like_a_node, DEGRADED, "user n2", "the name of a node", "kvstore user remove n2"),
     "node_draining": (draining, DEGRADED, "node n1", "it was drained", "undrain n1"),
     "metadata_older": (refused, DOWN, "ZooKeeper", "an older copy of the metadata", "a later copy"),
     "metadata_away": (cut_off_all, DEGRADED, "ZooKeeper", "no node reaches it; what they know is 14 s old", "zk:2181"),

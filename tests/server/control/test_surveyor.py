@@ -74,7 +74,7 @@ class World:
             not_ready=list,
             replicas=dict,
             config=NodeConfig(id="n1", data_dir=tmp_path, secret_file=tmp_path / "s", zookeeper="zk:2181"),
-            links=SimpleNamespace(call=self.call),
+            links=SimpleNamespace(call=self.call, refusals=lambda: {N2: "the link was refused"}),
             membership=SimpleNamespace(
                 topology=TOPOLOGY,
                 read_at=self.clock.now(),
@@ -91,7 +91,7 @@ class World:
         self.nursery = TaskNursery("survey")
         env: Any = SimpleNamespace(clock=self.clock, nursery=self.nursery, starved=lambda: 0.0)
         view: Any = SimpleNamespace(current=Bookies({FAR: "far:3181", **REGISTERED.writable}, {}))
-        bookies: Any = SimpleNamespace(space=lambda _: self.space())
+        bookies: Any = SimpleNamespace(space=lambda _: self.space(), refusals=lambda: {FAR: "it closed the connection"})
         self.surveyor = Surveyor(env, node, view, bookies)
 
     async def roomy(self) -> tuple[int, int]:
@@ -214,3 +214,11 @@ async def test_what_is_known_of_namespaces_is_told_without_the_metadata_store(wo
     (found,) = (await world.surveyor.take()).namespaces
     assert (found.name, found.prefix, found.keys, found.bytes, found.limits.keys_max) == ("shop", b"shop/", 9, 90, 10)
     assert (found.refused, found.refused_ago_s) == ({"keys": 4}, {"keys": 2.5})
+
+
+async def test_report_names_those_who_refuse_the_node_and_users_with_its_name(world: World) -> None:
+    own = world.surveyor.own()
+    assert [(each.by, each.reason) for each in own.refused_by] == [
+        (N2, "the link was refused"), (FAR, "it closed the connection"),
+    ]  # fmt: skip
+    assert own.users_like_nodes == []

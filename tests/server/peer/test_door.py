@@ -66,6 +66,7 @@ async def test_a_server_of_another_cluster_is_not_let_in_and_lets_nobody_in(
             await cluster[caller].links.call(called, P1, "m", b"", PATIENCE_S)
         assert counted(cluster, called) == 1
         assert cluster[caller].links.statistics()["peer_links_refused_total"] == 1
+        assert list(cluster[caller].links.refusals()) == [called]
 
 
 async def test_who_answers_for_a_server_without_the_secret_is_sent_nothing(cluster: Servers) -> None:

@@ -1,0 +1,67 @@
+"""Principals: the parties that a certificate can name. Users, nodes and bookies are principals of separate kinds.
+Decides only.
+
+A certificate names its party by its common name. A name that belongs to a node or a bookie never names a user, so no
+user, whatever its name, changes what a node may do. No user can be created under such a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvstore.access.changes import AddUser, Change, Found
+from kvstore.errors import InvalidRequest
+
+
+class Kind(StrEnum):
+    """The kinds of principals. Each kind has its own namespace."""
+
+    USER = "user"
+    NODE = "node"
+    BOOKIE = "bookie"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A party that a certificate names."""
+
+    kind: Kind
+    name: str
+
+
+class ClusterNames:
+    """The names of the nodes and bookies of a cluster, without regard to case."""
+
+    def __init__(self) -> None:
+        self._registered: dict[str, Principal] = {}
+        self._shown: dict[str, tuple[Principal, ...]] = {}
+        """Names in the certificates of nodes that have proven themselves, by node."""
+
+    def take(self, registered: Mapping[str, Kind]) -> None:
+        """Replace the registered names: ids and hosts."""
+        self._registered = {name.lower(): Principal(kind, name) for name, kind in registered.items()}
+
+    def note_shown(self, node: str, names: Iterable[str]) -> None:
+        """Note the common names in the certificate of a node that has proven that it is this node."""
+        self._shown[node] = tuple(Principal(Kind.NODE, name) for name in names)
+
+    def principal_or_none(self, name: str) -> Principal | None:
+        """Return the node or bookie of this name; None if neither has it."""
+        found = self._registered.get(name.lower())
+        if found is not None or not self._shown:
+            return found
+        shown = (each for names in self._shown.values() for each in names)
+        return next((each for each in shown if each.name.lower() == name.lower()), None)
+
+    def check(self, change: Change) -> None:
+        """Raise InvalidRequest for a change that gives a user the name of a node or a bookie."""
+        if not isinstance(change, AddUser | Found):
+            return
+        found = self.principal_or_none(change.name)
+        if found is not None:
+            raise InvalidRequest(
+                f"expected a user name that no node or bookie has, got {change.name!r}, the name of a {found.kind}; "
+                "choose another name"
+            )
