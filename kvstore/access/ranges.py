@@ -18,7 +18,7 @@ class Ranges:
     one key, in C.
     """
 
-    __slots__ = ("_spans", "prefixes")
+    __slots__ = ("prefixes", "spans")
 
     def __init__(self, prefixes: Iterable[bytes] = ()) -> None:
         kept: list[bytes] = []
@@ -26,7 +26,8 @@ class Ranges:
             if not kept or not each.startswith(kept[-1]):
                 kept.append(each)
         self.prefixes: tuple[bytes, ...] = tuple(kept)
-        self._spans = _merged(kept)
+        self.spans = _merged(kept)
+        """The same keys as ranges, each from a first key to the first behind it; None: to the last key."""
 
     def __bool__(self) -> bool:
         return bool(self.prefixes)
@@ -43,7 +44,7 @@ class Ranges:
     def covers(self, start: bytes, end: bytes) -> bool:
         """Whether all keys in [start, end) are; `end` empty: to the last key. An empty range is covered if its start
         is: it tells nothing, and a caller who may not look there shall hear so."""
-        for first, behind in self._spans:
+        for first, behind in self.spans:
             if first <= start and (behind is None or start < behind):
                 return behind is None or (end != b"" and end <= behind)
         return False

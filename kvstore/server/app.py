@@ -48,6 +48,7 @@ from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ring_store import RingStore
+from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.server.routing.version_follower import VersionFollower
 from kvstore.server.tracing.open import traced_backend
@@ -86,6 +87,7 @@ class Node:
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
         self.changes = Changes(env, self.audit)
+        self.scans = ScanSlots(env.clock.now)
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
         self.logins = Logins(env, self.access, self.audit)
         self.links: PeerLinks

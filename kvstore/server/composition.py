@@ -322,6 +322,7 @@ async def _open_server(
         allows_flush=config.server.redis_flush,
         rates=lambda: dispatcher.rates,
         changes=node.changes,
+        scans=node.scans,
     )
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)

@@ -353,7 +353,7 @@ def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
     batches = node.streams.sessions.batches
     connections_max = node.config.limits.http_connections_max
     backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
-    gateway = Gateway(node.env, backend, node.id, node.feeds, batches, doorman, connections_max)
+    gateway = Gateway(node.env, backend, node.id, node.feeds, batches, doorman, connections_max, node.scans)
     others = node.door_histograms
     node.door_histograms = lambda: {**others(), **gateway.statistics()}
     return gateway

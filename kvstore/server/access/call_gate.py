@@ -54,6 +54,11 @@ class CallGate:
         identity = _caller.get()
         return identity.who if identity is not None and self._access.is_on else ""
 
+    def user(self) -> str:
+        """The name of the user of the present call, without his token's; empty where nobody was asked."""
+        identity = _caller.get()
+        return identity.name if identity is not None and self._access.is_on else ""
+
     def guarded(self, backend: Backend) -> Backend:
         """The backend as the caller of the present call may use it."""
         if not self._access.is_on:

@@ -48,11 +48,11 @@ from kvstore.server.gateway.watches import Watches
 from kvstore.server.grpc.batch_budget import BatchBudget, BudgetedBackend
 from kvstore.server.grpc.encode import MESSAGE_BYTES, answer_too_large
 from kvstore.server.grpc.scan import scan_pages
-from kvstore.server.grpc.scan_slots import ScanSlots
 from kvstore.server.grpc.session import stand_of
 from kvstore.server.routing.ask import Submits, ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
+from kvstore.server.routing.scan_slots import ScanSlots
 
 JSON_BYTES_MAX = 2 << 20
 """Of a JSON body: it is read in one turn of the event loop."""
@@ -101,13 +101,14 @@ class Gateway:
 
     def __init__(
         self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget, doorman: Doorman,
-        connections_max: int,
+        connections_max: int, scans: ScanSlots | None = None,
     ) -> None:  # fmt: skip
-        """`batches`: the room for what batches read, of all doors. `connections_max`: those of the HTTP port."""
+        """`batches`: the room for what batches read, of all doors. `connections_max`: those of the HTTP port.
+        `scans`: the places of scans of all endpoints."""
         self._env, self._backend, self._server, self._doorman = env, backend, server, doorman
         self._batches = batches
         self._watches = Watches(feeds, doorman)
-        self._scans = ScanSlots(env.clock.now)
+        self._scans = ScanSlots(env.clock.now) if scans is None else scans
         share = max(1, connections_max // SHARE)
         self._room = Room(share, share)
         self._is_closing = False
@@ -292,7 +293,7 @@ class Gateway:
         found: list[tuple[bytes, Any]] = []
         size, next_ = 0, None
         try:
-            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place() as place:
+            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place(call.identity.name) as place:
                 if page.end and page.start >= page.end:
                     return answers.page_told((), None, as_base64=call.as_base64, keys_only=page.keys_only)
                 async for message in scan_pages(call.backend, partial(ask_session, call.backend), page, place):
@@ -311,7 +312,7 @@ class Gateway:
         bounds, level = requests.bounds_of(call.asked), routes.LEVELS.index(call.asked.get(routes.LEVEL))
         ask = partial(ask_session, call.backend)
         try:
-            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place():
+            async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place(call.identity.name):
                 count = await count_range(call.backend, ask, bounds, level, call.token)
         except TimeoutError:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
@@ -327,7 +328,7 @@ class Gateway:
             raise
         until = self._env.clock.now() + timeout_s / 2
         try:
-            async with asyncio.timeout(timeout_s), self._scans.place() as place:
+            async with asyncio.timeout(timeout_s), self._scans.place(call.identity.name) as place:
                 deleted, next_ = await delete_range(
                     call.backend, self._env.clock, wanted, place, until=until, take=call.load.take
                 )

@@ -16,10 +16,10 @@ from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
 from kvstore.server.grpc.scan import RING, Ask, one_page
-from kvstore.server.grpc.scan_slots import Place
 from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import with_one_ring
+from kvstore.server.routing.scan_slots import Place
 
 AT_ONCE = 100
 """Deletes that one request has under way."""

@@ -26,6 +26,7 @@ from kvstore.server.grpc.feed_service import FeedService
 from kvstore.server.grpc.kv import KV
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.server.tracing.open import traced_calls
 
 KV_SERVICE = "kvstore.v1.KV"
@@ -45,6 +46,7 @@ class NodeSource(AdminSource, DataSource, Protocol):
     logins: Logins
     audit: AuditLog
     changes: Changes
+    scans: ScanSlots
 
 
 class GrpcDoor:
@@ -58,7 +60,8 @@ class GrpcDoor:
             return gate.guarded(backend_of_call(backend))
 
         of_call = guarded if interceptors else gate.guarded
-        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions, of_call, source.cluster)
+        sessions, cluster, scans = source.streams.sessions, source.cluster, source.scans
+        self._kv = KV(env, backend, server, source.feeds, sessions, of_call, cluster, scans, gate.user)
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
         admin = Admin(env, source, backend)

@@ -31,12 +31,12 @@ from kvstore.server.grpc.decode import (
 )
 from kvstore.server.grpc.encode import append_part, check_answer, record_message, result_message
 from kvstore.server.grpc.scan import one_page, scan_pages
-from kvstore.server.grpc.scan_slots import ScanSlots
 from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
 from kvstore.server.grpc.topology import Topologies
 from kvstore.server.routing.ask import Submits, ask, ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
+from kvstore.server.routing.scan_slots import ScanSlots
 
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,12 +55,17 @@ class KV(kv_pb2_grpc.KVServicer):
         sessions: Sessions | None = None,
         guarded: Callable[[Backend], Backend] = lambda backend: backend,
         cluster: str = "",
+        scans: ScanSlots | None = None,
+        caller: Callable[[], str] = lambda: "",
     ) -> None:
         """Without `feeds` there is nothing to watch. `sessions` has streams of other doors too. `guarded` gives the
-        backend as the caller of the present call may use it. By `cluster`, its id, clients know their cluster."""
+        backend as the caller of the present call may use it. By `cluster`, its id, clients know their cluster.
+        `scans`: the places of scans of all endpoints. `caller` returns the user of the present call; empty: nobody is
+        asked."""
         self._guarded, self._cluster = guarded, cluster
         self._env, self._backend, self._feeds = env, backend, feeds
-        self._scans = ScanSlots(env.clock.now)
+        self._scans = ScanSlots(env.clock.now) if scans is None else scans
+        self._caller = caller
         self._sessions = Sessions(backend, env.clock, env.slow) if sessions is None else sessions
         self.histograms = {name: Histogram(1e-6) for name in _METHODS.values()} | self._sessions.histograms
         """Seconds that calls of a method took, refused ones too; of frames, each lane."""
@@ -188,7 +193,7 @@ class KV(kv_pb2_grpc.KVServicer):
             check_numbers(0, *request.token.values())
             check_operation_sizes(Code.SCAN, request.start, b"")
             check_operation_sizes(Code.SCAN, request.end, b"")
-            async with self._scans.place() as place:
+            async with self._scans.place(self._caller()) as place:
                 backend = self._guarded(self._backend)
                 async for page in scan_pages(backend, partial(ask_session, backend), request, place):
                     await place.wait_read(context.write(page))
@@ -204,7 +209,7 @@ class KV(kv_pb2_grpc.KVServicer):
             for bound in (request.start, request.end, request.prefix):
                 check_operation_sizes(Code.SCAN, bound, b"")
             backend = self._guarded(self._backend)
-            async with self._scans.place() as place:
+            async with self._scans.place(self._caller()) as place:
                 return await one_page(backend, partial(ask_session, backend), self._env.clock, request, place)
         except StoreError as error:
             await abort(context, error)

@@ -15,9 +15,9 @@ from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.ring.ring import Ring
 from kvstore.server.grpc.encode import MESSAGE_BYTES, record_message
-from kvstore.server.grpc.scan_slots import Place
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import with_one_ring
+from kvstore.server.routing.scan_slots import Place
 from kvstore.types import PartitionId
 
 PAGE_LIMIT = 100

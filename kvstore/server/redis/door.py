@@ -29,6 +29,7 @@ from kvstore.server.redis.scripts import Scripts
 from kvstore.server.redis.session import REDIS_VERSION, Facts
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class RespServer:
         allows_flush: bool = False,
         rates: Callable[[], Rates | None] = lambda: None,
         changes: Changes | None = None,
+        scans: ScanSlots | None = None,
     ) -> None:
         """Without `access` nobody is asked who he is. `id`: of the server behind it. `allows_flush`: whether FLUSHDB
         and FLUSHALL do what they say. `rates`: those of namespaces, while one has any."""
@@ -82,6 +84,7 @@ class RespServer:
         self.access = access if access is not None else Access()
         audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
         self.logins = logins if logins is not None else Logins(env, self.access, audit)
+        self.scans = scans if scans is not None else ScanSlots(env.clock.now)
         self.changes = changes if changes is not None else Changes(env, audit)
         self.commands = 0
         """Received since the start."""

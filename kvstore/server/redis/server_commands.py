@@ -14,6 +14,7 @@ from kvstore.access import Right
 from kvstore.env.slow_log import SlowLog
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Level, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
@@ -38,6 +39,7 @@ from kvstore.server.redis.scripts import Scripts, key_and_arguments
 from kvstore.server.routing import keys
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,8 @@ class Server(Protocol):
     allows_flush: bool
     slow: SlowLog
     changes: Changes
+    scans: ScanSlots
+    rates: Callable[[], Rates | None]
 
     @property
     def ring(self) -> Ring: ...
@@ -324,6 +328,26 @@ def _check_again(pipeline: Performer, words: Words) -> None:
         pipeline.gate.check(words)
 
 
+def _traverse(pipeline: Performer, work: Callable[[], Awaitable[bytes]]) -> None:
+    """Reply with what `work` finds in all partitions: one of few at once in all and of one user, as scans of the other
+    endpoints, and charged to the rates of the namespaces in which the user's keys begin."""
+    gate, server = pipeline.gate, pipeline.server
+
+    async def admitted() -> bytes:
+        async with server.scans.place("" if gate is None else gate.identity.name):
+            rates, starts = server.rates(), [start for start, _ in _spans(pipeline)]
+            if rates is not None and (refusal := rates.refusal_or_none(starts)) is not None:
+                raise refusal
+            return await work()
+
+    pipeline.run_alone(admitted())
+
+
+def _spans(pipeline: Performer) -> keys.Spans:
+    """Return the ranges of keys that the user may read."""
+    return keys.ALL_KEYS if pipeline.gate is None else pipeline.gate.identity.permissions.ranges[Right.READ].spans
+
+
 def _dbsize(pipeline: Performer, words: Words) -> None:
     async def work() -> bytes:
         server, ask = pipeline.server, _asking(pipeline, words)
@@ -331,29 +355,39 @@ def _dbsize(pipeline: Performer, words: Words) -> None:
         _check_again(pipeline, words)
         return replies.number(found)
 
-    pipeline.run_alone(work())
+    _traverse(pipeline, work)
 
 
 def _keys(pipeline: Performer, words: Words) -> None:
     pattern = check_pattern(words[1])
+    fits, prefix = keys.matcher(pattern), keys.literal_prefix(pattern)
+
+    async def some(ask: keys.Ask, spans: keys.Spans) -> list[bytes]:
+        """By their prefixes: keys of others are not looked at, and do not count."""
+        server, level = pipeline.server, pipeline.session.level
+        found, is_complete = await keys.keys_in(
+            *(ask, lambda: server.ring, spans, level), keys_max=KEYS_MAX, bytes_max=REPLY_BYTES_MAX, matches=fits
+        )
+        if not is_complete and sum(map(len, found)) > REPLY_BYTES_MAX:
+            raise CommandError(f"ERR the reply would be larger than {REPLY_BYTES_MAX} bytes: use SCAN")
+        if not is_complete:
+            raise CommandError(f"ERR KEYS is refused with more than {KEYS_MAX} keys of this prefix: use SCAN")
+        return found
 
     async def work() -> bytes:
         server, level, ask = pipeline.server, pipeline.session.level, _asking(pipeline, words)
-        there = await keys.count_keys(ask, lambda: server.ring, level)
-        if there > KEYS_MAX:
-            shown = f"{there} keys" if _may_count(pipeline) else "so many keys"
-            raise CommandError(f"ERR KEYS is refused with {shown} (at most {KEYS_MAX}): use SCAN")
-        fits = keys.matcher(pattern)
-
-        def matches(key: bytes) -> bool:
-            # Those of others do not count either: whether the reply becomes too large would tell of them.
-            return _is_shown(pipeline, key) and fits(key)
-
-        found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
+        spans = keys.within(_spans(pipeline), prefix)
+        if tuple(spans) != tuple(keys.ALL_KEYS):
+            found = await some(ask, spans)
+        else:
+            there = await keys.count_keys(ask, lambda: server.ring, level)
+            if there > KEYS_MAX:
+                raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
+            found = await keys.all_keys(ask, lambda: server.ring, level, matches=fits, bytes_max=REPLY_BYTES_MAX)
         _check_again(pipeline, words)
         return replies.bulks(_shown(pipeline, found))
 
-    pipeline.run_alone(work())
+    _traverse(pipeline, work)
 
 
 def _scan(pipeline: Performer, words: Words) -> None:
@@ -368,34 +402,53 @@ def _scan(pipeline: Performer, words: Words) -> None:
             if _may_count(pipeline):
                 after, found = await keys.scan(ask, lambda: server.ring, cursor, count, level)
             else:
-                is_shown = partial(_is_shown, pipeline)
-                after, found = await keys.scan_shown(ask, lambda: server.ring, cursor, count, level, shown=is_shown)
+                is_shown, spans = partial(_is_shown, pipeline), _spans(pipeline)
+                after, found = await keys.scan_shown(
+                    ask, lambda: server.ring, cursor, count, level, shown=is_shown, spans=spans
+                )
         matching = await keys.matching(_shown(pipeline, found), matches)
         _check_again(pipeline, words)
         return replies.array([replies.bulk(b"%d" % after), replies.bulks(_shown(pipeline, matching))])
 
-    pipeline.run_alone(work())
+    _traverse(pipeline, work)
 
 
 def _random_key(pipeline: Performer, words: Words) -> None:
-    """The first key behind a random place of the ring, so a key is the likelier the larger the gap before it."""
+    """The first key behind a random place of the ring, so a key is the likelier the larger the gap before it. If none
+    of the next keys is the user's, one of his own, found by its prefix: the keys of others cost nothing."""
     start, protocol = pipeline.server.random.randrange(TOKENS), pipeline.session.protocol
 
-    async def work() -> bytes:
-        server, ask = pipeline.server, _asking(pipeline, words)
-        cursor, has_wrapped, count = start, False, 1
-        while True:
-            cursor, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
-            count = min(2 * count, keys.PAGE_KEYS_MAX)  # where the user may read few of many keys, one is far
-            _check_again(pipeline, words)
-            shown = _shown(pipeline, found)
-            if shown:
-                return replies.bulk(shown[0])
-            if has_wrapped and not 0 < cursor < start:
-                return replies.NULL[protocol]
-            has_wrapped |= not cursor
+    async def near(ask: keys.Ask) -> list[bytes]:
+        server, level = pipeline.server, pipeline.session.level
+        count = 1 if _may_count(pipeline) else keys.FIRST_PAGE_KEYS
+        after, found = await keys.scan(ask, lambda: server.ring, start, count, level)
+        if not found and not after:
+            _, found = await keys.scan(ask, lambda: server.ring, 0, count, level)
+        _check_again(pipeline, words)
+        return _shown(pipeline, found)
 
-    pipeline.run_alone(work())
+    async def own(ask: keys.Ask) -> list[bytes]:
+        server, spans = pipeline.server, _spans(pipeline)
+        for span in server.random.sample(spans, len(spans)):
+            found, _ = await keys.keys_in(
+                *(ask, lambda: server.ring, (span,), pipeline.session.level),
+                keys_max=keys.SEEK_KEYS_MAX,
+                bytes_max=keys.SCAN_BYTES_MAX,
+            )
+            _check_again(pipeline, words)
+            if shown := _shown(pipeline, found):
+                return shown
+        return []
+
+    async def work() -> bytes:
+        ask = _asking(pipeline, words)
+        if shown := await near(ask):
+            return replies.bulk(shown[0])
+        if shown := await own(ask):
+            return replies.bulk(pipeline.server.random.choice(shown))
+        return replies.NULL[protocol]
+
+    _traverse(pipeline, work)
 
 
 def _flush(pipeline: Performer, words: Words) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from kvstore.access.ranges import end_of_prefix
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Refused, Unavailable
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.partition.state.traits import LEVEL_AT
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
@@ -28,12 +30,20 @@ SCAN_BYTES_MAX = 1 << 20
 """Bytes of keys that one SCAN gathers before it ends; its last page may go beyond."""
 MATCH_BYTES_MAX = 64 << 10
 """Bytes of keys that are matched in one turn of the event loop: a key may take as long as the pattern is."""
+FIRST_PAGE_KEYS = 100
+"""Keys of the first page of a SCAN that shows only some keys: if it has none of them, the shown keys are few."""
+SEEK_KEYS_MAX = 2_000
+"""A SCAN that shows fewer keys than this in all finds them by their prefixes instead of by the ring."""
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
 STRIDE = TOKENS >> 12
 """A part of the ring. Where the SCAN of a user who may see only some keys ends without having found one, its cursor is
 a multiple of it: a key's own place would tell a user who guesses keys which of them there are."""
-_SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
+_SCAN, _SCAN_TOKENS, _COUNT = int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)
+_KEYS_ONLY = int(Flag.KEYS_ONLY)
+Spans = Sequence[tuple[bytes, bytes | None]]
+"""Ranges of keys, each from a first key to the first behind it; None: to the last key."""
+ALL_KEYS: Spans = ((b"", None),)
 
 
 async def scan(
@@ -68,28 +78,32 @@ async def scan(
 
 # docs/protocol.md P37
 async def _page(ask: Ask, op: Op, owner: PartitionId) -> Any:
-    """Ask for a page by token, and where the replica here leaves it to the leader, that."""
+    """Ask for a page, and where the replica here leaves it to the leader, that."""
+    at = LEVEL_AT[op[0]]
     try:
         return await ask(op, owner)
     except NotLeader:
-        if op[3] < Level.SESSION:
+        if op[at] < Level.SESSION:
             raise
-    return await ask((*op[:3], int(Level.LINEARIZABLE), *op[4:]), owner)
+    return await ask((*op[:at], int(Level.LINEARIZABLE), *op[at + 1 :]), owner)
 
 
 async def scan_shown(
-    ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE, *, shown: Callable[[bytes], bool]
-) -> tuple[int, list[bytes]]:
-    """The same of the keys that are `shown`. What it returns depends on the others only in how far it comes, by the
-    stride: a cursor stands behind a key that is shown, or at a multiple of STRIDE, and nowhere else. Raises
-    StoreError."""
+    ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE, *, shown: Callable[[bytes], bool],
+    spans: Spans = ALL_KEYS,
+) -> tuple[int, list[bytes]]:  # fmt: skip
+    """The same of the keys that are `shown`, all of which are in `spans`. Where they are few among many, they are
+    found by their prefixes, and the keys of others cost nothing. What this returns depends on the others only in how
+    far it comes, by the stride: a cursor stands behind a key that is shown, or at a multiple of STRIDE, and nowhere
+    else. Raises StoreError."""
     keys: list[bytes] = []
     token, end, pages = cursor, TOKENS, 0
     while token < end:
+        limit = PAGE_KEYS_MAX if pages else min(max(count, FIRST_PAGE_KEYS), PAGE_KEYS_MAX)
 
-        async def page(ring: Ring, token: int = token) -> tuple[int, Any]:
+        async def page(ring: Ring, token: int = token, limit: int = limit) -> tuple[int, Any]:
             owner, last = range_at(ring, token)
-            return last, await _page(ask, (_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level), _KEYS_ONLY), owner)
+            return last, await _page(ask, (_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
 
         last, (items, after) = await with_one_ring(rings, page)
         last = min(last, end - 1)
@@ -100,9 +114,74 @@ async def scan_shown(
             return behind % TOKENS, [key for key in keys if token_of(key) < behind]
         token = after if after is not None and after <= last else last + 1
         pages += 1
+        if pages == 1 and not keys and token < end:
+            mine, is_complete = await keys_in(
+                ask, rings, spans, level, keys_max=SEEK_KEYS_MAX, bytes_max=SCAN_BYTES_MAX
+            )
+            if is_complete:
+                return _behind(cursor, filter(shown, mine), count)
         if pages == RANGES_MAX:
             end = -(-token // STRIDE) * STRIDE
     return token % TOKENS, keys
+
+
+def _behind(cursor: int, keys: Iterable[bytes], count: int) -> tuple[int, list[bytes]]:
+    """Return (next cursor, keys) of a SCAN over these keys alone."""
+    placed = sorted((token, key) for key in keys if (token := token_of(key)) >= cursor)
+    if len(placed) <= count:
+        return 0, [key for _, key in placed]
+    behind = placed[count - 1][0] + 1
+    return behind % TOKENS, [key for token, key in placed if token < behind]
+
+
+async def keys_in(
+    ask: Ask,
+    rings: Rings,
+    spans: Spans,
+    level: int = Level.LINEARIZABLE,
+    *,
+    keys_max: int,
+    bytes_max: int,
+    matches: Callable[[bytes], bool] = lambda _: True,
+) -> tuple[list[bytes], bool]:
+    """Return the keys in some ranges that match, and whether these are all. They are not if the ranges have more than
+    `keys_max` keys in all, or those that match have more than `bytes_max` bytes. The cost depends on the keys in the
+    ranges and on the number of ranges, and not on other keys. Raises StoreError."""
+
+    async def gather(ring: Ring) -> tuple[list[bytes], bool]:
+        found, looked, size = list[bytes](), 0, 0
+        for start, end in spans:
+            for partition in ring.owners:
+                at: bytes | None = start
+                while at is not None:
+                    limit = min(keys_max - looked + 1, PAGE_KEYS_MAX)
+                    items, at = await _page(ask, (_SCAN, at, end or b"", limit, _KEYS_ONLY, int(level), 0), partition)
+                    looked += len(items)
+                    found += (more := await matching([key for key, _ in items], matches))
+                    size += sum(map(len, more))
+                    if looked > keys_max or size > bytes_max:
+                        return found, False
+        return found, True
+
+    return await with_one_ring(rings, gather)
+
+
+def within(spans: Spans, prefix: bytes) -> Spans:
+    """Return the parts of some ranges whose keys begin with a prefix."""
+    last = end_of_prefix(prefix)
+    found: list[tuple[bytes, bytes | None]] = []
+    for first, behind in spans:
+        start, end = max(first, prefix), behind if last is None or (behind is not None and behind < last) else last
+        if end is None or start < end:
+            found.append((start, end))
+    return found
+
+
+def literal_prefix(pattern: bytes) -> bytes:
+    """Return the bytes with which each key that matches the pattern begins."""
+    found = _LITERAL.match(pattern)
+    assert found is not None
+    return found[0]
 
 
 def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
@@ -269,6 +348,7 @@ def _runs(members: set[int]) -> list[tuple[int, int]]:
     return list(zip(firsts, lasts, strict=True))
 
 
+_LITERAL = re.compile(rb"[^*?\[\\]*")
 _ELEMENT = re.compile(rb"\[[^]]*\]|\(\?!\)|\\.|.", re.DOTALL)
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import Overloaded
 from kvstore.partition.state.commands import Code, Flag
 from kvstore.server.gateway import gateway, routes
-from kvstore.server.grpc import scan_slots
+from kvstore.server.routing import scan_slots
 from kvstore.types import PartitionId
 from tests.server.gateway.world import World
 

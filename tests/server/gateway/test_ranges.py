@@ -13,8 +13,8 @@ from kvstore.errors import OutcomeUnknown, Overloaded
 from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.proto.page_token import PageToken
 from kvstore.server.gateway import ranges
-from kvstore.server.grpc import scan_slots
 from kvstore.server.grpc.scan import RING
+from kvstore.server.routing import scan_slots
 from kvstore.types import PartitionId
 from tests.server.access.tables import HASH, table
 from tests.server.gateway.world import World, gateway_world

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import redis.asyncio as redis
 from redis import exceptions
 
 from kvstore.access import Change, GrantRight, RemoveUser, RevokeRight, RevokeRole, Right, SetPassword, Switch
+from kvstore.namespaces import Namespace
+from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.access import logins
@@ -19,10 +24,13 @@ from kvstore.server.access.identities import Access
 from kvstore.server.redis import server_commands
 from kvstore.server.redis.commands import COMMANDS, Need
 from kvstore.server.routing import keys as routing_keys
+from kvstore.server.routing import scan_slots
+from kvstore.server.routing.scan_slots import SCANS_OF_USER_MAX
 from kvstore.types import PartitionId
 from tests.server.access.tables import OTHER_HASH, table
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_parser import packed
+from tests.waiting import PATIENCE_S
 
 OFF = (Switch(False),)
 
@@ -181,9 +189,12 @@ async def test_refusals_of_keys_tell_nothing_of_keys_of_others(door: Door, monke
         with pytest.raises(exceptions.ResponseError, match="larger than 10 bytes"):
             await reader.keys("*")
         monkeypatch.setattr(server_commands, "KEYS_MAX", 2)
-        with pytest.raises(exceptions.ResponseError, match="refused with so many keys"):
+        assert await tenant.keys("*") == [b"t/a"]
+        await tenant.mset({"t/b": "1", "t/c": "1"})
+        monkeypatch.setattr(server_commands, "REPLY_BYTES_MAX", 1_000)
+        with pytest.raises(exceptions.ResponseError, match="refused with more than 2 keys of this prefix"):
             await tenant.keys("*")
-        with pytest.raises(exceptions.ResponseError, match="refused with 4 keys"):
+        with pytest.raises(exceptions.ResponseError, match="refused with 6 keys"):
             await reader.keys("*")
 
 
@@ -369,18 +380,66 @@ async def test_cursors_of_a_tenant_tell_nothing_of_where_the_keys_of_others_are(
 async def test_a_random_key_of_few_among_many_is_found_in_few_steps(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may read nothing of it has the whole ring looked through, which others pay for."""
+    """A user may see none of the keys that are near the random place."""
     access.take(table(*OFF))
     async with client_of(door, None) as anybody:
-        await anybody.mset({f"other{number}": "1" for number in range(300)})
+        await anybody.mset({f"other{number}": "1" for number in range(3_000)})
     access.take(table())
-    steps, ask = list[Op](), door.server.ask
-    monkeypatch.setattr(door.server, "ask", lambda op, partition: steps.append(op) or ask(op, partition))
+    looked, ask = list[int](), door.server.ask
+
+    async def asked(op: Op, partition: PartitionId) -> Any:
+        found = await ask(op, partition)
+        looked.append(found if op[0] == Code.COUNT else len(found[0]))
+        return found
+
+    monkeypatch.setattr(door.server, "ask", asked)
     async with client_of(door, "tenant") as tenant:
-        assert await tenant.randomkey() is None
-        assert len(steps) < 150  # and not one for each key
-        await tenant.set("t/mine", "1")
-        assert await tenant.randomkey() == b"t/mine"
+        for command, none, mine in (
+            (tenant.randomkey, None, b"t/mine"), (partial(tenant.keys, "*"), [], [b"t/mine"]),
+            (partial(tenant.scan, 0), (0, []), (0, [b"t/mine"])),
+        ):  # fmt: skip
+            for found in (none, mine):
+                looked.clear()
+                assert await command() == found
+                assert sum(looked) < 500, "keys of others are not looked at"
+                await tenant.set("t/mine", "1")
+            await tenant.delete("t/mine")
+
+
+async def test_scans_of_a_user_are_bounded_at_once_and_others_go_on(
+    door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_slots, "WAIT_S", 0.2)
+    held, under_way, ask = asyncio.Event(), list[Op](), door.server.ask
+
+    async def held_up(op: Op, partition: PartitionId) -> Any:
+        under_way.append(op)
+        await held.wait()
+        return await ask(op, partition)
+
+    async with client_of(door, "reader") as reader, client_of(door, "tenant") as tenant:
+        await tenant.set("t/a", "1")
+        monkeypatch.setattr(door.server, "ask", held_up)
+        many = [asyncio.ensure_future(tenant.randomkey()) for _ in range(SCANS_OF_USER_MAX + 3)]
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait(many, return_when=asyncio.FIRST_EXCEPTION)
+            done, waiting = await asyncio.wait(many, timeout=0.5)
+        assert (len(done), len(waiting), len(under_way)) == (3, SCANS_OF_USER_MAX, SCANS_OF_USER_MAX)
+        assert all("8 scans of user tenant are under way" in str(each.exception()) for each in done)
+        other = asyncio.ensure_future(reader.randomkey())
+        held.set()
+        assert await asyncio.gather(other, *waiting) == [b"t/a"] * (SCANS_OF_USER_MAX + 1)
+
+
+async def test_scans_are_charged_to_the_rate_of_the_namespace(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = Rates(lambda: 0.0, Counter())
+    rates.take([Namespace(name="tenant", prefix=b"t/", ops_per_s=1, burst=4)])
+    monkeypatch.setattr(door.server, "rates", lambda: rates)
+    async with client_of(door, "tenant") as tenant:
+        for _ in range(4):
+            await tenant.randomkey()
+        with pytest.raises(exceptions.ResponseError, match="namespace tenant"):
+            await tenant.scan(0)
 
 
 async def test_a_rename_asks_what_its_user_may_do_at_each_of_its_steps(

@@ -10,11 +10,25 @@ import pytest
 
 from kvstore.errors import InvalidRequest, NotLeader
 from kvstore.partition.state.commands import Code, Level, Op
+from kvstore.partition.state.traits import LEVEL_AT
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
 from kvstore.server.routing import keys
-from kvstore.server.routing.keys import _piece, all_keys, count_keys, matcher, matching, range_at, scan, scan_shown
+from kvstore.server.routing.keys import (
+    ALL_KEYS,
+    Spans,
+    _piece,
+    all_keys,
+    count_keys,
+    literal_prefix,
+    matcher,
+    matching,
+    range_at,
+    scan,
+    scan_shown,
+    within,
+)
 from kvstore.types import PartitionId, ServerId
 
 
@@ -53,6 +67,49 @@ def test_a_class_is_as_short_as_it_was_written() -> None:
         assert (len(piece) <= 32, end) == (True, len(written))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "prefix"),
+    [
+        (b"*", b""),
+        (b"a*", b"a"),
+        (b"user:?", b"user:"),
+        (b"a[bc]", b"a"),
+        (b"a\\*b", b"a"),
+        (b"all", b"all"),
+        (b"", b""),
+    ],
+)
+def test_literal_prefix_of_a_pattern_ends_before_its_first_special_byte(pattern: bytes, prefix: bytes) -> None:
+    assert literal_prefix(pattern) == prefix
+
+
+@pytest.mark.parametrize(
+    ("spans", "prefix", "found"),
+    [
+        (ALL_KEYS, b"", [(b"", None)]),
+        (ALL_KEYS, b"a", [(b"a", b"b")]),
+        (ALL_KEYS, b"\xff", [(b"\xff", None)]),
+        ([(b"t/", b"t0")], b"", [(b"t/", b"t0")]),
+        ([(b"t/", b"t0")], b"t/x", [(b"t/x", b"t/y")]),
+        ([(b"t/", b"t0")], b"t", [(b"t/", b"t0")]),
+        ([(b"t/", b"t0"), (b"v", b"w")], b"u", []),
+    ],
+)
+def test_ranges_within_a_prefix_are_their_common_parts(spans: Spans, prefix: bytes, found: Spans) -> None:
+    assert list(within(spans, prefix)) == list(found)
+
+
+async def test_keys_in_ranges_are_found_without_a_look_at_others() -> None:
+    ring = new_ring([PartitionId(f"p{i}") for i in range(3)], {ServerId("n1"): ""}, 1)
+    mine = [b"t/%d" % number for number in range(50)]
+    cluster = Keys(ring, [*mine, *(b"other%d" % number for number in range(1_000))])
+    limits = {"keys_max": 100, "bytes_max": 1_000}
+    found, is_complete = await keys.keys_in(cluster.ask, lambda: ring, [(b"t/", b"t0")], **limits)
+    assert (sorted(found), is_complete, cluster.told) == (sorted(mine), True, 50)
+    for fewer in ({"keys_max": 49}, {"bytes_max": 100}):
+        assert not (await keys.keys_in(cluster.ask, lambda: ring, [(b"t/", b"t0")], **{**limits, **fewer}))[1]
+
+
 # docs/protocol.md P37
 @pytest.mark.parametrize("walk", [scan, partial(scan_shown, shown=lambda key: True)])
 async def test_a_page_that_the_replica_here_leaves_to_the_leader_is_asked_of_that(walk: Any) -> None:
@@ -60,8 +117,8 @@ async def test_a_page_that_the_replica_here_leaves_to_the_leader_is_asked_of_tha
     levels: list[int] = []
 
     async def ask(op: Op, partition: PartitionId) -> Any:
-        levels.append(op[3])
-        if op[3] != Level.LINEARIZABLE:
+        levels.append(level := op[LEVEL_AT[op[0]]])
+        if level != Level.LINEARIZABLE:
             raise NotLeader("p1")
         return [(b"k", None)], None
 
@@ -100,13 +157,17 @@ class Keys:
             partition: sorted((token_of(key), key) for key in keys if ring.partition_of(key) == partition)
             for partition in ring.partitions
         }
-        self.asked = 0
+        self.asked = self.told = 0
 
     async def ask(self, op: Op, partition: PartitionId) -> Any:
         self.asked += 1
         held = self.keys[partition]
         if op[0] == Code.COUNT:
             return len(held)
+        if op[0] == Code.SCAN:
+            inside = sorted(key for _, key in held if op[1] <= key and (not op[2] or key < op[2]))
+            self.told += len(page := inside[: op[3]])
+            return [(key, None) for key in page], inside[op[3]] if len(inside) > op[3] else None
         _, start, limit, *_ = op
         page = [(token, key) for token, key in held if token >= start]
         if len(page) <= limit:

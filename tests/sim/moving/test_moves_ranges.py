@@ -12,7 +12,7 @@ from kvstore.errors import OutcomeUnknown, Retryable, Unavailable
 from kvstore.partition.state import commands
 from kvstore.proto import kv_pb2
 from kvstore.server.grpc.scan import one_page
-from kvstore.server.grpc.scan_slots import Place
+from kvstore.server.routing.scan_slots import Place
 from kvstore.types import PartitionId
 from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.moving.moves_accidents import asker, crash

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from kvstore.errors import Overloaded
-from kvstore.server.grpc import scan_slots
-from kvstore.server.grpc.scan_slots import PATIENCE_S, WAIT_S, ScanSlots
+from kvstore.server.routing import scan_slots
+from kvstore.server.routing.scan_slots import PATIENCE_S, WAIT_S, ScanSlots
 from tests.waiting import PATIENCE_S as ENOUGH_S
 
 
@@ -76,3 +76,42 @@ async def test_a_scan_that_is_read_keeps_its_place_and_one_more_is_refused_in_th
         with pytest.raises(Overloaded, match="1 scans are under way"):
             await waiting
     await one_more()
+
+
+async def test_a_user_waits_for_his_own_scans_and_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_slots, "SCANS_OF_USER_MAX", 1)
+    places = ScanSlots(Time())
+    got: list[str] = []
+
+    async def scan(user: str) -> None:
+        async with places.place(user):
+            got.append(user)
+
+    async with asyncio.timeout(ENOUGH_S), places.place("anna"):
+        waiting = asyncio.ensure_future(scan("anna"))
+        await scan("ben")
+        await asyncio.gather(*(scan("") for _ in range(3)))
+        assert not waiting.done()
+    async with asyncio.timeout(ENOUGH_S):
+        await waiting
+    assert got == ["ben", "", "", "", "anna"]
+
+
+async def test_the_place_of_a_scan_whose_caller_gave_up_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_slots, "SCANS_MAX", 1)
+    places = ScanSlots(Time())
+    async with places.place("anna"):
+        waiting = asyncio.ensure_future(places.place("ben").__aenter__())
+        await asyncio.sleep(0)
+    waiting.cancel()  # it was granted the place in this very turn
+    await asyncio.wait((waiting,))
+    async with asyncio.timeout(ENOUGH_S), places.place("carl"):
+        assert list(places._places.values()) == ["carl"]
+
+
+async def test_scans_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_slots, "SCANS_MAX", 0)
+    monkeypatch.setattr(scan_slots, "WAITING_MAX", 0)
+    with pytest.raises(Overloaded, match="0 scans wait"):
+        async with ScanSlots(Time()).place():
+            pass
