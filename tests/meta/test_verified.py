@@ -149,6 +149,34 @@ async def test_version_below_one_seen_before_is_an_older_copy(ensemble: Ensemble
             await store.get("/list")
 
 
+# docs/protocol.md B29
+async def test_later_copy_is_used_after_several_connections_to_the_older_one(
+    ensemble: Ensemble, tmp_path: Path
+) -> None:
+    """The process has seen nothing later than the copy, so it uses the copy until another node marks it."""
+    inner, other = ensemble.session(), ensemble.session()
+    async with opened(inner, tmp_path) as store:
+        await other.create("/list", b"0")
+        older = ensemble.copy()
+        await other.set("/list", b"1", 0)
+        later = ensemble.copy()
+        states = States(store)
+        ensemble.restore(older)
+        await states.wait_for(SessionState.CONNECTED)
+        for version in range(3):
+            await store.set("/list", b"unacknowledged", version)
+            await store.get("/list")
+        states.seen.clear()
+        ensemble.restore(ensemble.copy())
+        await states.wait_for(SessionState.CONNECTED)
+        await ensemble.stores[0].create(paths.OLDER_COPY, b"n2 says so")
+        await states.wait_for(SessionState.OLDER)
+        states.seen.clear()
+        ensemble.restore(later)
+        await states.wait_for(SessionState.CONNECTED)
+        assert (await store.get("/list"))[0] == b"1"
+
+
 async def test_process_that_writes_sees_its_own_versions(ensemble: Ensemble, tmp_path: Path) -> None:
     async with opened(ensemble.session(), tmp_path) as store:
         await store.multi([Create("/a"), Create("/b")])
@@ -278,11 +306,9 @@ async def test_high_water_of_two_processes_of_a_node_never_falls(ensemble: Ensem
 
 def test_seen_versions_are_bounded_and_know_a_node_made_again() -> None:
     seen = SeenVersions(paths_max=2)
-    assert seen.note("/a", Stat(5, 10, 0, 0), 1)
-    assert not seen.note("/a", Stat(4, 10, 0, 0), 1)
-    assert seen.note("/a", Stat(0, 11, 0, 0), 2), "deleted, and made again"
-    assert seen.note("/b", Stat(0, 12, 0, 0), 2)
-    assert seen.note("/c", Stat(0, 13, 0, 0), 3)
+    assert seen.note("/a", Stat(5, 10, 0, 0))
+    assert not seen.note("/a", Stat(4, 10, 0, 0))
+    assert seen.note("/a", Stat(0, 11, 0, 0)), "deleted, and made again"
+    assert seen.note("/b", Stat(0, 12, 0, 0))
+    assert seen.note("/c", Stat(0, 13, 0, 0))
     assert (seen.highest("/a"), seen.highest("/c")) == (None, Version(13, 0))
-    seen.forget(3)
-    assert (seen.highest("/b"), seen.highest("/c")) == (Version(12, 0), None)
