@@ -13,7 +13,7 @@ from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import MetadataLost, MetadataUnavailable, NoSuchNode, OlderMetadata
 from kvstore.meta import paths
 from kvstore.meta.history import verifier
-from kvstore.meta.history.high_water import FILE, HighWater
+from kvstore.meta.history.high_water import FILE, HighWater, _line
 from kvstore.meta.history.seen import SeenVersions, Version
 from kvstore.meta.history.verified import VerifiedStore
 from kvstore.meta.layout import LayoutStore
@@ -256,13 +256,50 @@ async def test_mark_of_another_process_ends_the_use_of_the_store(ensemble: Ensem
         await states.wait_for(SessionState.CONNECTED)
 
 
-@pytest.mark.parametrize("said", [f"another-cluster n1 {9:20d}\n", f"{CLUSTER} n2 {9:20d}\n", "torn", ""])
-async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, tmp_path: Path, said: str) -> None:
-    (tmp_path / FILE).write_text(said)
+# docs/protocol.md B29
+async def test_damaged_file_does_not_make_the_store_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
+    """One bit that turns over would stop every node of the cluster."""
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
         await settled(store)
-    assert (tmp_path / FILE).read_text().split("\n")[0].split() == [CLUSTER, "n1", "1"]
+    text = (tmp_path / FILE).read_bytes()
+    at = text.index(b" 1") + 1
+    (tmp_path / FILE).write_bytes(text[:at] + b"9" + text[at + 1 :])
+    async with opened(ensemble.session(), tmp_path) as store:
+        assert "a" in await store.children("/")
+        assert paths.OLDER_COPY not in ensemble.tree.paths()
+
+
+# docs/protocol.md P34
+@pytest.mark.parametrize("node", ["n1", "n2"])
+async def test_garbage_in_a_mark_stops_no_node_and_is_replaced(ensemble: Ensemble, tmp_path: Path, node: str) -> None:
+    async with opened(ensemble.session(), tmp_path / "1") as first, opened(ensemble.session(), tmp_path / "2", "n2"):
+        await first.create("/a")
+        await settled(first)
+        ensemble.tree._nodes[paths.high_water(node)].data = b"\xff garbage"
+        states = States(first)
+        ensemble.restore(ensemble.copy())
+        await states.wait_for(SessionState.CONNECTED)
+        mark = first._verifier.mark
+        assert mark is not None
+        before = mark.confirmed
+        await first.create("/b")
+        await settled(first)
+        assert mark.confirmed > before
+    async with opened(ensemble.session(), tmp_path / "1") as first:
+        assert "b" in await first.children("/")
+
+
+OTHERS = _line(b"another-cluster", b"n1", 9), _line(CLUSTER.encode(), b"n2", 9)
+
+
+@pytest.mark.parametrize("said", [*OTHERS, b"torn", b""])
+async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, tmp_path: Path, said: bytes) -> None:
+    (tmp_path / FILE).write_bytes(said)
+    async with opened(ensemble.session(), tmp_path) as store:
+        await store.create("/a")
+        await settled(store)
+    assert (tmp_path / FILE).read_text().split("\n")[0].split()[:3] == [CLUSTER, "n1", "1"]
 
 
 async def test_metadata_that_stay_as_they_are_cost_no_writes(ensemble: Ensemble, tmp_path: Path) -> None:

@@ -14,15 +14,18 @@ import asyncio
 import logging
 from contextlib import suppress
 
+from crc32c import crc32c
+
 from kvstore.env.ports import Disk
-from kvstore.errors import Corrupted, NoSuchNode
+from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, ensure_path
 
 log = logging.getLogger(__name__)
 
 FILE = "HIGH_WATER"
-"""In the node's data directory: cluster, node, count. A file of another cluster or node says nothing."""
+"""In the node's data directory: cluster, node, count, and a CRC32C of these. A file of another cluster or node, or one
+that is damaged, says nothing: a count that is too high would stop every node."""
 FILE_BYTES_MAX = 4_096
 DIGITS_MAX = 18
 MEMBERS_MAX = 7
@@ -36,8 +39,8 @@ BARRIER = "/barrier"
 
 
 class HighWater:
-    """One node's high-water mark in one cluster. Calls raise MetadataUnavailable, MetadataUnknown, and Corrupted if a
-    value in the store is not a number."""
+    """One node's high-water mark in one cluster. Calls raise MetadataUnavailable, MetadataUnknown. A mark in the store
+    that is no number proves nothing, and its node replaces it (docs/protocol.md, P34)."""
 
     def __init__(self, store: MetadataStore, disk: Disk, node: str, cluster: str) -> None:
         self._store, self._disk, self._node = store, disk, node
@@ -65,11 +68,12 @@ class HighWater:
         """Return why the store is an older copy of itself, or an empty string if it is not. A server that lags is not
         taken for an older copy: before a lower count is believed, a majority of the servers has agreed to a request,
         and the answering server has applied what was committed before."""
-        if self.confirmed <= (await self._read(self._path))[0]:
+        found, _ = await self._read(self._path)
+        if found is None or self.confirmed <= found:
             return ""
         await agreed_by_a_majority(self._store)
-        found = (await self._read(self._path))[0]
-        if self.confirmed <= found:
+        found, _ = await self._read(self._path)
+        if found is None or self.confirmed <= found:
             return ""
         return f"it has high-water mark {found} of node {self._node}, and {self.confirmed} was confirmed"
 
@@ -77,7 +81,9 @@ class HighWater:
         """Raise the count by one; with `rings` so that the others raise theirs, too, which confirms it. Raises
         VersionConflict, NodeExists if another process of this node was first."""
         count, version = await self._read(self._path)
-        if count < self.confirmed:
+        if count is None:
+            count = self.confirmed
+        elif count < self.confirmed:
             return
         data = b"%d" % (count + 1)
         if version is None:
@@ -117,13 +123,13 @@ class HighWater:
         found = {}
         for node in names:
             data, stat = await self._store.get(paths.high_water(node))
-            found[node] = _number(data, node), stat.modified_ms
+            found[node] = _number(data, node) or 0, stat.modified_ms
         newest = max((raised_ms for _, raised_ms in found.values()), default=0)
         recent = [node for node in found if found[node][1] >= newest - RECENT_MS]
         return {node: found[node] for node in recent[:MEMBERS_MAX]}
 
-    async def _read(self, path: str) -> tuple[int, int | None]:
-        """The count and its version; 0 and None if there is none."""
+    async def _read(self, path: str) -> tuple[int | None, int | None]:
+        """The count, None if it is no number, and its version; 0 and None if there is none."""
         try:
             data, stat = await self._store.get(path)
         except NoSuchNode:
@@ -131,10 +137,12 @@ class HighWater:
         return _number(data, path), stat.version
 
 
-def _number(data: bytes, what: str) -> int:
-    if not (data.isdigit() and len(data) <= DIGITS_MAX):
-        raise Corrupted(f"high-water mark of {what}: expected at most {DIGITS_MAX} digits, got {data[:40]!r}")
-    return int(data)
+def _number(data: bytes, what: str) -> int | None:
+    """Return the count; None, and log it, if it is no number."""
+    if data.isdigit() and len(data) <= DIGITS_MAX:
+        return int(data)
+    log.warning("high-water mark of %s: expected at most %d digits, got %r", what, DIGITS_MAX, data[:40])
+    return None
 
 
 async def agreed_by_a_majority(store: MetadataStore) -> None:
@@ -146,19 +154,28 @@ async def agreed_by_a_majority(store: MetadataStore) -> None:
 
 
 def _read(disk: Disk, node: str, cluster: str) -> int:
+    """Return the count of the file; 0 if there is none for this node of this cluster."""
     if not disk.exists(FILE):
         return 0
     try:
         file = disk.open(FILE)
         try:
-            words = file.read(0, FILE_BYTES_MAX).decode(errors="replace").partition("\n")[0].split()
+            line = file.read(0, FILE_BYTES_MAX).partition(b"\n")[0] + b"\n"
         finally:
             file.close()
     except OSError as error:
         log.error("%s cannot be read: %s", FILE, error)
         return 0
-    is_ours = len(words) == 3 and words[:2] == [cluster, node] and words[2].isdecimal()
-    return int(words[2]) if is_ours else 0
+    words = line.split()
+    if len(words) != 4 or not words[2].isdigit() or line != _line(words[0], words[1], int(words[2])):
+        log.error("%s: expected cluster, node, count and their CRC32C, got %r", FILE, line[:200])
+        return 0
+    return int(words[2]) if words[:2] == [cluster.encode(), node.encode()] else 0
+
+
+def _line(cluster: bytes, node: bytes, count: int) -> bytes:
+    text = b"%b %b %20d" % (cluster, node, count)
+    return b"%b %08x\n" % (text, crc32c(text))
 
 
 async def _write(disk: Disk, node: str, cluster: str, count: int) -> None:
@@ -166,7 +183,7 @@ async def _write(disk: Disk, node: str, cluster: str, count: int) -> None:
     is_new = not disk.exists(FILE)
     file = disk.open(FILE, create=True)
     try:
-        file.pwrite(0, f"{cluster} {node} {count:20d}\n".encode())
+        file.pwrite(0, _line(cluster.encode(), node.encode(), count))
         if is_new:
             disk.sync_dir("")
         done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
