@@ -12,7 +12,7 @@ import pytest
 from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import MetadataLost, MetadataUnavailable, NoSuchNode, OlderMetadata
 from kvstore.meta import paths
-from kvstore.meta.history import verifier
+from kvstore.meta.history import high_water, verifier
 from kvstore.meta.history.high_water import FILE, HighWater, _line
 from kvstore.meta.history.seen import SeenVersions, Version
 from kvstore.meta.history.verified import VerifiedStore
@@ -339,6 +339,34 @@ async def test_high_water_of_two_processes_of_a_node_never_falls(ensemble: Ensem
         await each.confirm()
         assert await each.why_older() == ""
     assert (first.confirmed, second.confirmed) == (4, 3)
+
+
+# docs/protocol.md B29
+async def test_high_water_is_confirmed_again_after_every_node_was_replaced(
+    ensemble: Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was replaced may come back: its own mark does not make the store an older copy."""
+    monkeypatch.setattr(high_water, "RINGS_MAX", 20)
+    store = ensemble.session()
+    marks = {
+        node: HighWater(store, DirectoryDisk(tmp_path / node), node, CLUSTER) for node in ("a", "b", "c", "x", "y")
+    }
+
+    async def ring(first: str, *others: str) -> bool:
+        before = marks[first].confirmed
+        await marks[first].raise_it(rings=True)
+        for each in others:
+            await marks[each].raise_it(rings=False)
+        await marks[first].confirm()
+        return marks[first].confirmed > before
+
+    assert [await ring(*nodes) for nodes in ("abc", "bca", "cab")] == [True] * 3
+    assert not any([await ring("x", "y") for _ in range(20)]), "two of five"
+    await ring("x", "y")
+    assert await ring("x", "y")
+    assert await marks["a"].why_older() == ""
+    assert await ring("a", "x", "y")
+    assert not await ring("x"), "three nodes now"
 
 
 def test_seen_versions_are_bounded_and_know_a_node_made_again() -> None:

@@ -1,5 +1,5 @@
-"""A model of two replicas of which one leads, while the others of the partition are away (docs/protocol.md, P40). Nobody
-can contradict a refused connection then. Each part is a rule that can be taken away.
+"""A model of two replicas, one of which leads, while the others of the partition are away (docs/protocol.md, P40). Then
+nobody can contradict a refused connection. Each part is a rule that can be taken away.
 
 The network changes to any refusals, back to none, and again to any. One process may die; its address refuses
 connections, too, and its session ends some time later.

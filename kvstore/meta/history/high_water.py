@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from kvstore.env.ports import Disk
-from kvstore.errors import NoSuchNode
+from kvstore.errors import NoSuchNode, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, ensure_path
 
@@ -32,10 +33,20 @@ MEMBERS_MAX = 7
 """Nodes of which a majority confirms: the first ones by name. In a large cluster it costs no more than in a small
 one."""
 MEMBERS_READ_MAX = 50
-RECENT_MS = 30 * 86_400_000
-"""A node whose count is so much older than the newest one has left the cluster."""
+RINGS_MAX = 10_000
+"""A node that leaves so many rings in a row unanswered has left the cluster. They take 8 h at least."""
+GONE = b"gone"
+"""In place of the count of a node that has left. It proves nothing, like any other that is no number, so the node may
+come back. Without its mark, its node would take the store for an older copy."""
 BARRIER = "/barrier"
 """Nobody ever creates this node."""
+
+
+class _Mark(NamedTuple):
+    """A node's mark in the store."""
+
+    value: int
+    version: int
 
 
 class HighWater:
@@ -52,6 +63,8 @@ class HighWater:
         """The count that was acknowledged last, until it is confirmed."""
         self._others: dict[str, int] = {}
         """The counts of others after that."""
+        self._unanswered: dict[str, int] = {}
+        """The number of rings in a row that others have not answered."""
         self._rings_heard = 0
         """The version of the directory up to which this node has answered."""
 
@@ -92,7 +105,7 @@ class HighWater:
         else:
             await self._store.set(self._path, data, version)
         if rings:
-            self._others = {node: each for node, (each, _) in (await self._members()).items()}
+            await self._note_unanswered(await self._marks())
             self._raised = count + 1
             rung = await self._store.set(paths.HIGH_WATER, self._node.encode(), -1)
             if rung == self._rings_heard + 1:
@@ -111,22 +124,37 @@ class HighWater:
         """Confirm the count that was raised last, if a majority has raised its counts since. Raises OSError if the file
         could not be written."""
         raised, members = self._raised, await self._members()
-        later = [node for node, (count, _) in members.items() if count > self._others.get(node, 0)]
+        later = [node for node, count in members.items() if count > self._others.get(node, 0)]
         if raised is None or 2 * len({*later, self._node}) <= len({*members, self._node}):
             return
         self.confirmed, self._raised = max(self.confirmed, raised), None
         await _write(self._disk, self._node, self.cluster, self.confirmed)
 
-    async def _members(self) -> dict[str, tuple[int, int]]:
-        """Counts of the nodes, and when they were raised: of some that were there lately."""
+    async def _note_unanswered(self, marks: dict[str, _Mark]) -> None:
+        """Remember the counts of others at this ring, and which of them have not answered the one before. Note in the
+        store which nodes have left."""
+        before, self._others = self._others, {node: mark.value for node, mark in marks.items()}
+        still = [node for node, count in self._others.items() if before.get(node) == count]
+        self._unanswered = {node: self._unanswered.get(node, 0) + 1 for node in still}
+        for node in [node for node, rings in self._unanswered.items() if rings >= RINGS_MAX]:
+            log.warning("node=%s has not raised its high-water mark for %d rings: it has left", node, RINGS_MAX)
+            with suppress(VersionConflict, NoSuchNode):
+                await self._store.set(paths.high_water(node), GONE, marks[node].version)
+
+    async def _members(self) -> dict[str, int]:
+        """The counts of the nodes of which a majority confirms."""
+        marks = await self._marks()
+        return {node: marks[node].value for node in list(marks)[:MEMBERS_MAX]}
+
+    async def _marks(self) -> dict[str, _Mark]:
+        """The marks of the nodes that have not left."""
         names = (await self._store.children(paths.HIGH_WATER))[:MEMBERS_READ_MAX]
         found = {}
         for node in names:
             data, stat = await self._store.get(paths.high_water(node))
-            found[node] = _number(data, node) or 0, stat.modified_ms
-        newest = max((raised_ms for _, raised_ms in found.values()), default=0)
-        recent = [node for node in found if found[node][1] >= newest - RECENT_MS]
-        return {node: found[node] for node in recent[:MEMBERS_MAX]}
+            if data != GONE:
+                found[node] = _Mark(_number(data, node) or 0, stat.version)
+        return found
 
     async def _read(self, path: str) -> tuple[int | None, int | None]:
         """The count, None if it is no number, and its version; 0 and None if there is none."""
@@ -141,6 +169,8 @@ def _number(data: bytes, what: str) -> int | None:
     """Return the count; None, and log it, if it is no number."""
     if data.isdigit() and len(data) <= DIGITS_MAX:
         return int(data)
+    if data == GONE:
+        return None
     log.warning("high-water mark of %s: expected at most %d digits, got %r", what, DIGITS_MAX, data[:40])
     return None
 

@@ -161,8 +161,7 @@ class RoleMachine:
             return []
         abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
         self.role = Role.FOLLOWING
-        if self._has_led or record.server != self._deposed_by:
-            self._deposed_by = record.server if self._has_led else None
+        self._deposed_by = record.server if self._has_led or record.server == self._deposed_by else None
         self._has_led = False
         self._record, self._graced_from = record, inf
         return abandoned + self._follow(record.server)

@@ -168,7 +168,7 @@ def _verified_once(patch: pytest.MonkeyPatch) -> None:
 # docs/protocol.md B29
 @mutant("a high-water mark counts without the others", "older_metadata")
 def _confirmed_alone(patch: pytest.MonkeyPatch) -> None:
-    async def members(self: HighWater) -> dict[str, tuple[int, int]]:
+    async def members(self: HighWater) -> dict[str, int]:
         return {}
 
     patch.setattr(HighWater, "_members", members)
