@@ -56,7 +56,7 @@ class TrialFailed(OSError):
     """A step of a trial raised OSError."""
 
     def __init__(self, step: str, error: OSError) -> None:
-        super().__init__(error.errno or 0, error.strerror or str(error), error.filename)
+        super().__init__(error.errno, error.strerror or str(error), error.filename)
         self.step = step
 
 
@@ -109,7 +109,7 @@ def write_fault(place: Path) -> WriteFault | None:
             _try_directory(there)
     except TrialFailed as failed:
         where = failed.filename if failed.step == "look at the directory" else None
-        return WriteFault(str(where or there), failed.step, failed.errno, failed.strerror)
+        return WriteFault(str(where or there), failed.step, failed.errno or 0, failed.strerror or str(failed))
     return None
 
 
