@@ -97,6 +97,25 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
         assert cluster.status(node)["id"] == node
 
 
+def test_each_node_answers_the_probes_of_apaches_bookie(cluster: Cluster) -> None:
+    """Helm charts of Apache Pulsar probe these pages; each was a 404."""
+    for node in cluster.ids:
+        pages = {name: f"/api/v1/bookie/{name}" for name in ("is_ready", "state", "state/readonly", "info")}
+        found = {name: cluster.http(node, page) for name, page in pages.items()}
+        assert cluster.http(node, "/heartbeat") == b"OK\n"
+        assert found["is_ready"] == b"OK"
+        state = {"running": True, "readOnly": False, "shuttingDown": False, "availableForHighPriorityWrites": True}
+        assert json.loads(found["state"]) == state
+        assert json.loads(found["state/readonly"]) == {"readOnly": False}
+        info = json.loads(found["info"])
+        assert 0 < info["freeSpace"] <= info["totalSpace"]
+        of_all = json.loads(cluster.http(node, "/api/v1/bookie/cluster_info"))
+        assert of_all["auditorElected"]
+        assert of_all["auditorId"].startswith("n")
+        counted = {"totalBookiesCount": 3, "writableBookiesCount": 3, "readonlyBookiesCount": 0}
+        assert of_all.items() >= (counted | {"unavailableBookiesCount": 0, "ledgerReplicationEnabled": True}).items()
+
+
 def test_a_page_whose_name_points_here_is_told_nothing_but_health(cluster: Cluster) -> None:
     """Nobody is asked who he is; the machine's own name and addresses are right."""
     host, port = cluster.address("n1", "http")
