@@ -19,13 +19,14 @@ from kvstore import config as toml
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster, http_ok
+from kvstore.devcluster.record import Record
 from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.ring.ring import Ring
 from kvstore.server.app import VERSION
 from kvstore.server.config import NodeConfig
 from tests.commands import kvstore
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -185,6 +186,22 @@ def test_an_address_that_is_none_is_wrong_usage(arguments: tuple[str, ...], word
     assert words in answer.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("word", ["real/n1/node.toml", "link/n1/node.toml", "./link/n1/node.toml"])
+def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) -> None:
+    """Nodes may be started by hand, through a symbolic link or by a relative path."""
+    (tmp_path / "real" / "n1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    planned = layout.plan(Wish(data_dir=tmp_path / "real"), None)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "node", "run", "--config", word]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            wait_until_blocking(psutil.Process(process.pid).cmdline, what="the process' words")
+            found = LocalCluster(tmp_path / "link")._with_those_that_run(planned)
+            assert [node.pid for node in found.nodes] == [process.pid, None, None]
+        finally:
+            process.kill()
+
+
 def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +212,27 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster may have these ports
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
+
+
+def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It printed the last lines of a process that had been stopped in order."""
+    (tmp_path / "logs").mkdir()
+    log, output = tmp_path / "logs" / "n1.log", tmp_path / "logs" / "n1.out"
+    log.write_text("node=n1 stops\n")
+    output.write_text("of an earlier day\n")
+
+    class Failing(LocalCluster):
+        def _spawn(self, name: str, command: list[str]) -> int:
+            output.write_text("begun again\n")
+            return os.getpid()
+
+    cluster = Failing(tmp_path)
+    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    cluster.start_node("n1")
+    monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
+    with pytest.raises(Unavailable) as refused:
+        cluster.wait_ready(timeout_s=1)
+    assert str(refused.value) == "node n1 ended while starting; it said:\nbegun again"
 
 
 def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
