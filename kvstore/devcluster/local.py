@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,29 @@ class LocalCluster:
                 secure.make([node.id for node in cluster.nodes], is_new=found is None)
             _write(files)
             self._found_running = {node.id for node in cluster.nodes if self._runs(node)}
-            ring = self._start(cluster)
+            try:
+                ring = self._start(cluster)
+            except BaseException:
+                if found is None:
+                    self._forget_unless_started(files)
+                raise
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
         self._wait_for_rise(cluster)
         if secure is not None:
             _refuse_other_password(cluster, secure)
         return self.load()
+
+    def _forget_unless_started(self, files: Iterable[Path]) -> None:
+        """Remove the record and these files of a new cluster of which nothing was started: commands would look for
+        nodes that never ran, and the next `up` may have other options."""
+        cluster = self.load()
+        was_started = cluster.zookeeper_pid is not None or any(node.pid is not None for node in cluster.nodes)
+        if was_started or self.is_running():
+            return
+        self._record.remove()
+        for path in files:
+            path.unlink(missing_ok=True)
 
     def down(self) -> list[str]:
         """Stop every process of the cluster, and return their names. Its data stays."""

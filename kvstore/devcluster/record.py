@@ -59,6 +59,9 @@ class Record:
     def save(self, cluster: ClusterFile) -> None:
         replace_file(self._path, json.dumps(cluster.document(), indent=2) + "\n")
 
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:
         """Two calls of `up` at once would start everything twice."""

@@ -19,6 +19,7 @@ from kvstore import config as toml
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster, http_ok
+from kvstore.devcluster.ports import is_free
 from kvstore.devcluster.record import Record
 from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError, Unavailable
@@ -87,6 +88,54 @@ def test_what_is_no_cluster_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(ConfigError, match=f"{tmp_path}/cluster.json is not a cluster file"):
         LocalCluster(tmp_path).load()
+
+
+@pytest.mark.parametrize("settings", [(), ("--set", "log.roll_age_s=60")])
+def test_a_first_up_that_fails_leaves_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
+) -> None:
+    """It left a record, and the next command looked for nodes that had never been started."""
+    offset = free_offset()
+
+    def no_java(_: object) -> Path:
+        raise ConfigError("no Java here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvstore.devcluster.zookeeper.find_java", no_java)
+        answer = kvstore("up", "--detach", "--data-dir", str(tmp_path), "--port-offset", str(offset), *settings)
+    assert (answer.returncode, "no Java here" in answer.stderr) == (1, True)
+    assert not (tmp_path / "cluster.json").exists()
+    assert not list(tmp_path.rglob("node.toml")), "the next `up` may have other options"
+    put = kvstore("put", "k", "v", "--data-dir", str(tmp_path))
+    assert put.returncode == 1
+    assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json: start one with `kvstore up`")
+
+
+def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
+    """They waited for their timeout, and printed gRPC's own words."""
+    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    Record(tmp_path).save(planned)
+    for command in (("put", "k", "v"), ("get", "k"), ("scan",), ("watch", "k")):
+        answer = kvstore(*command, "--data-dir", str(tmp_path))
+        addresses = ", ".join(node.grpc for node in planned.nodes)
+        assert answer.returncode == 1
+        said = f"kvstore: no node of the cluster in {tmp_path} listens at {addresses}; start it: "
+        assert answer.stderr.startswith(said), command
+        assert answer.stderr.endswith(f" up --data-dir {tmp_path}\n")
+
+
+def free_offset() -> int:
+    """Where no node of this machine listens."""
+    return next(
+        each
+        for each in range(20_000, 24_000, 100)
+        if all(is_free(address) for _, address in layout.listeners(_planned(each), {"n1", "n2", "n3"}))
+        and is_free(_planned(each).store.hosts[0])
+    )
+
+
+def _planned(offset: int) -> ClusterFile:
+    return layout.plan(Wish(data_dir=Path(), port_offset=offset), None)
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
