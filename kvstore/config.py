@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvstore.errors import ConfigError
 from kvstore.places import fault_of
+from kvstore.ranges import range_faults_of
 
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z_]+(\.[a-z_]+)*")
@@ -123,24 +124,38 @@ def to_toml(config: Any) -> str:
 
 
 def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[Fault]) -> Any:
+    """Build `cls`, or return None if it cannot be built. Adds every fault that can be known: checks of several settings
+    against each other need a value of the right type for each, so a table with a wrong value only has its names, types
+    and ranges checked. An unknown name hides nothing."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    faults_before = len(faults)
     known = {*fields, *getattr(cls, "RETIRED", ())}  # what old files have is not read, and is no fault
     faults += [Fault(f"{prefix}{name}", _unknown(name, tuple(fields))) for name in table if name not in known]
     values: dict[str, Any] = {}
+    missing, is_whole = set[str](), True
     for name, field in fields.items():
         if name in table:
-            values[name] = _value(table[name], hints[name], f"{prefix}{name}", faults)
+            faults_before = len(faults)
+            value = _value(table[name], hints[name], f"{prefix}{name}", faults)
+            if len(faults) == faults_before or dataclasses.is_dataclass(value):
+                values[name] = value
+            else:
+                is_whole = False
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             faults.append(Fault(f"{prefix}{name}", "missing"))
-    if len(faults) > faults_before:
-        return None
+            missing.add(name)
+            if hints[name] in (str, Path):
+                values[name] = hints[name](name)  # so that the others can be checked
+            else:
+                is_whole = False
     try:
-        return cls(**values)
+        value = cls(**values) if is_whole else None
+        found = [] if is_whole else range_faults_of(cls, values)
     except (ValueError, ConfigError) as error:
-        faults += [_placed(text, prefix, fields) for text in getattr(error, "faults", (str(error),))]
-        return None
+        value, found = None, list(getattr(error, "faults", (str(error),)))
+    placed = [_placed(text, prefix, fields) for text in found]
+    faults += [each for each in placed if each.name.removeprefix(prefix) not in missing]
+    return None if missing else value
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:

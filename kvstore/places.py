@@ -1,4 +1,4 @@
-"""Checks paths of files and folders, and refuses URLs. Decides only.
+"""Checks paths of files and folders, refuses URLs, and compares places by where their paths lead.
 
 Everything that is given a path reads and writes it as one of a file system that this machine has mounted. A URL would
 become folders of the working directory, `s3:/bucket/x`, and a backup in it would be nowhere.
@@ -29,3 +29,13 @@ def local_path(place: str | Path) -> Path:
     if fault := fault_of(place):
         raise ConfigError(fault)
     return Path(place)
+
+
+def is_same_place(one: str | Path, other: str | Path) -> bool:
+    """Return True if both paths lead to one place: symbolic links give a place several paths."""
+    return Path(one).resolve() == Path(other).resolve()
+
+
+def is_within(place: str | Path, folder: str | Path) -> bool:
+    """Return True if the place is the folder or below it, whichever paths lead to both."""
+    return Path(place).resolve().is_relative_to(Path(folder).resolve())

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -73,10 +74,16 @@ def range_of(hint: Any) -> Range | None:
 
 def range_faults(settings: Any) -> list[str]:
     """Every setting of a dataclass whose number is out of its range, as `name: want …, got …`."""
+    cls = settings.__class__
+    return range_faults_of(cls, {name: getattr(settings, name) for name in ranges_of(cls)})
+
+
+def range_faults_of(cls: Any, values: Mapping[str, Any]) -> list[str]:
+    """Return the same for some values of a dataclass that cannot be built."""
     return [
-        f"{name}: want {each}, got {_shown(getattr(settings, name))}"
-        for name, each in ranges_of(settings.__class__).items()
-        if not each.admits(getattr(settings, name))
+        f"{name}: want {each}, got {_shown(values[name])}"
+        for name, each in ranges_of(cls).items()
+        if name in values and not each.admits(values[name])
     ]
 
 

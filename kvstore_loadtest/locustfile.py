@@ -35,6 +35,7 @@ from kvstore_loadtest.generator.courier import Courier
 from kvstore_loadtest.generator.expectations import Expectations
 from kvstore_loadtest.generator.goals import unknown
 from kvstore_loadtest.generator.grpc_user import GrpcUser
+from kvstore_loadtest.generator.interrupts import interrupt_main_greenlet
 from kvstore_loadtest.generator.last_reports import LastReports
 from kvstore_loadtest.generator.options import Options, add_options, options_of
 from kvstore_loadtest.generator.own_user import OwnUser, own_users
@@ -97,6 +98,7 @@ def on_parser(parser: ArgumentParser) -> None:
 
 @events.init.add_listener
 def on_init(environment: Environment, **_: Any) -> None:
+    interrupt_main_greenlet()
     environment.stop_timeout = max(environment.stop_timeout or 0.0, STOP_S)
     environment.kvstore_recorder = recorder = Recorder()
     environment.events.request.add_listener(partial(record, recorder))

@@ -31,7 +31,7 @@ from kvstore.bookie.held import Held
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.room import JournalFull
+from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, Keys
 from kvstore.bookie.ledger import Listener
@@ -187,6 +187,11 @@ class BookieStorage:
     def is_readonly(self) -> bool:
         """Ordinary adds are refused: the disk is full but for the reserve."""
         return self.journal.is_full
+
+    @property
+    def takes_copies(self) -> bool:
+        """Return True if recovery adds are accepted. A read-only bookie accepts them as long as the reserve allows."""
+        return self.journal.has_room(Use.COPY, 0)
 
     def _rolled(self, segment: Segment) -> None:
         segment.release()

@@ -11,14 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from kvstore.cli import recovery
-from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, cluster_id, confirm, with_tools
+from kvstore.cli.cluster import (
+    PATIENCE_S,
+    DataDir,
+    Json,
+    Server,
+    Tools,
+    ZooKeeper,
+    checked_address,
+    cluster_id,
+    confirm,
+    metadata_tls,
+    with_tools,
+)
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.status.known import Where, cluster_report, from_store_or_servers
-from kvstore.errors import BookieError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode, StoreError
+from kvstore.errors import BookieError, ConfigError, Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode, StoreError
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, encode_cookie
 from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.registration import Bookies as Registered
+from kvstore.meta.registration import RegistrationClient
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
@@ -40,6 +54,7 @@ def register(app: typer.Typer) -> None:
     bookie.command("scrub")(scrub)
     bookie.command("decommission")(decommission)
     bookie.command("recover")(recover_copies)
+    bookie.command("racks")(racks)
     app.add_typer(bookie, name="bookie")
     autorecovery = typer.Typer(no_args_is_help=True, help="Copies that lost bookies had, made again on others.")
     recovery.register(autorecovery)
@@ -159,6 +174,45 @@ def cookie(
     print(
         as_json(asdict(found) | {"version": version}) if json else f"{encode_cookie(found).decode()}version: {version}"
     )
+
+
+def racks(
+    pulsar: Annotated[
+        str,
+        typer.Option(callback=checked_address, help="Pulsar's metadata store, a ZooKeeper: HOST:PORT,...[/CHROOT]."),
+    ],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Write the zone of every registered bookie as its rack where Apache Pulsar reads racks. Run it again after a disk
+    was replaced: the bookie has another id then. Entries of other bookies stay."""
+    from kvstore.meta.address import Kind, parse
+    from kvstore.meta.connect import connect
+    from kvstore.meta.pulsar_racks import PulsarRacks, racks_of, shared_hosts
+
+    if parse(pulsar).kind is not Kind.ZOOKEEPER:
+        raise ConfigError(f"--pulsar: expected a ZooKeeper, got {pulsar}; set racks by `pulsar-admin bookies` there")
+
+    async def work(tools: Tools) -> tuple[Registered, dict[str, str]]:
+        bookies = await RegistrationClient(tools.store).bookies()
+        # Without a login: what it creates must be Pulsar's, too.
+        store = await connect(pulsar, tls=metadata_tls(), timeout_s=PATIENCE_S)
+        try:
+            return bookies, dict(racks_of(await PulsarRacks(store).write_zones(bookies)))
+        finally:
+            await store.close()
+
+    bookies, found = with_tools(data_dir, zookeeper, work, server)
+    rows = [{"bookie": each, "address": bookies.all.get(BookieId(each)), "rack": found[each]} for each in sorted(found)]
+    print(as_json(rows) if json else as_table(rows) if rows else "no bookie has a zone")
+    for host, there in shared_hosts(bookies).items():
+        typer.echo(
+            f"warning: {', '.join(there)} share the host {host}; Pulsar applies one rack to all of them", err=True
+        )
+    for bookie in sorted(bookies.all.keys() - bookies.zones.keys()):
+        typer.echo(f"warning: {bookie} has no zone; Pulsar puts it into its default rack", err=True)
 
 
 def scrub(

@@ -215,7 +215,7 @@ async def _reachable(address: str) -> str:
     from kvstore.meta.address import parse
 
     found = parse(address)
-    answers = await asyncio.gather(*map(_takes_connections, found.hosts))
+    answers = await asyncio.gather(*map(takes_connections, found.hosts))
     told = list(zip(found.hosts, answers, strict=True))
     nameless = [f"{host} ({answer.strerror})" for host, answer in told if isinstance(answer, socket.gaierror)]
     if all(answer is False or isinstance(answer, socket.gaierror) for answer in answers):
@@ -228,7 +228,7 @@ async def _reachable(address: str) -> str:
     return address.replace(",".join(found.hosts), ",".join(hosts)) if hosts else address
 
 
-async def _takes_connections(address: str) -> bool | socket.gaierror | None:
+async def takes_connections(address: str) -> bool | socket.gaierror | None:
     """Whether something listens there, at any address of the host; why the host has none; or None if neither can be
     told in time."""
     from kvstore.env.dns.names import NAMES, NoAnswer

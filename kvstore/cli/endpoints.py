@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from kvstore.cli.cluster import Server as Server
-from kvstore.cli.cluster import recorded, recorded_instance, tls_of_environment
+from kvstore.cli.cluster import recorded, recorded_instance, takes_connections, tls_of_environment
+from kvstore.cli.own_command import how_to_start
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import Unavailable
 
@@ -25,11 +27,22 @@ def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout
 
 
 def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
-    return recorded(
+    """Raises Unavailable at once if no node listens: a client would try again until its timeout."""
+    found = recorded(
         data_dir,
-        lambda document: tuple(node["grpc"] for node in document["nodes"]),
+        lambda document: tuple(str(node["grpc"]) for node in document["nodes"]),
         or_by="--server or --zookeeper",
     )
+    if run(lambda: _all_refuse(found)):
+        raise Unavailable(
+            f"no node of the cluster in {data_dir} listens at {', '.join(found)}; start it: {how_to_start(data_dir)}"
+        )
+    return found
+
+
+async def _all_refuse(addresses: Sequence[str]) -> bool:
+    """Return True if nothing listens at any of the addresses. One that does not say may be there."""
+    return all(answer is False for answer in await asyncio.gather(*map(takes_connections, addresses)))
 
 
 def _of_zookeeper(address: str) -> tuple[str, ...]:

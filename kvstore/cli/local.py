@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -17,6 +15,7 @@ import typer
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_address, checked_path, tls_of_environment
 from kvstore.cli.node.check import Settings, settings_of
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.own_command import data_dir_option, own_command
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Kind
 from kvstore.wal.config import Keepers
@@ -112,7 +111,7 @@ def up(
 def _run_up(wish: Wish, *, detach: bool, json: bool) -> None:
     from kvstore.devcluster.local import LocalCluster
 
-    cluster, stop = LocalCluster(wish.data_dir, _say), f"{_own_command()} down{_where(wish.data_dir)}"
+    cluster, stop = LocalCluster(wish.data_dir, _say), f"{own_command()} down{data_dir_option(wish.data_dir)}"
     was_running = cluster.is_running()
     try:
         found = cluster.up(wish)
@@ -294,7 +293,7 @@ def _drain(address: str, timeout_s: float) -> list[str]:
 def _welcome(found: ClusterFile, data_dir: Path) -> str:
     from kvstore.devcluster.local import secure_folder
 
-    where = _where(data_dir)
+    where = data_dir_option(data_dir)
     store = f"{found.store.kind.shown} {found.zookeeper}"
     rows = [
         {
@@ -306,7 +305,7 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
         | ({"bookie": node.bookie} if found.bookies is Keepers.NODES else {})
         for node in found.nodes
     ]
-    kvstore = _own_command()
+    kvstore = own_command()
     folder = secure_folder(found)
     return "\n".join(
         [
@@ -354,24 +353,6 @@ def _secure_clients(found: ClusterFile, folder: SecureFolder, data_dir: Path) ->
         f"  curl {own} --netrc-file {netrc} https://{first.http}/",
         f"  Python: with kvstore.client.Client({url!r}) as client: client.put(b'answer', b'42')",
     ]
-
-
-def how_to_start(data_dir: Path) -> str:
-    """The command that starts what is down of a local cluster."""
-    return f"{_own_command()} up{_where(data_dir)}"
-
-
-def _where(data_dir: Path) -> str:
-    return "" if data_dir == Path("data") else f" --data-dir {shlex.quote(str(data_dir))}"
-
-
-def _own_command() -> str:
-    """How this very program is called from here: by its name if the shell finds it, else by its path."""
-    own = Path(sys.executable).with_name("kvstore")
-    found = shutil.which("kvstore")
-    if (found is not None and Path(found).samefile(own)) or not own.exists():
-        return "kvstore"
-    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)
 
 
 def _wait_for_interrupt() -> None:

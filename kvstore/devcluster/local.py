@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.pages import http_ok, is_stranger, python_of, rise_waits_for, why_not
 from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
-from kvstore.devcluster.processes import has_threads, is_alive
+from kvstore.devcluster.processes import has_threads, is_alive, names_place
 from kvstore.devcluster.record import Progress, Record, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
@@ -78,6 +78,10 @@ class LocalCluster:
         self.data_dir = local_path(data_dir).resolve()
         self._progress = progress
         self._record = Record(self.data_dir)
+        self._found_running: set[str] = set()
+        """Nodes that ran before this `up`: such a node may have received SIGTERM and still be stopping."""
+        self._said_before: dict[Path, int] = {}
+        """Bytes of each output file from before its node's last start here."""
 
     def load(self) -> ClusterFile:
         """Read the cluster's record. Raises ConfigError if there is no cluster here."""
@@ -104,13 +108,30 @@ class LocalCluster:
             if (secure := secure_folder(cluster)) is not None:
                 secure.make([node.id for node in cluster.nodes], is_new=found is None)
             _write(files)
-            ring = self._start(cluster)
+            self._found_running = {node.id for node in cluster.nodes if self._runs(node)}
+            try:
+                ring = self._start(cluster)
+            except BaseException:
+                if found is None:
+                    self._forget_unless_started(files)
+                raise
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
         self._wait_for_rise(cluster)
         if secure is not None:
             _refuse_other_password(cluster, secure)
         return self.load()
+
+    def _forget_unless_started(self, files: Iterable[Path]) -> None:
+        """Remove the record and these files of a new cluster of which nothing was started: commands would look for
+        nodes that never ran, and the next `up` may have other options."""
+        cluster = self.load()
+        was_started = cluster.zookeeper_pid is not None or any(node.pid is not None for node in cluster.nodes)
+        if was_started or self.is_running():
+            return
+        self._record.remove()
+        for path in files:
+            path.unlink(missing_ok=True)
 
     def down(self) -> list[str]:
         """Stop every process of the cluster, and return their names. Its data stays."""
@@ -160,7 +181,9 @@ class LocalCluster:
             self._name_secret(config, cluster)
         else:
             replace_file(config, toml.to_toml(layout.node_config(cluster, node, self.data_dir)))
+        self._said_before |= {path: path.stat().st_size for path in self._outputs(name) if path.exists()}
         pid = self._spawn(name, self._command(node))
+        self._found_running.discard(name)
         self._record.save(cluster.with_pid(name, pid))
         return pid
 
@@ -195,13 +218,13 @@ class LocalCluster:
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return when every node of the cluster serves and every partition has a leader. Raises Unavailable, at once if
-        a node has ended: others may wait for it."""
+        a node has ended that was started here: others may wait for it. A node that was stopping is started again."""
         cluster = self.load()
-        nodes, secure = cluster.nodes, secure_folder(cluster)
-        for node in nodes:
+        secure = secure_folder(cluster)
+        for node in cluster.nodes:
             scheme = "http" if secure is None else "https"
             self._progress(f"waiting for node {node.id} at {scheme}://{node.http}")
-            self._wait(node, nodes, secure, timeout_s)
+            self._wait(node, secure, timeout_s)
 
     def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
@@ -228,7 +251,7 @@ class LocalCluster:
         for node in [each for each in cluster.nodes if each.pid is not None and not self._runs(each)]:
             self._progress(f"starting node {node.id}")
             self.start_node(node.id)
-        if cluster.own_zookeeper and self._own_store_or_none(cluster) is None:
+        if cluster.own_zookeeper and not self._serves_or_ends(cluster):
             self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
             self.start_zookeeper()
         ring, instance = asyncio.run(_found(cluster, self._progress))
@@ -238,6 +261,21 @@ class LocalCluster:
                 self._progress(f"starting node {node.id}")
                 self.start_node(node.id)
         return ring
+
+    def _serves_or_ends(self, cluster: ClusterFile) -> bool:
+        """Return True once the cluster's own metadata store serves, False once it does not run. A store that received
+        SIGTERM runs for a moment without serving. Raises Unavailable."""
+        deadline, is_told = time.monotonic() + START_TIMEOUT_S, False
+        while (own := self._own_store_or_none(cluster)) is not None:
+            if own.is_ready():
+                return True
+            if not is_told:
+                self._progress(f"waiting for {own.program} at {own.address}, which runs and does not serve")
+                is_told = True
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{own.program} at {own.address} runs, and does not serve; see {own.directory}")
+            time.sleep(POLL_S)
+        return False
 
     def _with_secret(self, cluster: ClusterFile, *, is_new: bool) -> ClusterFile:
         """With a secret that is there. It is made once: another one would be another cluster's. Raises ConfigError."""
@@ -255,7 +293,7 @@ class LocalCluster:
             replace_file(config, f"secret_file = {json.dumps(cluster.secret_file)}\n{text}")
 
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
-        """An append to the log of each partition and a read of it, by each node."""
+        """Have each node append to the log of each partition and read it. Raises Unavailable."""
         deadline = time.monotonic() + PROBE_TIMEOUT_S
         secure = secure_folder(cluster)
         tls, login = (None, None) if secure is None else (secure.tls, secure.login())
@@ -266,9 +304,14 @@ class LocalCluster:
                     probe(node.grpc, node.resp, keys, tls=tls, login=login)
                     break
                 except Unavailable:
+                    if self._start_ended():
+                        self.wait_ready()
+                        deadline = time.monotonic() + PROBE_TIMEOUT_S
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(POLL_S)
+        if self._start_ended():
+            self.wait_ready()
 
     # docs/protocol.md V1
     def _wait_for_rise(self, cluster: ClusterFile) -> None:
@@ -288,12 +331,10 @@ class LocalCluster:
         _end([node.pid for node in running if node.pid is not None], signal.SIGTERM, STOP_TIMEOUT_S)
         return [node.id for node in running]
 
-    def _wait(self, node: NodePlace, nodes: Sequence[NodePlace], secure: SecureFolder | None, timeout_s: float) -> None:
+    def _wait(self, node: NodePlace, secure: SecureFolder | None, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not http_ok(node.http, "/clusterz", secure):
-            for each in nodes:
-                if not self._runs(each):
-                    raise Unavailable(f"node {each.id} ended while starting; it said:\n{self._last_words(each.id)}")
+            self._start_ended()
             if time.monotonic() > deadline:
                 said = why_not(node.http, "/clusterz", secure)
                 raise Unavailable(
@@ -302,13 +343,28 @@ class LocalCluster:
                 )
             time.sleep(POLL_S)
 
+    def _start_ended(self) -> bool:
+        """Start the nodes that were stopping when they were found and have ended since. Return True if there were any.
+        Raises Unavailable for any other node that has ended: it ended while it started."""
+        ended = [node.id for node in self.load().nodes if not self._runs(node)]
+        for name in ended:
+            if name not in self._found_running:
+                raise Unavailable(f"node {name} ended while starting; it said:\n{self._last_words(name)}")
+            with self._record.lock(self._progress):
+                if not self._runs(self.load().node(name)):
+                    self._progress(f"node {name} was stopping, and has ended; starting it")
+                    self.start_node(name)
+        return bool(ended)
+
+    def _outputs(self, name: str) -> tuple[Path, Path]:
+        """The files that a node writes its log, and anything else, to."""
+        logs = self.data_dir / "logs"
+        return logs / f"{name}.log", logs / f"{name}.out"
+
     def _last_words(self, name: str) -> str:
-        texts = [
-            path.read_text(encoding="utf-8", errors="replace")
-            for path in (self.data_dir / "logs" / f"{name}.log", self.data_dir / "logs" / f"{name}.out")
-            if path.exists()
-        ]
-        return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts) or "nothing"
+        """Return what the node's process said last, without what processes before it said."""
+        texts = [said_since(path, self._said_before.get(path, 0)) for path in self._outputs(name) if path.exists()]
+        return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts if text) or "nothing"
 
     def is_running(self) -> bool:
         """Whether any of its processes is up. Raises ConfigError if its file cannot be read."""
@@ -348,6 +404,12 @@ class LocalCluster:
                 time.sleep(POLL_S)  # perhaps of one of ours that was killed a moment ago
                 continue
             raise ConfigError(taken_message(taken))
+
+
+def said_since(path: Path, size: int) -> str:
+    """Return the text of a file behind its first `size` bytes; all of it if the file was begun again."""
+    data = path.read_bytes()
+    return data[size if size <= len(data) else 0 :].decode("utf-8", errors="replace")
 
 
 def secure_folder(cluster: ClusterFile) -> SecureFolder | None:
@@ -450,7 +512,8 @@ def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
                 break
             time.sleep(POLL_S)
             words = process.cmdline()
-        return words[-4:] == ["node", "run", "--config", config] and has_threads(process)
+        runs_node = words[-4:-1] == ["node", "run", "--config"] and names_place(process, words[-1], config)
+        return runs_node and has_threads(process)
     except psutil.Error:
         return False
 

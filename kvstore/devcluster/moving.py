@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ import psutil
 
 from kvstore import config as toml
 from kvstore.devcluster.layout import ClusterFile
+from kvstore.devcluster.processes import place_of
 from kvstore.devcluster.record import Record, replace_file
 from kvstore.errors import ConfigError
+from kvstore.places import is_same_place, is_within
 from kvstore.server.config import NodeConfig
+
+_MARKS = ("node.toml", "zoo.cfg", "etcd/data")
+"""The ends of the arguments by which the processes of a cluster are known: of nodes, ZooKeeper and etcd."""
 
 
 def move_here(data_dir: Path) -> None:
@@ -20,7 +26,7 @@ def move_here(data_dir: Path) -> None:
     same call, since the record comes last. Raises ConfigError where something of the cluster runs."""
     record = Record(data_dir)
     found = record.read_or_none()
-    if found is None or found.data_dir.resolve() == data_dir.resolve():
+    if found is None or is_same_place(found.data_dir, data_dir):
         return
     old = found.data_dir
     if running := _running(old):
@@ -49,9 +55,10 @@ def with_paths(value: Any, old: Path, new: Path) -> Any:
 
 
 def _running(folder: Path) -> str:
-    """A process that names something in the folder, as nodes and their ZooKeeper do; empty if there is none."""
+    """Describe a process that uses a file in the folder, as nodes and their metadata store do; empty if none does."""
     for process in psutil.process_iter(["cmdline", "pid"]):
         for word in process.info["cmdline"] or ():
-            if word.startswith("/") and Path(word).is_relative_to(folder) and word.endswith(("/node.toml", "/zoo.cfg")):
-                return f"process {process.info['pid']} ({word})"
+            with suppress(psutil.Error):
+                if word.endswith(_MARKS) and is_within(place_of(process, word), folder):
+                    return f"process {process.info['pid']} ({word})"
     return ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.errors import ConfigError
+from kvstore.places import is_within
 
 Progress = Callable[[str], None]
 """Is told, in a line, what is being done."""
@@ -58,6 +59,9 @@ class Record:
     def save(self, cluster: ClusterFile) -> None:
         replace_file(self._path, json.dumps(cluster.document(), indent=2) + "\n")
 
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:
         """Two calls of `up` at once would start everything twice."""
@@ -72,7 +76,7 @@ class Record:
     def _refuse_other_place(self, cluster: ClusterFile) -> None:
         """A copy would start the nodes of the old place, under metadata of this one that may be older."""
         homes = [Path(node.data_dir) for node in cluster.nodes]
-        if any(not home.resolve().is_relative_to(self._data_dir.resolve()) for home in homes):
+        if any(not is_within(home, self._data_dir) for home in homes):
             old, new = homes[0].parent, self._data_dir
             raise ConfigError(
                 f"the cluster in {new} was made in {old}: move it back, or, if it was moved and nothing of it runs, "

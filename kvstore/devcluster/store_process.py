@@ -17,6 +17,7 @@ import psutil
 from kvstore.devcluster.processes import is_alive
 from kvstore.devcluster.record import replace_file
 from kvstore.errors import Unavailable
+from kvstore.places import is_same_place
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -138,11 +139,6 @@ def process_with_or_none(*words: str) -> tuple[int, list[str]] | None:
         if all(_names(arguments, word) for word in words):
             return int(process.pid), arguments
     return None
-
-
-def is_same_place(one: str | Path, other: str | Path) -> bool:
-    """Return True if both paths lead to one place: a data directory may be reached through a symbolic link."""
-    return Path(one).resolve() == Path(other).resolve()
 
 
 def _names(arguments: Sequence[str], word: str) -> bool:

@@ -25,13 +25,13 @@ from xml.sax.saxutils import escape
 from kvstore.devcluster.store_process import (
     StoreProcess,
     found_or_none,
-    is_same_place,
     process_with_or_none,
     record_or_kill,
 )
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.extras import install_hint
+from kvstore.places import is_same_place
 from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 9, 5)

@@ -117,14 +117,26 @@ class RegistrationClient:
         return Bookies(writable, readonly, zones)
 
     async def names(self) -> frozenset[BookieId]:
-        """All who are registered at this moment, also one whose address we do not understand. Writable ones are
-        looked at before and after the read-only ones: a bookie that moves between the two is in one of them."""
+        """Return every registered bookie, also bookies whose address this build cannot decode."""
+        return frozenset().union(*await self.names_by_state())
+
+    async def names_by_state(self) -> tuple[frozenset[BookieId], frozenset[BookieId]]:
+        """Return the writable and the read-only bookies at this moment, without reading their addresses.
+
+        A bookie that changes its state meanwhile is in one of the two sets: the writable bookies are read before and
+        after the read-only bookies.
+        """
         await self._store.sync(paths.AVAILABLE)
-        found: set[str] = set()
-        for directory in (paths.AVAILABLE, paths.READONLY, paths.AVAILABLE):
-            with suppress(NoSuchNode):
-                found.update(await self._store.children(directory))
-        return frozenset(BookieId(name) for name in found if paths.join(paths.AVAILABLE, name) != paths.READONLY)
+        before = await self._names(paths.AVAILABLE)
+        readonly = await self._names(paths.READONLY)
+        writable = before | await self._names(paths.AVAILABLE)
+        return writable, readonly - writable
+
+    async def _names(self, directory: str) -> frozenset[BookieId]:
+        with suppress(NoSuchNode):
+            names = await self._store.children(directory)
+            return frozenset(BookieId(each) for each in names if paths.join(directory, each) != paths.READONLY)
+        return frozenset()
 
     async def _registered(
         self, directory: str, zones: dict[BookieId, str], *, besides: Container[BookieId] = ()

@@ -173,6 +173,20 @@ _NOT_SENT = ("failed to connect to all addresses", "Concurrent RPC limit exceede
 """How the text of a call that no handler has seen begins: gRPC's own words, and ours."""
 
 
+_NO_CONNECTION = re.compile(
+    r"failed to connect to all addresses; last error: \w+: "
+    r"(?:ipv[46]:)?(\S+): (?:Failed to connect to remote host: )?(.+)",
+    re.DOTALL,
+)
+
+
+def connection_fault(text: str) -> str:
+    """Return gRPC's text about a failed connection as `no connection to HOST:PORT: reason`, and any other text as it
+    is."""
+    found = _NO_CONNECTION.fullmatch(text)
+    return text if found is None else f"no connection to {found[1]}: {found[2]}"
+
+
 def from_rpc_error(failure: Failed) -> errors.StoreError:
     """The StoreError that the server raised; or what gRPC's own failure says of the outcome, which is seldom much."""
     for key, value in failure.trailing_metadata() or ():
@@ -198,7 +212,7 @@ def _from_details(serialized: bytes) -> errors.StoreError | None:
 def _from_code(failure: Failed) -> errors.StoreError:
     code, text = failure.code(), failure.details() or ""
     if code is Code.UNAVAILABLE and text.startswith(_NOT_SENT):
-        return errors.Unavailable(text)
+        return errors.Unavailable(connection_fault(text))
     if code is Code.RESOURCE_EXHAUSTED and text.startswith(_NOT_SENT):
         return errors.Overloaded(text)
     if code is Code.UNAUTHENTICATED:

@@ -10,7 +10,7 @@ from typing import Any
 from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.damage import DamageReports
 from kvstore.autorecovery.worker import Worker
-from kvstore.bookie import Bookie
+from kvstore.bookie import Bookie, BookieState
 from kvstore.env import Env
 from kvstore.env.interpreter import interpreter
 from kvstore.env.log_output import Output
@@ -187,6 +187,18 @@ class Node:
                 for each, table in self.hosting.statistics().items()
             }
         return found
+
+    def bookie_state(self) -> BookieState:
+        """Return the state of the node's bookie, for a node that has one."""
+        if self.bookie is None:
+            return BookieState(is_running=False)
+        storage = self.bookie.storage
+        return BookieState(
+            is_running=not self.env.liveness.failure,
+            is_readonly=storage.is_readonly,
+            is_stopping=self._is_stopping,
+            takes_copies=storage.takes_copies,
+        )
 
     def facts_of_process(self) -> dict[str, float]:
         """Numbers about the node as a whole."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from kvstore import config as toml
+from kvstore.bookie import BookieState
 from kvstore.env.beat import BEAT_S
 from kvstore.env.certificates import LOOK_S, Certificates
 from kvstore.env.disk import lock_dir
@@ -30,7 +31,8 @@ from kvstore.env.log_output import Output, open_log
 from kvstore.env.ports import Env, Nursery
 from kvstore.env.real import end_process, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
-from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown, StoreError
+from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown, StoreError, Unavailable
+from kvstore.meta.bookie_summary import BookieSummary, read_summary
 from kvstore.meta.connect import Store, connect
 from kvstore.os_errors import is_passing, reason_of
 from kvstore.server.access.audit import AuditLog
@@ -152,6 +154,21 @@ class Process:
 
     def leaderless(self) -> list[PartitionId]:
         return self.node.leaderless() if self.node is not None else []
+
+    def bookie_state(self) -> BookieState | None:
+        if Role.BOOKIE not in self._config.plays:
+            return None
+        return BookieState(is_running=False) if self.node is None else self.node.bookie_state()
+
+    def bookie_space(self) -> tuple[int, int]:
+        if self.node is None or self.node.bookie is None:
+            raise Unavailable("the bookie starts: try again once /api/v1/bookie/is_ready answers 200")
+        return self.node.bookie.space()
+
+    async def cluster_info(self) -> BookieSummary:
+        if self.node is None:
+            raise Unavailable("the node starts: try again once /readyz answers 200")
+        return await read_summary(self.node.store)
 
     def own_names(self) -> set[str]:
         """The hosts by which clients and other nodes know this one and the others, and the machine itself: a proxy or a

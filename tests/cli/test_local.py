@@ -19,13 +19,15 @@ from kvstore import config as toml
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster, http_ok
+from kvstore.devcluster.ports import is_free
+from kvstore.devcluster.record import Record
 from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.ring.ring import Ring
 from kvstore.server.app import VERSION
 from kvstore.server.config import NodeConfig
 from tests.commands import kvstore
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -86,6 +88,54 @@ def test_what_is_no_cluster_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(ConfigError, match=f"{tmp_path}/cluster.json is not a cluster file"):
         LocalCluster(tmp_path).load()
+
+
+@pytest.mark.parametrize("settings", [(), ("--set", "log.roll_age_s=60")])
+def test_a_first_up_that_fails_leaves_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
+) -> None:
+    """It left a record, and the next command looked for nodes that had never been started."""
+    offset = free_offset()
+
+    def no_java(_: object) -> Path:
+        raise ConfigError("no Java here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvstore.devcluster.zookeeper.find_java", no_java)
+        answer = kvstore("up", "--detach", "--data-dir", str(tmp_path), "--port-offset", str(offset), *settings)
+    assert (answer.returncode, "no Java here" in answer.stderr) == (1, True)
+    assert not (tmp_path / "cluster.json").exists()
+    assert not list(tmp_path.rglob("node.toml")), "the next `up` may have other options"
+    put = kvstore("put", "k", "v", "--data-dir", str(tmp_path))
+    assert put.returncode == 1
+    assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json: start one with `kvstore up`")
+
+
+def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
+    """They waited for their timeout, and printed gRPC's own words."""
+    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    Record(tmp_path).save(planned)
+    for command in (("put", "k", "v"), ("get", "k"), ("scan",), ("watch", "k")):
+        answer = kvstore(*command, "--data-dir", str(tmp_path))
+        addresses = ", ".join(node.grpc for node in planned.nodes)
+        assert answer.returncode == 1
+        said = f"kvstore: no node of the cluster in {tmp_path} listens at {addresses}; start it: "
+        assert answer.stderr.startswith(said), command
+        assert answer.stderr.endswith(f" up --data-dir {tmp_path}\n")
+
+
+def free_offset() -> int:
+    """Where no node of this machine listens."""
+    return next(
+        each
+        for each in range(20_000, 24_000, 100)
+        if all(is_free(address) for _, address in layout.listeners(_planned(each), {"n1", "n2", "n3"}))
+        and is_free(_planned(each).store.hosts[0])
+    )
+
+
+def _planned(offset: int) -> ClusterFile:
+    return layout.plan(Wish(data_dir=Path(), port_offset=offset), None)
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
@@ -185,6 +235,22 @@ def test_an_address_that_is_none_is_wrong_usage(arguments: tuple[str, ...], word
     assert words in answer.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("word", ["real/n1/node.toml", "link/n1/node.toml", "./link/n1/node.toml"])
+def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) -> None:
+    """Nodes may be started by hand, through a symbolic link or by a relative path."""
+    (tmp_path / "real" / "n1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    planned = layout.plan(Wish(data_dir=tmp_path / "real"), None)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "node", "run", "--config", word]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            wait_until_blocking(psutil.Process(process.pid).cmdline, what="the process' words")
+            found = LocalCluster(tmp_path / "link")._with_those_that_run(planned)
+            assert [node.pid for node in found.nodes] == [process.pid, None, None]
+        finally:
+            process.kill()
+
+
 def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +261,27 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster may have these ports
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
+
+
+def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It printed the last lines of a process that had been stopped in order."""
+    (tmp_path / "logs").mkdir()
+    log, output = tmp_path / "logs" / "n1.log", tmp_path / "logs" / "n1.out"
+    log.write_text("node=n1 stops\n")
+    output.write_text("of an earlier day\n")
+
+    class Failing(LocalCluster):
+        def _spawn(self, name: str, command: list[str]) -> int:
+            output.write_text("begun again\n")
+            return os.getpid()
+
+    cluster = Failing(tmp_path)
+    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    cluster.start_node("n1")
+    monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
+    with pytest.raises(Unavailable) as refused:
+        cluster.wait_ready(timeout_s=1)
+    assert str(refused.value) == "node n1 ended while starting; it said:\nbegun again"
 
 
 def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

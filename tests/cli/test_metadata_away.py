@@ -79,7 +79,7 @@ async def test_a_host_is_refused_where_each_of_its_addresses_is(patient: None, m
         return [(0, 0, 0, "", ("127.0.0.1", port)), (0, 0, 0, "", ("127.0.0.2", port))]
 
     monkeypatch.setattr(loop, "getaddrinfo", both)
-    assert await cluster._takes_connections(f"localhost:{free_port()}") is False
+    assert await cluster.takes_connections(f"localhost:{free_port()}") is False
 
 
 @pytest.mark.parametrize("prefix", ["", "zookeeper://", "etcd://"])
@@ -106,7 +106,7 @@ async def test_where_no_host_says_anything_all_are_tried(monkeypatch: pytest.Mon
     async def unknown(_: str) -> None:
         return None
 
-    monkeypatch.setattr(cluster, "_takes_connections", unknown)
+    monkeypatch.setattr(cluster, "takes_connections", unknown)
     assert await cluster._reachable("a:1,b:2/kv") == "a:1,b:2/kv"
 
 

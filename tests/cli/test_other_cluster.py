@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ class Up(local.LocalCluster):
     """Whose processes are not started."""
 
     def _own_store_or_none(self, cluster: Any) -> Any:
-        return object()
+        return SimpleNamespace(is_ready=lambda: True)
 
     def _spawn(self, name: str, command: list[str]) -> int:
         return 1 << 30

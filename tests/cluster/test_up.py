@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.client import Client, FeedReader
+from kvstore.devcluster.layout import Wish
+from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import is_alive
 from kvstore.errors import Unavailable
@@ -88,6 +91,48 @@ def says_ok(cluster: Cluster, node: str, page: str) -> bool:
         return False
 
 
+def test_cluster_is_one_by_every_path_to_its_directory(cluster: Cluster, tmp_path: Path) -> None:
+    """`up` took the cluster's own ZooKeeper for another process, and `down` left ZooKeeper running and exited 0."""
+    link = tmp_path / "link"
+    link.symlink_to(cluster.local.data_dir)
+
+    def by_link(*arguments: str) -> Done:
+        return kvstore(*arguments, "--data-dir", str(link))
+
+    store = cluster.local.status()["zookeeper"]["pid"]
+    status = by_link("status")
+    assert (status.returncode, status.stdout.splitlines()[0].split(":")[0]) == (0, "healthy")
+    again = by_link("up", "--detach")
+    assert (again.returncode, "starting" in again.stderr) == (0, False), again.stderr
+    assert by_link("down").stdout == "stopped n1, n2, n3, zookeeper\n"
+    assert not is_alive(store)
+    assert by_link("up", "--detach").returncode == 0
+    assert on(cluster, "status").returncode == 0
+
+
+def test_up_starts_again_what_was_stopping(cluster: Cluster) -> None:
+    """Right after SIGTERM it took a stopping node for a started one, and printed the log of the process that ended."""
+    node, store = cluster.file.node("n2"), cluster.local.status()["zookeeper"]["pid"]
+    assert node.pid is not None
+    for pid in (node.pid, store):
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGTERM)
+    said: list[str] = []
+
+    def go_on(line: str) -> None:
+        """Let a process take its SIGTERM once `up` waits for it."""
+        said.append(line)
+        for pid, words in ((store, "waiting for ZooKeeper"), (node.pid, "waiting for node n2")):
+            if line.startswith(words) and pid is not None:
+                os.kill(pid, signal.SIGCONT)
+
+    LocalCluster(cluster.local.data_dir, go_on).up(Wish(data_dir=cluster.local.data_dir))
+    assert "node n2 was stopping, and has ended; starting it" in said
+    assert not is_alive(store)
+    assert not is_alive(node.pid)
+    assert on(cluster, "status").returncode == 0
+
+
 def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: Cluster) -> None:
     for node in cluster.ids:
         assert cluster.redis(node).ping() is True
@@ -95,6 +140,25 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
             cluster.wait_until(lambda node=node, page=page: says_ok(cluster, node, page), f"{node}'s {page}")
         assert b"kvstore_server_resp_commands_total" in cluster.http(node, "/metrics")
         assert cluster.status(node)["id"] == node
+
+
+def test_each_node_answers_the_probes_of_apaches_bookie(cluster: Cluster) -> None:
+    """Helm charts of Apache Pulsar probe these pages; each was a 404."""
+    for node in cluster.ids:
+        pages = {name: f"/api/v1/bookie/{name}" for name in ("is_ready", "state", "state/readonly", "info")}
+        found = {name: cluster.http(node, page) for name, page in pages.items()}
+        assert cluster.http(node, "/heartbeat") == b"OK\n"
+        assert found["is_ready"] == b"OK"
+        state = {"running": True, "readOnly": False, "shuttingDown": False, "availableForHighPriorityWrites": True}
+        assert json.loads(found["state"]) == state
+        assert json.loads(found["state/readonly"]) == {"readOnly": False}
+        info = json.loads(found["info"])
+        assert 0 < info["freeSpace"] <= info["totalSpace"]
+        of_all = json.loads(cluster.http(node, "/api/v1/bookie/cluster_info"))
+        assert of_all["auditorElected"]
+        assert of_all["auditorId"].startswith("n")
+        counted = {"totalBookiesCount": 3, "writableBookiesCount": 3, "readonlyBookiesCount": 0}
+        assert of_all.items() >= (counted | {"unavailableBookiesCount": 0, "ledgerReplicationEnabled": True}).items()
 
 
 def test_a_page_whose_name_points_here_is_told_nothing_but_health(cluster: Cluster) -> None:

@@ -80,3 +80,21 @@ def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) ->
         finally:
             process.kill()
     assert (tmp_path / "new" / "cluster.json").read_text() == text
+
+
+@pytest.mark.parametrize("word", ["link/n2/node.toml", "real/zookeeper/zoo.cfg", "real/etcd/data"])
+def test_moving_is_refused_while_a_process_runs_by_another_path(tmp_path: Path, word: str) -> None:
+    """A process may have been started through a symbolic link, or from its working directory."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    a_cluster(tmp_path / "link")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "cluster.json").write_bytes((tmp_path / "real" / "cluster.json").read_bytes())
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", word]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            wait_until_blocking(psutil.Process(process.pid).cmdline, what="the process' words")
+            with pytest.raises(ConfigError, match=f"process {process.pid} "):
+                move_here(tmp_path / "new")
+        finally:
+            process.kill()

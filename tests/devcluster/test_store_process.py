@@ -12,6 +12,7 @@ import pytest
 
 from kvstore.devcluster import store_process
 from kvstore.devcluster.store_process import StoreProcess
+from kvstore.places import is_same_place
 from tests.waiting import wait_until_blocking
 
 
@@ -98,4 +99,4 @@ def test_server_is_known_by_every_path_to_its_directory(tmp_path: Path) -> None:
         finally:
             child.kill()
             child.wait()
-    assert not store_process.is_same_place(real / "zoo.cfg", tmp_path / "zoo.cfg")
+    assert not is_same_place(real / "zoo.cfg", tmp_path / "zoo.cfg")

@@ -22,6 +22,11 @@ JARS = PLACE / "jars"
 POM = Path(__file__).with_name("pom.xml")
 SESSIONS = Path(__file__).with_name("sessions")
 CLASSES = PLACE / "classes"
+PULSAR = "4.0.1"
+"""Version of Apache Pulsar whose view of racks is tested."""
+PULSAR_PLACE = ROOT / ".interop" / f"pulsar-{PULSAR}"
+PULSAR_JARS, PULSAR_CLASSES = PULSAR_PLACE / "jars", PULSAR_PLACE / "classes"
+PULSAR_SOURCES = Path(__file__).with_name("pulsar")
 SHELL = "org.apache.bookkeeper.bookie.BookieShell"
 SERVER = "org.apache.bookkeeper.server.Main"
 TIMEOUT_S = 120.0
@@ -61,15 +66,42 @@ def install() -> None:
     subprocess.run(["mvn", "-q", "-B", *asked], check=True, timeout=900)
 
 
+def has_pulsar() -> bool:
+    """Return True if Pulsar's jars are there and a Java runs them."""
+    return any(PULSAR_JARS.glob("pulsar-broker-common-*.jar")) and shutil.which("javac") is not None
+
+
+def install_pulsar() -> None:
+    """Fetch Pulsar's jars by Maven. Raises CalledProcessError."""
+    asked = ["-f", str(PULSAR_SOURCES / "pom.xml"), f"-Dpulsar={PULSAR}", "dependency:copy-dependencies"]
+    subprocess.run(["mvn", "-q", "-B", *asked], check=True, timeout=900)
+
+
 def compile_sessions() -> None:
-    """Compile our own Java, if it has changed since. Raises CalledProcessError."""
-    files = sorted(SESSIONS.glob("*.java"))
-    made = CLASSES / "made"
+    """Compile our own Java for BookKeeper's classes, if it has changed since. Raises CalledProcessError."""
+    _compile(SESSIONS, JARS, CLASSES)
+
+
+def compile_pulsar() -> None:
+    """Compile our own Java for Pulsar's classes, if it has changed since. Raises CalledProcessError."""
+    _compile(PULSAR_SOURCES, PULSAR_JARS, PULSAR_CLASSES)
+
+
+def _compile(sources: Path, jars: Path, classes: Path) -> None:
+    files = sorted(sources.glob("*.java"))
+    made = classes / "made"
     if made.exists() and made.stat().st_mtime > max(file.stat().st_mtime for file in files):
         return
-    CLASSES.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["javac", "-cp", f"{JARS}/*", "-d", str(CLASSES), *map(str, files)], check=True, timeout=300)
+    classes.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(classes), *map(str, files)], check=True, timeout=300)
     made.touch()
+
+
+def run_pulsar(main: str, *arguments: str) -> Output:
+    """Run a class of ours with Pulsar's jars to its end. Raises TimeoutExpired."""
+    command = ["java", *_FLAGS, "-cp", f"{PULSAR_JARS}/*:{PULSAR_CLASSES}", main, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return Output(done.returncode, done.stdout + done.stderr)
 
 
 def entry(number: int, *, by_bookie: bool = False) -> str:
@@ -154,3 +186,5 @@ class Programs:
 if __name__ == "__main__":
     if not is_installed():
         install()
+    if not has_pulsar():
+        install_pulsar()

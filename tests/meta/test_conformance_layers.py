@@ -110,6 +110,7 @@ async def test_a_bookie_moves_between_writable_and_read_only(store: MetadataStor
     assert (await client.bookies())[:2] == ({}, {B1: A1})
     await store.create(paths.available(B2), b"what we do not understand", ephemeral=True)
     assert await client.names() == {B1, B2}
+    assert await client.names_by_state() == ({B2}, {B1})
     await store.delete(paths.available(B2), 0)
     await bookie.set_readonly(False)
     assert (await client.bookies())[:2] == ({B1: A1}, {})

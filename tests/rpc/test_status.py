@@ -112,7 +112,9 @@ async def test_a_call_that_reached_nobody_was_not_sent() -> None:
         with pytest.raises(grpc.RpcError) as caught:
             await channel.unary_unary("/test/Raise")(b"", timeout=PATIENCE_S)
     failure: Any = caught.value
-    assert type(from_rpc_error(failure)) is errors.Unavailable
+    error = from_rpc_error(failure)
+    assert type(error) is errors.Unavailable
+    assert str(error) == "no connection to 127.0.0.1:1: Connection refused"
 
 
 def test_a_call_without_an_answer_in_time_is_unknown() -> None:

@@ -43,6 +43,30 @@ def test_every_fault_is_named_at_once() -> None:
         assert fault in message
 
 
+@pytest.mark.parametrize(
+    "hiding", [{"rols": 1}, {"log": {"quorums": [3, 3, 2]}}, {"data_dir": None}], ids=["unknown", "nested", "missing"]
+)
+def test_unknown_and_missing_names_hide_no_other_fault(hiding: dict[str, Any]) -> None:
+    """`node check` was run, mended and run again, once for each kind of fault."""
+    table = {**GOOD, "http": "nowhere", "repair_after_s": -1, "storage": {"scrub_first_s": 0.5, "index": "x"}} | hiding
+    found, faults = toml.look_at({name: value for name, value in table.items() if value is not None}, NodeConfig)
+    assert found is None
+    named = {name for name, _ in faults}
+    assert named >= {"repair_after_s", "storage.scrub_first_s", "storage.index"}
+    (other,) = named - {"http", "repair_after_s", "storage.scrub_first_s", "storage.index"}
+    assert other in ("rols", "log.quorums", "data_dir")
+
+
+@pytest.mark.parametrize("hiding", [{"rols": 1}, {"log": {"quorums": 1}}, {"data_dir": None}, {"id": None}])
+def test_checks_of_the_whole_file_are_made_beside_unknown_and_missing_names(hiding: dict[str, Any]) -> None:
+    table = {
+        name: value for name, value in ({**GOOD, "http": "nowhere", "roles": []} | hiding).items() if value is not None
+    }
+    _, faults = toml.look_at(table, NodeConfig)
+    assert {"http", "roles"} < {name for name, _ in faults}
+    assert len(faults) == 3
+
+
 def test_faults_of_meaning_are_named_at_once_too() -> None:
     with pytest.raises(ConfigError) as raised:
         toml.from_table({**GOOD, "id": "N 1", "roles": [], "http": "nowhere"}, NodeConfig)

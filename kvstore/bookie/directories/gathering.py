@@ -124,6 +124,7 @@ class _Gathering:
     def _join(self, found: Plan, number: int, anchor: str) -> None:
         """Make a directory that nothing was ever stored in. What a crash has left of this is made again."""
         path, disk = found.paths[number], self._disk
+        self._refuse_one_place(found, number)
         try:
             make_directory(disk, path)
             self.say(found, [number])
@@ -135,6 +136,16 @@ class _Gathering:
         except OSError as error:
             raise error if is_passing(error) else unreadable(path, error) from error
         log.warning("bookie=%s has a new directory %d: %s", found.bookie, number, path)
+
+    def _refuse_one_place(self, found: Plan, number: int) -> None:
+        """Raise ConfigError if a new directory is another one by another path: two journals would overwrite each
+        other. The other one has its own number written in it by now, so bind mounts are found, too."""
+        content = self._look(found.paths[number])
+        if isinstance(content, Place) and content.here != number:
+            raise ConfigError(
+                f"expected storage.journal_dirs to name distinct directories, got {found.paths[number]} and "
+                f"{found.paths[content.here]}, which are one; name each directory once"
+            )
 
     def say(self, found: Plan, numbers: Iterable[int]) -> None:
         """Let directories say what is decided."""

@@ -141,6 +141,11 @@ class SpreadStorage:
         """Ordinary adds are refused in all directories."""
         return all(part.storage.is_readonly for part in self.homes.alive)
 
+    @property
+    def takes_copies(self) -> bool:
+        """Return True if any directory accepts recovery adds."""
+        return any(part.storage.takes_copies for part in self.homes.alive)
+
     def _look_for_room(self) -> None:
         if self._is_started and self.is_readonly != self._is_readonly:
             self._is_readonly = self.is_readonly

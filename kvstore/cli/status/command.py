@@ -12,8 +12,8 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
 from kvstore.cli.endpoints import config_of
-from kvstore.cli.local import how_to_start
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.own_command import how_to_start
 from kvstore.cli.status.known import ASK_S, Where, cluster_report
 from kvstore.env.clock import SystemClock
 from kvstore.errors import StoreError, Unavailable

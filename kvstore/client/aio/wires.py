@@ -19,7 +19,7 @@ from kvstore.proto.frames import FrameReader
 from kvstore.proto.session_stream import BRIEF, LINE_MAX, PROTOBUF, WELCOME, hello, message_of, protobuf_message_of
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.login import Login
-from kvstore.rpc.status import from_rpc_error
+from kvstore.rpc.status import connection_fault, from_rpc_error
 
 FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError)
 """With which calls of gRPC fail."""
@@ -236,5 +236,6 @@ def stranger_or_none(error: BaseException) -> NotAuthenticated | None:
 def text_of(error: BaseException) -> str:
     """Say what a connection failed with."""
     if isinstance(error, grpc.RpcError):
-        return f"{error.code().name}: {error.details()}"
+        text, plain = str(error.details()), connection_fault(str(error.details()))
+        return f"{error.code().name}: {text}" if plain == text else plain
     return str(error) or type(error).__name__

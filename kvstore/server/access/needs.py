@@ -99,6 +99,9 @@ HTTP_NEEDS: dict[str, Check] = {
     "/readyz": nothing,
     "/clusterz": nothing,
     "/metrics": login,
+    "/heartbeat": nothing,
+    **dict.fromkeys((f"/api/v1/bookie/{name}" for name in ("is_ready", "state", "state/readonly")), nothing),
+    **dict.fromkeys((f"/api/v1/bookie/{name}" for name in ("info", "cluster_info")), login),
     **dict.fromkeys(
         (
             *(f"/v1/{name}/{{key}}" for name in ("keys", "increment", "append", "expire")),

@@ -25,6 +25,7 @@ from kvstore.errors import PermissionDenied, StoreError, Unavailable
 from kvstore.server.gateway.answers import COMMON, failed
 from kvstore.server.gateway.requests import path_and_query
 from kvstore.server.gateway.routes import PREFIX, TEMPLATES
+from kvstore.server.http.bookkeeper_pages import PROBES, BookkeeperPages, ShownBookie
 from kvstore.server.http.exposition import exposition
 from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.own_names import check_name
@@ -40,7 +41,7 @@ CONNECTIONS_MAX = 512
 SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
-HEALTH = frozenset(("/healthz", "/readyz", "/clusterz"))
+HEALTH = frozenset(("/healthz", "/readyz", "/clusterz")) | PROBES
 """Pages for probes and load balancers, which have no certificate."""
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 RESTS, REST_MIN_S = 9, 1.0
@@ -49,15 +50,11 @@ LAG_LOOK_S = 0.25
 """How often the event loop's delay is measured."""
 
 
-class Shown(Protocol):
+class Shown(ShownBookie, Protocol):
     """A node, starting or running, as the door shows it."""
 
     def status(self) -> Statistics:
         """For the status page."""
-        ...
-
-    def not_live(self) -> list[str]:
-        """Why the process had better be restarted; empty if it works."""
         ...
 
     def not_ready(self) -> list[str]:
@@ -133,10 +130,8 @@ class HttpDoor:
         """None where traces are off, and while the node starts."""
         self._lag = LoopLag(beat)
         collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
-        self._measured = Rested(
-            lambda: exposition(chain(collected.collect(), process.collect())),
-            lambda: asyncio.get_running_loop().time(),
-        )
+        self._measured = Rested(lambda: exposition(chain(collected.collect(), process.collect())), _loop_time)
+        self._bookkeeper = BookkeeperPages(shown, _loop_time)
         self._pages: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/": self._status,
             "/healthz": self._healthz,
@@ -171,7 +166,7 @@ class HttpDoor:
 
     def paths(self) -> set[str]:
         """All that is answered here."""
-        return {*self._pages, *self._parts_of_ui, *TEMPLATES}
+        return {*self._pages, *self._parts_of_ui, *self._bookkeeper.paths(), *TEMPLATES}
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.traced is None:
@@ -189,7 +184,8 @@ class HttpDoor:
         if path_and_query(request.raw_path)[0].startswith(PREFIX):
             return await self._through_gateway(request)
         page, part_of_ui = self._pages.get(request.path), self._parts_of_ui.get(request.path)
-        if page is None and part_of_ui is None:
+        is_bookkeepers = request.path in self._bookkeeper.paths()
+        if page is None and part_of_ui is None and not is_bookkeepers:
             return web.Response(text="404: Not Found", status=404)
         if request.method not in ("GET", "HEAD"):
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
@@ -199,6 +195,8 @@ class HttpDoor:
             return refusal
         if page is not None:
             return page(request)
+        if is_bookkeepers:
+            return await self._bookkeeper.answer(request.path)
         if part_of_ui is None or self.dashboard is None:
             return web.Response(text="503: no dashboard here: the node starts, or is no server\n", status=503)
         return await part_of_ui(self.dashboard, request)
@@ -260,6 +258,10 @@ class HttpDoor:
 
     def _metrics(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=self._measured.take(), content_type="text/plain", charset="utf-8")
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _told(error: StoreError) -> web.Response:

@@ -20,7 +20,7 @@ from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 64
 """Operations of one call that get spans."""
-PAGES = ("", "v1", "ui", "healthz", "readyz", "clusterz", "metrics")
+PAGES = ("", "v1", "ui", "healthz", "readyz", "clusterz", "metrics", "heartbeat", "api")
 """First parts of paths at the HTTP door."""
 OTHER = "(other)"
 

@@ -5,25 +5,45 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from kvstore_loadtest.run import LOCUSTFILE
 from loadtest.bench.peers import free_ports
 from tests.conftest import ROOT
+from tests.waiting import PATIENCE_S
 
 _MASTER = str(free_ports(1)[0])
+BLOCK_S = 300.0
 COMMAND = (
     *(sys.executable, "-m", "locust", "--headless", "--only-summary"),
     *("--master-port", _MASTER, "--master-bind-port", _MASTER),  # others may lead workers at the usual one
 )
 
 
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process of Locust that the block has end: it is killed, and the test fails, if it does not within PATIENCE_S
+    after the block, or the block takes longer than BLOCK_S."""
+    with subprocess.Popen(command, cwd=ROOT, text=True, **options) as process:
+        late = Timer(BLOCK_S, process.kill)
+        late.start()
+        try:
+            yield process
+            process.wait(PATIENCE_S)
+        finally:
+            late.cancel()
+            process.kill()
+
+
 def run_locust(folder: Path, *words: str, file: Path = LOCUSTFILE) -> tuple[int, dict[str, Any], str, str]:
     """Exit code, document, page, and what was said."""
     report = folder / "report.html"
     command = [*COMMAND, "-f", str(file), "--report", str(report), *words]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BLOCK_S, check=False)
     said = f"{answer.stdout}\n{answer.stderr}"
     assert report.exists(), said
     return answer.returncode, json.loads(report.with_suffix(".json").read_text()), report.read_text(), said

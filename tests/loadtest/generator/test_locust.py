@@ -21,7 +21,7 @@ from kvstore_loadtest.run import LOCUSTFILE
 from loadtest.bench.peers import free_ports
 from tests.cluster.harness import Cluster, running_cluster
 from tests.conftest import ROOT
-from tests.loadtest.generator.headless import COMMAND, run_locust
+from tests.loadtest.generator.headless import COMMAND, run_locust, started
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
@@ -138,7 +138,7 @@ def test_each_run_of_the_pages_is_prepared_judged_and_reported_by_itself(cluster
         found: dict[str, Any] = json.loads(report.read_text())
         return found
 
-    with subprocess.Popen([*command, *words, *options], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+    with started([*command, *words, *options], stderr=subprocess.DEVNULL) as process:
         try:
             wait_until_blocking(is_there, what="Locust's pages")
             first = has_run("6", tmp_path / "report.json")
@@ -156,7 +156,7 @@ def test_a_run_that_is_interrupted_says_so(cluster: Cluster, tmp_path: Path) -> 
     """As one does whose workers are gone."""
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", *options]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    with started(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = next(line for line in process.stderr if "All users spawned" in line)
         process.send_signal(signal.SIGINT)
@@ -168,7 +168,7 @@ def test_a_run_that_is_interrupted_says_so(cluster: Cluster, tmp_path: Path) -> 
 def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> None:
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "12")
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", "--processes", "2", *options]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    with started(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = next(line for line in process.stderr if "Sending spawn jobs" in line)
         psutil.Process(process.pid).children()[0].kill()

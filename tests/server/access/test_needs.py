@@ -20,7 +20,7 @@ from kvstore.proto import (
 )
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.access.needs import HTTP_NEEDS, RPC_NEEDS, nothing
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.door import HEALTH, HttpDoor
 from tests.server.access.tables import table
 
 
@@ -98,7 +98,9 @@ def test_each_user_may_call_what_his_rights_are_for_and_no_more(name: str, more:
 
 def test_a_stranger_may_ask_for_health_and_nothing_else() -> None:
     assert allowed("stranger") == OPEN
-    assert {path for path, need in HTTP_NEEDS.items() if need is nothing} == {"/healthz", "/readyz", "/clusterz"}
+    probes = {"/heartbeat", *(f"/api/v1/bookie/{name}" for name in ("is_ready", "state", "state/readonly"))}
+    of_http = {path for path, need in HTTP_NEEDS.items() if need is nothing}
+    assert of_http == HEALTH == {"/healthz", "/readyz", "/clusterz"} | probes
 
 
 def test_a_watch_and_changes_beyond_the_prefix_are_refused() -> None:
