@@ -6,7 +6,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from kvstore.env.log_config import LogOutput
 from kvstore.env.log_output import open_log
 from kvstore.env.logs import writer as log_writer
-from kvstore.env.logs.writer import BYTES_MAX, FLUSH_S, LINES_MAX, LogWriter, RotatedFile
+from kvstore.env.logs.writer import BYTES_MAX, FLUSH_S, LINES_MAX, LogWriter, QueuedHandler, RotatedFile
 from kvstore.env.real import EXIT_FATAL
 from tests.waiting import wait_until_blocking
 
@@ -73,6 +75,40 @@ def test_log_writer_reports_dropped_lines_once_when_it_recovers(
     assert f"dropped log lines={dropped} total={dropped}: ".encode() in read
     assert read.count(b"dropped log lines") == 1
     os.close(reader)
+
+
+class HeldSink:
+    """Writes into a list once the test lets it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.let = threading.Event()
+
+    def write(self, line: str) -> None:
+        self.let.wait()
+        self.lines.append(line)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.usefixtures("loggers")
+def test_flush_under_the_lock_of_the_handler_waits_for_no_report_of_dropped_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_writer, "LINES_MAX", 1)
+    writer, sink = LogWriter(), HeldSink()
+    handler = QueuedHandler(writer, sink)
+    monkeypatch.setattr(log_writer.log, "handlers", [handler])
+    monkeypatch.setattr(log_writer.log, "propagate", False)
+    assert writer.put(sink, "kept")
+    assert not writer.put(sink, "dropped")
+    with handler.lock or nullcontext():  # as logging.shutdown holds it
+        sink.let.set()
+        wait_until_blocking(lambda: len(sink.lines) == 2, what="the report of dropped lines")
+        assert writer.flush()
+    assert sink.lines[0] == "kept"
+    assert "dropped log lines=1" in sink.lines[1]
+    writer.close()
 
 
 class ClosedSink:
