@@ -42,7 +42,8 @@ def target_of(address: str, places: Sequence[str]) -> tuple[str, Options]:
     if all(family_of(place).name == "AF_INET" for place in places):
         return "ipv4:" + ",".join(f"{place}:{port}" for place in places), options
     mapped = (place if ":" in place else f"::ffff:{place}" for place in places)  # a target is of one family
-    return "ipv6:" + ",".join(f"[{place}]:{port}" for place in mapped), options
+    # A target is a URI, in which %10 of the zone in fe80::1%10 would be another character.
+    return "ipv6:" + ",".join(f"[{place.replace('%', '%25')}]:{port}" for place in mapped), options
 
 
 async def places_of(address: str, timeout_s: float = LOOKUP_S) -> tuple[str, ...]:

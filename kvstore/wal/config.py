@@ -15,7 +15,9 @@ these checks (kvstore/wal/leading/standstill.py)."""
 ROLL_ENTRIES_MAX = 10_000_000
 """A bookie keeps the places of an open ledger's entries in memory."""
 FRAGMENTS_MAX = 1_000
-"""The metadata of one ledger must fit in a node of the metadata store, 1 MiB."""
+PLACES_MAX = 5_000
+"""Bookie ids in the metadata of one ledger, of up to 200 bytes each. The metadata must fit in a node of the metadata
+store, 1 MiB."""
 
 
 class Keepers(StrEnum):
@@ -35,7 +37,7 @@ class LogConfig:
     """`external`: the node has no bookie of its own, and repairs ledgers all the same."""
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     """Ensemble, write and ack quorum of new ledgers when enough bookies are writable; fewer, down to the ack quorum,
-    make a smaller ensemble."""
+    make a smaller ensemble. The ensemble times `roll_fragments` is at most 5,000."""
     unsafe: bool = False
     """Allow an ack quorum of 1, which loses acknowledged writes with one disk."""
     digest: DigestType = DigestType.CRC32C
@@ -58,6 +60,11 @@ class LogConfig:
         if self.quorum.ack < 2 and not self.unsafe:
             faults.append(
                 f"quorum: ack quorum {self.quorum.ack}: one lost disk would lose acknowledged writes; want at least 2"
+            )
+        if (places := self.quorum.ensemble * self.roll_fragments) > PLACES_MAX:
+            faults.append(
+                f"quorum: expected roll_fragments times the ensemble to be at most {PLACES_MAX}, got {places}; the "
+                "metadata of a ledger name so many bookies"
             )
         if faults:
             raise WrongSettings(*faults)

@@ -6,7 +6,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,40 @@ def test_audit_lines_are_queued_while_log_lines_fill_the_queue() -> None:
     assert all(writer.put(sink, "y" * 1000, is_audit=True) for _ in range(AUDIT_LINES_MAX))
     assert not writer.put(sink, "y" * AUDIT_BYTES_MAX, is_audit=True), "audit lines are bounded too"
     os.close(sink.reader)  # ends the writer's wait
+    writer.close()
+
+
+class HeldSink:
+    """Writes into a list once the test lets it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.let = threading.Event()
+
+    def write(self, line: str) -> None:
+        self.let.wait()
+        self.lines.append(line)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.usefixtures("loggers")
+def test_flush_under_the_lock_of_the_handler_waits_for_no_report_of_dropped_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_writer, "LINES_MAX", 1)
+    writer, sink = LogWriter(), HeldSink()
+    handler = QueuedHandler(writer, sink)
+    monkeypatch.setattr(log_writer.log, "handlers", [handler])
+    monkeypatch.setattr(log_writer.log, "propagate", False)
+    assert writer.put(sink, "kept")
+    assert not writer.put(sink, "dropped")
+    with handler.lock or nullcontext():  # as logging.shutdown holds it
+        sink.let.set()
+        wait_until_blocking(lambda: len(sink.lines) == 2, what="the report of dropped lines")
+        assert writer.flush()
+    assert sink.lines[0] == "kept"
+    assert "dropped log lines=1" in sink.lines[1]
     writer.close()
 
 

@@ -29,6 +29,7 @@ def test_address_that_has_no_name_goes_to_grpc_as_it_is(address: str) -> None:
 def test_name_goes_to_grpc_as_addresses_of_one_family() -> None:
     keeps = (("grpc.default_authority", "n1.test:7401"), ("grpc.ssl_target_name_override", "n1.test"))
     assert target_of("n1.test:7401", ["10.0.0.1", "10.0.0.2"]) == ("ipv4:10.0.0.1:7401,10.0.0.2:7401", keeps)
+    assert target_of("n1.test:7401", ["fe80::1%10"]) == ("ipv6:[fe80::1%2510]:7401", keeps)  # a target is a URI
     assert target_of("n1.test:7401", ["::1", "10.0.0.1"]) == ("ipv6:[::1]:7401,[::ffff:10.0.0.1]:7401", keeps)
 
 

@@ -12,3 +12,11 @@ def test_an_ack_quorum_of_one_is_refused_unless_it_is_asked_for() -> None:
     with pytest.raises(ValueError, match="ack quorum 1"):
         LogConfig(quorum=one)
     assert LogConfig(quorum=one, unsafe=True).quorum == one
+
+
+def test_ensembles_that_overfill_the_metadata_of_a_ledger_are_refused() -> None:
+    with pytest.raises(ValueError, match="quorum: expected roll_fragments times the ensemble to be at most 5000"):
+        LogConfig(quorum=Quorum(6, 3, 2), roll_fragments=1_000)
+    with pytest.raises(ValueError, match="got 32000000000"):
+        LogConfig(quorum=Quorum(10**9, 10**9, 10**9))
+    assert LogConfig(quorum=Quorum(5, 3, 2), roll_fragments=1_000).roll_fragments == 1_000

@@ -201,6 +201,14 @@ class QueuedHandler(logging.Handler):
         super().__init__()
         self._writer, self.sink = writer, sink
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Handle a record without the handler's lock. `logging.shutdown` holds that lock while it waits for the writer
+        thread, which logs, too: it reports dropped lines."""
+        admitted = bool(self.filter(record))
+        if admitted:
+            self.emit(record)
+        return admitted
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._writer.put(self.sink, self.format(record))

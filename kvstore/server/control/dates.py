@@ -43,7 +43,7 @@ class Heard(NamedTuple):
     """Offset of its wall clock."""
     is_sure: bool
     at: float
-    """When it answered."""
+    """When it was asked."""
 
     def has(self, offset_ms: float) -> bool:
         """Return True if its date agrees with that one."""

@@ -201,15 +201,16 @@ class Dating:
             self._asked.discard(server)
         now = self.clock.now()
         if now - asked_at <= CALL_S:
-            self.clock.judge.hear(server, _heard(told, (asked_at + now) / 2, now))
+            self.clock.judge.hear(server, _heard(told, (asked_at + now) / 2, asked_at))
             self.clock.look()
 
 
-def _heard(told: Told, at: float, now: float) -> Heard:
-    """Return what the answer says: a server that is not sure tells its wall clock, and how far that is ahead."""
+def _heard(told: Told, at: float, asked_at: float) -> Heard:
+    """Return what the answer says: a server that is not sure tells its wall clock, and how far that is ahead. The
+    answer is as old as its question: it may have been given before the clocks here moved apart."""
     offset_ms = told.date_ms - at * 1000
     date_ms, wall_ms = offset_ms - told.drift_ms, offset_ms
     if told.is_sure:
         date_ms, wall_ms = offset_ms, offset_ms + told.drift_ms
     has_date = told.is_sure if told.has_date is None else told.has_date
-    return Heard(date_ms if has_date else None, wall_ms, told.is_sure, now)
+    return Heard(date_ms if has_date else None, wall_ms, told.is_sure, asked_at)

@@ -92,6 +92,27 @@ async def test_an_answer_that_took_longer_than_a_call_may_says_nothing_of_the_da
     await world.dating.close()
 
 
+async def test_answer_from_before_a_clock_jump_confirms_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, others = world.dating.clock, world.others
+
+    async def call(*_: object) -> bytes:
+        told = encode(Told(raw.wall_ms(), True))
+        raw.at += 0.1
+        monkeypatch.setattr(clock, "wall_ms", lambda: raw.wall_ms() + 60_000)
+        clock.look()  # as the sampling timer does while the answer is under way
+        raw.at += 0.1
+        return told
+
+    raw: Any = others._clock
+    raw.at += 1.0
+    for server in (B, C):
+        await world.dating._ask(server)
+    assert clock.judge.is_sure
+    monkeypatch.setattr(others, "call", call)
+    await world.dating._ask(B)
+    assert not clock.judge.is_confirmed
+
+
 async def test_servers_of_earlier_versions_and_ours_understand_each_other(world: World) -> None:
     """They take four elements, and say nothing of whether they have a date: one that is sure has one."""
     world.others.answer = b""
