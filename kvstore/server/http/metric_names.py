@@ -7,6 +7,7 @@ without a line here is published under the name that it has.
 
 from __future__ import annotations
 
+from kvstore.server.http.metric_names_of_health import HEALTH
 from kvstore.server.http.metric_names_of_liveness import LIVENESS
 from kvstore.server.http.metric_names_of_namespaces import NAMESPACES
 from kvstore.server.http.metric_names_of_traces import TRACES
@@ -287,6 +288,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     **TRACES,
     **NAMESPACES,
+    **HEALTH,
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",

@@ -41,6 +41,7 @@ class Shown:
     faults: tuple[str, ...] = ()
     faults_of_life: tuple[str, ...] = ()
     without_leader: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
 
     def status(self) -> dict[str, Any]:
         return {"id": "n1", "odd": object()}
@@ -53,6 +54,9 @@ class Shown:
 
     def leaderless(self) -> list[str]:
         return list(self.without_leader)
+
+    async def unserved(self) -> list[str]:
+        return list(self.down)
 
     def statistics(self) -> dict[str, Any]:
         return {
