@@ -44,6 +44,24 @@ class Counted(Protocol):
     def topology(self) -> ClusterTopology: ...
 
 
+def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.CopiesReport:
+    """Return a count and what lacks copies by it as a message. Decides only."""
+    report = admin_pb2.CopiesReport(
+        age_s=age_s,
+        ledgers=census.ledgers,
+        foreign=census.foreign,
+        unreadable=census.unreadable,
+        lacking=found.lacking,
+        lacking_foreign=found.lacking_foreign,
+        at_risk=found.at_risk,
+    )
+    for bookie in found.away:
+        report.away.add(
+            bookie=bookie, closed=found.closed[bookie], open=found.open[bookie], lacking=found.lacking_at[bookie]
+        )
+    return report
+
+
 class CopyCount:
     """One server's part in counting copies."""
 
@@ -68,20 +86,7 @@ class CopyCount:
         if self._shortage is None:
             return None
         taken, _, found = self._shortage
-        report = admin_pb2.CopiesReport(
-            age_s=max(0.0, self._env.clock.now() - taken.ended),
-            ledgers=taken.census.ledgers,
-            foreign=taken.census.foreign,
-            unreadable=taken.census.unreadable,
-            lacking=found.lacking,
-            lacking_foreign=found.lacking_foreign,
-            at_risk=found.at_risk,
-        )
-        for bookie in found.away:
-            report.away.add(
-                bookie=bookie, closed=found.closed[bookie], open=found.open[bookie], lacking=found.lacking_at[bookie]
-            )
-        return report
+        return copies_report(taken.census, found, max(0.0, self._env.clock.now() - taken.ended))
 
     async def _run(self) -> None:
         while True:

@@ -184,7 +184,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "auditor_bookies_lost": (
         "auditor_bookies_lost",
-        "Bookies that have been away for longer than the delay, as the auditor sees it.",
+        "Bookies that ledgers name and that have been away for longer than the delay, as the auditor sees it.",
     ),
     "auditor_rounds_total": (
         "auditor_rounds_total",
