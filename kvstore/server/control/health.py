@@ -53,8 +53,8 @@ def findings_of(report: ClusterReport) -> list[Finding]:
     rules = (  # causes before what comes of them
         _unserved,
         _silent_nodes,
-        _copies,
         _metadata,
+        _copies,
         _unready_nodes,
         _bookies,
         _disks,

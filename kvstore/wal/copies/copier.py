@@ -112,7 +112,8 @@ class Copier:
                     level = logging.DEBUG if is_told and isinstance(error, MetadataUnavailable) else logging.INFO
                     log.log(level, "ledger=%d not repaired now: %r", ledger, error)
                     is_told |= isinstance(error, MetadataUnavailable)
-                    self.lacking.setdefault(ledger, frozenset())
+                    if isinstance(error, LedgerError):  # else nothing is known: it lacks no more than it did before
+                        self.lacking.setdefault(ledger, frozenset())
                     is_done = False
         complete.intersection_update(ledger for ledger, _ in wanted)
         ids = {ledger for ledger, _ in wanted}
