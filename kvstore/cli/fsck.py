@@ -77,8 +77,8 @@ def fsck(
 
 
 def add_health(report: Report, where: Where) -> None:
-    """Add what the servers find, or why they do not say it. Leads change hands in about a second: whatever is not served
-    is asked for again before it is reported."""
+    """Add what the servers find, or why they do not say it. Leads change hands in about a second, so servers are asked
+    again before anything that is not served is reported."""
     from kvstore.proto.admin_pb2 import DOWN
 
     try:

@@ -105,7 +105,8 @@ class Census:
 def kind_of(metadata: LedgerMetadata) -> Kind:
     """Return the kind of a ledger. The ensemble of a fragment without entries is left out."""
     is_closed, is_foreign = metadata.state is LedgerState.CLOSED, owner_of(metadata) is None
-    quorum, fragments, written = metadata.quorum, metadata.fragments, ()
+    quorum, fragments = metadata.quorum, metadata.fragments
+    written: tuple[BookieId, ...] = ()
     if is_closed:
         fragments = tuple(each for each in fragments if each.first <= metadata.last_entry)
     elif not is_foreign:

@@ -80,7 +80,11 @@ def silent(document: dict[str, Any]) -> list[str]:
 
 def wait_whole(cluster: Cluster) -> None:
     """Until every node answers and all is served; copies may still be made."""
-    wait_for(cluster, lambda code, found: code < 2 and codes(found) <= {"repair_backlog", "copies_lacking"}, "a whole cluster")
+    wait_for(
+        cluster,
+        lambda code, found: code < 2 and codes(found) <= {"repair_backlog", "copies_lacking"},
+        "a whole cluster",
+    )
 
 
 def wait_open_ledgers_whole(cluster: Cluster) -> None:
@@ -263,7 +267,8 @@ def test_lost_disk_is_told_by_every_report_while_nothing_is_repaired(cluster: Cl
     assert "lack copies; none is marked for repair yet" in checked.stdout
     for node in cluster.ids:
         cluster.wait_until(
-            lambda node=node: FINDING in page(cluster, node, "/metrics"), f"{node}'s metrics, which are 15 s old at most"
+            lambda node=node: FINDING in page(cluster, node, "/metrics"),
+            f"{node}'s metrics, which are 15 s old at most",
         )
         assert "kvstore_cluster_grade 1.0\n" in page(cluster, node, "/metrics")
         assert page(cluster, node, "/clusterz") == "ok\n", "all is served"

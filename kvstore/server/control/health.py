@@ -374,7 +374,7 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "ledger_metadata_unreadable",
             "the log",
-            f"metadata of {_count(report.copies.unreadable, 'ledger')} cannot be read: nothing is known of their copies",
+            f"metadata of {_count(report.copies.unreadable, 'ledger')} cannot be read: their copies are unknown",
             "`kvstore fsck` names them",
         )
     for partition in report.partitions:

@@ -1,5 +1,5 @@
-"""The health of a cluster as numbers, for metrics and alerts, and as lines for probes. Decides only: the verdict is that of
-kvstore.server.control.health."""
+"""The health of a cluster as numbers, for metrics and alerts, and as lines for probes. Decides only: the verdict is
+that of kvstore.server.control.health."""
 
 from __future__ import annotations
 

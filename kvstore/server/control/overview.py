@@ -78,9 +78,7 @@ def report_of_cluster(survey: Survey) -> ClusterReport:
 def servers_of(topology: ClusterTopology) -> list[ServerId]:
     """Those that are registered or are to hold a replica, sorted. A partition that has retired needs none."""
     partitions = topology.ring.partitions.values()
-    holding = {
-        replica for each in partitions if each.state is not PartitionState.RETIRED for replica in each.replicas
-    }
+    holding = {replica for each in partitions if each.state is not PartitionState.RETIRED for replica in each.replicas}
     return sorted(holding | set(topology.servers))
 
 

@@ -342,9 +342,13 @@ class Fsck:
         except NoSuchLedger:
             pass
         except UndecodableNode as error:
-            self.report.warn(f"ledger={ledger}", f"its copies are not checked: its metadata cannot be read: {error}", RESTORE_IT)
+            self.report.warn(
+                f"ledger={ledger}", f"its copies are not checked: its metadata cannot be read: {error}", RESTORE_IT
+            )
         except MetadataError as error:
-            self.report.warn(f"ledger={ledger}", f"its copies are not checked: its metadata could not be read: {error!r}")
+            self.report.warn(
+                f"ledger={ledger}", f"its copies are not checked: its metadata could not be read: {error!r}"
+            )
         return None
 
     async def _check_others(self, ledgers: Sequence[LedgerMetadata]) -> None:

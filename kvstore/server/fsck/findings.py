@@ -125,7 +125,9 @@ class Report:
     def warn(self, subject: str, message: str, advice: str = "", *, entry: EntryId | range | None = None) -> None:
         self._add(Severity.WARNING, subject, message, advice, entry)
 
-    def error(self, subject: str, message: str, advice: str = REPORT_IT, *, entry: EntryId | range | None = None) -> None:
+    def error(
+        self, subject: str, message: str, advice: str = REPORT_IT, *, entry: EntryId | range | None = None
+    ) -> None:
         self._add(Severity.ERROR, subject, message, advice, entry)
 
     def _add(self, severity: Severity, subject: str, message: str, advice: str, entry: EntryId | range | None) -> None:

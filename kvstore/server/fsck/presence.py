@@ -80,7 +80,9 @@ class Presence:
         elif away:
             report.warn(subject, what, START_BOOKIES)
         else:
-            report.note(subject, f"is {metadata.state.name}: its copies from entry {last + 1} on are its writer's to know")
+            report.note(
+                subject, f"is {metadata.state.name}: its copies from entry {last + 1} on are its writer's to know"
+            )
 
 
 def subject_of(metadata: LedgerMetadata) -> str:
@@ -92,9 +94,9 @@ def subject_of(metadata: LedgerMetadata) -> str:
 
 
 def runs_lacking(metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]) -> Iterator[list[Run]]:
-    """Yield the entries up to `last` that lack copies, a slice at a time: whoever goes through them lets others have the
-    event loop in between. A bookie that is not in `held` lacks all that it is to have. What was given up lacks
-    nothing."""
+    """Yield the entries up to `last` that lack copies, a slice at a time, so that the caller can let others have the
+    event loop in between. A bookie that is not in `held` lacks every entry that the metadata name it for. An entry that
+    was given up lacks no copy."""
     is_given_up = given_up(metadata)
     for fragment, following in zip(metadata.fragments, (*metadata.fragments[1:], None), strict=True):
         end = min(last, following.first - 1) if following else last

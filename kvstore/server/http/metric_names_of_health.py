@@ -17,8 +17,7 @@ HEALTH = {
     ),
     "cluster_copies_counted": (
         "cluster_copies_counted",
-        "1 if a server has counted the copies of all ledgers in the last three hours; 0 if only leaders and marks are "
-        "known.",
+        "1 if a server has counted the copies of all ledgers in the last 3 h; 0 if only leaders and marks tell.",
     ),
     "cluster_survey_age_s": ("cluster_survey_age_seconds", "Age of what the metrics of the cluster's health say."),
     "finding_count": (

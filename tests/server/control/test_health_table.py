@@ -1,6 +1,6 @@
-"""One table: every place that reports health beside the kinds of trouble. Each row is made of the facts that nodes and the
-metadata store have, goes through the one computation (kvstore.server.control.health), and is read where people and
-programs read it."""
+"""One table: every place that reports health beside the kinds of trouble. Each row is made of the facts that nodes and
+the metadata store have, goes through the one computation (kvstore.server.control.health), and is read where people
+and programs read it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import yaml
 from kvstore.cli.fsck import as_text
 from kvstore.cli.recovery.autorecovery import copies_document, lacks_copies
 from kvstore.cli.status import command
-from kvstore.env.beat import Beat
 from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.beat import Beat
 from kvstore.env.transport import TcpTransport
 from kvstore.meta.registration import Bookies
 from kvstore.meta.store import SessionState

@@ -13,16 +13,15 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.service_info import encode_service_info
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, Finding
 from kvstore.proto.availability import HeldEntries
-from kvstore.ring import PartitionState
+from kvstore.ring import PartitionState, new_ring
 from kvstore.ring import encode as encode_ring
-from kvstore.ring import new_ring
 from kvstore.server.fsck import presence
 from kvstore.server.fsck.check import Fsck
 from kvstore.server.fsck.findings import TOO_FEW_COPIES, Report, Severity
 from kvstore.server.fsck.presence import runs_lacking
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
 from kvstore.wal.bookies import Bookies
-from tests.server.fsck.test_check import BOOKIES, P, Made
+from tests.server.fsck.test_check import BOOKIES, Made, P
 from tests.server.fsck.test_check import made as made  # the fixture
 
 B1, B2, B3 = BOOKIES
@@ -61,9 +60,7 @@ async def set_up(made: Made, *ledgers: LedgerMetadata) -> None:
 
 def shown(report: Report, severity: Severity = Severity.ERROR) -> list[tuple[str, str]]:
     return [
-        (each.where, each.message)
-        for each in report.findings
-        if each.severity is severity and "pulsar" in each.subject
+        (each.where, each.message) for each in report.findings if each.severity is severity and "pulsar" in each.subject
     ]
 
 
@@ -134,9 +131,7 @@ async def test_ledgers_are_checked_where_no_ring_was_founded(made: Made, held: d
     assert shown(await Fsck(made.env, made.store).run())
 
 
-async def test_retired_partition_is_a_note_and_lacks_no_replica(
-    made: Made, held: dict[BookieId, range | None]
-) -> None:
+async def test_retired_partition_is_a_note_and_lacks_no_replica(made: Made, held: dict[BookieId, range | None]) -> None:
     await set_up(made)
     ring = new_ring((P,), {ServerId("n1"): ""}, 1)
     gone = replace(ring.partitions[P], state=PartitionState.RETIRED)
@@ -147,9 +142,9 @@ async def test_retired_partition_is_a_note_and_lacks_no_replica(
 
 
 def test_runs_of_entries_are_found_whoever_lacks_them() -> None:
-    metadata = LedgerMetadata(
-        LedgerId(7), Quorum(3, 2, 2), (Fragment(EntryId(0), BOOKIES),), password=b""
-    ).closed(EntryId(5), 10)
+    metadata = LedgerMetadata(LedgerId(7), Quorum(3, 2, 2), (Fragment(EntryId(0), BOOKIES),), password=b"").closed(
+        EntryId(5), 10
+    )
     held = {B1: HeldEntries.of_runs([(0, 6)]), B2: HeldEntries.of_runs([(0, 2), (4, 2)])}
     found = [run for runs in runs_lacking(metadata, EntryId(5), held) for run in runs]
     assert found == [
@@ -165,7 +160,9 @@ def test_findings_of_status_make_the_verdict_of_fsck() -> None:
         report.add_health(findings)
         return report.verdict
 
-    lame = Finding(grade=DEGRADED, code="node_silent", subject="node n3", reason="refuses connections", next_step="start")
+    lame = Finding(
+        grade=DEGRADED, code="node_silent", subject="node n3", reason="refuses connections", next_step="start"
+    )
     down = Finding(grade=DOWN, code="no_leader", subject="partition p1", reason="no leader")
     assert verdict() == "All is well"
     assert verdict(lame) == "Nothing is lost, but something wants attention"
