@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """Seconds between two checks of who is registered and whether a count is due."""
 RETRY_S = 5.0
-_STEP = 500
+_STEP = 100
 """Kinds of ledgers judged in one turn of the event loop."""
 
 
