@@ -70,7 +70,7 @@ class Shown(Protocol):
         ...
 
     async def unserved(self) -> Sequence[str]:
-        """What the cluster does not serve, by the computation that `kvstore status` shows; empty if all is served."""
+        """Return what the cluster does not serve, as `kvstore status` finds it; empty if all is served."""
         ...
 
     def statistics(self) -> Mapping[str, Statistics]:
