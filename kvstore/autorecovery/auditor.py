@@ -105,7 +105,7 @@ class Auditor:
         return {
             "in_office": int(is_auditor),
             "enabled": int(self._office.is_enabled),
-            "bookies_lost": len(self._lost) if is_auditor else 0,
+            "bookies_lost": len(self._lost & self._named) if is_auditor else 0,
             "rounds_total": self._rounds,
             "round_ledgers": self._round_ledgers,
             "round_seconds": round(self._round_s, 3),

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from kvstore.errors import NoSuchLedger, UndecodableNode
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.types import LedgerMetadata
+from kvstore.types import LedgerId, LedgerMetadata
 
 log = logging.getLogger(__name__)
 
@@ -18,9 +18,12 @@ _STEP = 50
 """Ledgers between two pauses."""
 
 
-async def every_ledger(ledgers: LedgerStore, go_on: Callable[[], None]) -> AsyncIterator[LedgerMetadata]:
+async def every_ledger(
+    ledgers: LedgerStore, go_on: Callable[[], None], unreadable: Callable[[LedgerId], None] = lambda _: None
+) -> AsyncIterator[LedgerMetadata]:
     """Each ledger as it was a moment ago. `go_on` is asked before each and may raise. One whose metadata cannot be read
-    is passed over: `kvstore fsck` names it. Raises MetadataError: a walk that ends has seen all."""
+    is passed over and given to `unreadable`: `kvstore fsck` names it. Raises MetadataError: a walk that ends has seen
+    all."""
     count = 0
     async for page in ledgers.pages():
         for ledger in page:
@@ -31,6 +34,7 @@ async def every_ledger(ledgers: LedgerStore, go_on: Callable[[], None]) -> Async
                 continue
             except UndecodableNode as error:
                 log.warning("ledger=%d is not audited: %s", ledger, error)
+                unreadable(ledger)
                 continue
             yield metadata
             count += 1

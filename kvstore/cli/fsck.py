@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json
+from kvstore.cli.status.known import Where, cluster_report
 from kvstore.errors import StoreError
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ def register(app: typer.Typer) -> None:
 
 
 UNCHECKED = 3
+AGAIN_S, AGAIN_MAX = 1.0, 5
+"""How often, and how many times, servers are asked again while something is not served."""
 
 
 def fsck(
@@ -34,8 +38,10 @@ def fsck(
 ) -> None:
     """Check every invariant of a live cluster that can be read from outside: lists, ledgers, every copy of every entry.
 
-    It changes nothing. A copy too few is a warning while enough are left, an error otherwise. Exit code 0: no error,
-    1: errors, 2: wrong usage, 3: the check could not be made, for example because ZooKeeper does not answer.
+    It reads the entries of partitions' logs. For all other ledgers in the metadata store, whoever writes them, it asks
+    bookies which entries they hold, and reads none. It also shows what `kvstore status` finds, and it changes nothing.
+    A copy too few is a warning while enough are left, an error otherwise. Exit code 0: no error, 1: errors, 2: wrong
+    usage, 3: the check could not be made, for example because ZooKeeper does not answer.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -62,11 +68,29 @@ def fsck(
     try:
         with bar:
             report = with_tools(data_dir, zookeeper, check, server)
+            add_health(report, (data_dir, zookeeper, server))
     except StoreError as error:
         print(f"kvstore: not checked: {error or type(error).__name__}", file=sys.stderr)
         raise typer.Exit(UNCHECKED) from None
     print(as_json(report.document()) if json else as_text(report, notes=notes))
     raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
+
+
+def add_health(report: Report, where: Where) -> None:
+    """Add what the servers find, or why they do not say it. Leads change hands in about a second, so servers are asked
+    again before anything that is not served is reported."""
+    from kvstore.proto.admin_pb2 import DOWN
+
+    try:
+        found = cluster_report(where)
+        for _ in range(AGAIN_MAX):
+            if found.health.grade < DOWN:
+                break
+            time.sleep(AGAIN_S)
+            found = cluster_report(where)
+        report.add_health(found.findings)
+    except StoreError as error:
+        report.not_asked = str(error) or type(error).__name__
 
 
 def as_text(report: Report, *, notes: bool) -> str:
@@ -81,6 +105,8 @@ def as_text(report: Report, *, notes: bool) -> str:
     looked_at = (
         f"{report.partitions} partitions, {report.ledgers} ledgers, {report.entries} entries in {report.copies} copies"
     )
+    if report.others:
+        looked_at += f"; {report.others} ledgers in no partition's log, whose entries were not read"
     hidden = report.count(Severity.NOTE)
     more = f", {hidden} notes (--notes shows them)" if hidden and not notes else ""
     counts = f"{report.errors} errors, {report.warnings} warnings{more}; checked {looked_at}"

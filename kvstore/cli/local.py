@@ -189,7 +189,8 @@ def undrain(
     json: Json = False,
 ) -> None:
     """Undo a drain, also one with `--leads-only`: the node may hold replicas again, and if it is up it takes operations
-    and leads again. Replicas that have moved away do not come back by themselves."""
+    and leads again. Replicas that have moved away do not come back by themselves: `kvstore partition
+    even-replicas` moves some to it."""
     from kvstore.cli.replicas import change_replicas
     from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest

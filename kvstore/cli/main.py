@@ -26,6 +26,7 @@ BRANCHES = {
     "ring": ("ring",),
     "partitions": ("partition",),
     "replicas": ("partition",),
+    "evening": ("partition",),
     "ledgers": ("ledger",),
     "bookies": ("bookie", "autorecovery"),
     "snapshots": ("snapshot",),

@@ -20,6 +20,7 @@ from kvstore.meta import paths
 from kvstore.partition.election.jury import Trusted
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
+from kvstore.ring import Member, PartitionState
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
 
@@ -48,9 +49,7 @@ def list_partitions(
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         ring = await read_ring(tools)
-        return [
-            await _details(tools, partition, member.replicas) for partition, member in sorted(ring.partitions.items())
-        ]
+        return [await _details(tools, member) for _, member in sorted(ring.partitions.items())]
 
     found = from_store_or_servers((data_dir, zookeeper, server), work, _told)
     print(as_json(found) if json else as_table([_row(each) for each in found]))
@@ -73,7 +72,7 @@ def show(
         member = ring.partitions.get(PartitionId(partition))
         if member is None:
             raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(ring.partitions))}")
-        return await _details(tools, PartitionId(partition), member.replicas)
+        return await _details(tools, member)
 
     def told(report: ClusterReport) -> dict[str, Any]:
         found = {each["id"]: each for each in _told(report)}
@@ -98,7 +97,8 @@ def pins(
 ) -> None:
     """List all pins: what holds back the trimming of logs, until when, and which servers keep a state for pinned reads.
 
-    Pins of jobs end by themselves at their deadline; those without one end with the session that made them.
+    Pins of jobs end by themselves at their deadline; those without one end with the session that made them. A partition
+    that has retired is removed once none of its pins is left.
     """
     from kvstore.client.pinned.pins import PinStatus, list_pins
 
@@ -106,6 +106,7 @@ def pins(
         left_s = max(0, round(pin.deadline_ms / 1000 - SystemClock().wall_ms() / 1000)) if pin.deadline_ms else None
         return {
             "partition": pin.partition,
+            "state": "retired" if pin.is_retired else "serving",
             "pin": pin.id,
             "holds_log_from_ledger": pin.ledger,
             "ends_in_s": left_s,
@@ -182,7 +183,9 @@ async def _doubted(claims: Claims, partition: str, replica: str) -> Trusted:
     return Trusted(ServerId(replica), seq, crc)
 
 
-async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerId, ...]) -> dict[str, Any]:
+async def _details(tools: Tools, member: Member) -> dict[str, Any]:
+    """A partition that has retired has no replicas, whatever the ring names as such."""
+    partition, replicas = member.id, () if member.state is PartitionState.RETIRED else member.replicas
     claims, store = Claims(tools.store, partition, ServerId("tool")), tools.store
     try:
         published = await claims.published()
@@ -195,6 +198,7 @@ async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerI
     last = max((each.seq for each in published.values()), default=0)
     return {
         "id": partition,
+        "state": member.state.value,
         "leader": leader.server if leader else None,
         "epoch": max((each.epoch for each in published.values()), default=None),
         "trimmed_below_seq": listed.trimmed_seq,
@@ -219,6 +223,7 @@ def _told(report: ClusterReport) -> list[dict[str, Any]]:
     return [
         {
             "id": each.id,
+            "state": each.state,
             "leader": each.leader or None,
             "epoch": each.epoch,
             "trimmed_below_seq": each.lead.trimmed_sequence if each.HasField("lead") else None,
@@ -229,7 +234,7 @@ def _told(report: ClusterReport) -> list[dict[str, Any]]:
                     "seq": replica.sequence if replica.role else None,
                     "behind": replica.behind if replica.HasField("behind") else None,
                 }
-                for replica in each.replicas
+                for replica in (each.replicas if each.state != PartitionState.RETIRED.value else ())
             ],
             "ledgers": None,
             "ledger_count": each.lead.ledgers if each.HasField("lead") else None,
@@ -243,6 +248,7 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
     replicas, ledgers = found["replicas"], found["ledgers"]
     return {
         "id": found["id"],
+        "state": found["state"],
         "leader": found["leader"],
         "epoch": found["epoch"],
         "up": f"{sum(each['is_up'] for each in replicas)} of {len(replicas)}",

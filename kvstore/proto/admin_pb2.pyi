@@ -2099,6 +2099,7 @@ class NodeReport(_message.Message):
     TLS_FIELD_NUMBER: _builtins.int
     LATENCIES_FIELD_NUMBER: _builtins.int
     DATE_BEHIND_S_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     REFUSED_BY_FIELD_NUMBER: _builtins.int
     USERS_LIKE_NODES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
@@ -2161,6 +2162,10 @@ class NodeReport(_message.Message):
         """How long clients' operations took here of late; none of a kind that nobody asked for."""
 
     @_builtins.property
+    def copies(self) -> Global___CopiesReport:
+        """Only of the server that counts copies for the cluster: the first one by name."""
+
+    @_builtins.property
     def refused_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
         """Servers and bookies that have refused this node's connections within the last minute."""
 
@@ -2198,16 +2203,99 @@ class NodeReport(_message.Message):
         tls: Global___TlsReport | None = ...,
         latencies: _abc.Iterable[Global___LatencyReport] | None = ...,
         date_behind_s: _builtins.float = ...,
+        copies: Global___CopiesReport | None = ...,
         refused_by: _abc.Iterable[Global___Refusal] | None = ...,
         users_like_nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "copies", b"copies", "disk", b"disk", "metadata", b"metadata", "repair", b"repair", "snapshot", b"snapshot", "tls", b"tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "refused_by", b"refused_by", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "users_like_nodes", b"users_like_nodes", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "bookie", b"bookie", "bookies_lost", b"bookies_lost", "copied", b"copied", "copies", b"copies", "date_behind_s", b"date_behind_s", "date_doubt", b"date_doubt", "disk", b"disk", "draining", b"draining", "grpc", b"grpc", "http", b"http", "id", b"id", "is_auditor", b"is_auditor", "latencies", b"latencies", "loop_starved", b"loop_starved", "metadata", b"metadata", "not_ready", b"not_ready", "refused_by", b"refused_by", "repair", b"repair", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "resp", b"resp", "ring_version", b"ring_version", "roles", b"roles", "snapshot", b"snapshot", "tls", b"tls", "uptime_s", b"uptime_s", "users_like_nodes", b"users_like_nodes", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
+
+@_typing.final
+class CopiesReport(_message.Message):
+    """The copies of every ledger in the metadata store, whoever writes it, by which bookies are registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_S_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    FOREIGN_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    LACKING_FIELD_NUMBER: _builtins.int
+    LACKING_FOREIGN_FIELD_NUMBER: _builtins.int
+    AT_RISK_FIELD_NUMBER: _builtins.int
+    AWAY_FIELD_NUMBER: _builtins.int
+    age_s: _builtins.float
+    """Seconds since the ledgers were last counted."""
+    ledgers: _builtins.int
+    """All ledgers, and those that no partition of this cluster writes."""
+    foreign: _builtins.int
+    unreadable: _builtins.int
+    """Ledgers whose metadata cannot be read: nothing is known of their copies."""
+    lacking: _builtins.int
+    """Ledgers with entries on a bookie that is not registered, and those of them that no partition writes. What a leader
+    writes to now is not among them: LeadReport says what it lacks.
+    """
+    lacking_foreign: _builtins.int
+    at_risk: _builtins.int
+    """Ledgers of which some entry has fewer copies on registered bookies than an ack quorum."""
+    @_builtins.property
+    def away(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwayBookie]:
+        """Bookies that are not registered and that ledgers name."""
+
+    def __init__(
+        self,
+        *,
+        age_s: _builtins.float = ...,
+        ledgers: _builtins.int = ...,
+        foreign: _builtins.int = ...,
+        unreadable: _builtins.int = ...,
+        lacking: _builtins.int = ...,
+        lacking_foreign: _builtins.int = ...,
+        at_risk: _builtins.int = ...,
+        away: _abc.Iterable[Global___AwayBookie] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "at_risk", b"at_risk", "away", b"away", "foreign", b"foreign", "lacking", b"lacking", "lacking_foreign", b"lacking_foreign", "ledgers", b"ledgers", "unreadable", b"unreadable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopiesReport: _TypeAlias = CopiesReport  # noqa: Y015
+
+@_typing.final
+class AwayBookie(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOKIE_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    LACKING_FIELD_NUMBER: _builtins.int
+    bookie: _builtins.str
+    closed: _builtins.int
+    """Ledgers that name it."""
+    open: _builtins.int
+    lacking: _builtins.int
+    """Those of them that lack copies because of it: all but open ledgers of partitions, which their leaders judge."""
+    def __init__(
+        self,
+        *,
+        bookie: _builtins.str = ...,
+        closed: _builtins.int = ...,
+        open: _builtins.int = ...,
+        lacking: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie", b"bookie", "closed", b"closed", "lacking", b"lacking", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwayBookie: _TypeAlias = AwayBookie  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
@@ -2420,8 +2508,8 @@ class BookieReport(_message.Message):
     no_answer: _builtins.str
     """In a ClusterReport: why the bookie, or its node, gave no answer; empty: it did."""
     lacking_ledgers: _builtins.int
-    """In a ClusterReport: ledgers of which it lacks copies, as the leaders found that last whose logs they are. Ledgers
-    that are no partition's are not among them.
+    """In a ClusterReport: ledgers of which it lacks copies, as their leaders found last; or, if that is more, ledgers that
+    name it while it is not registered.
     """
     refused_other_entry: _builtins.int
     """Adds refused since its start because the bookie has another payload of the entry (docs/protocol.md, B36)."""
@@ -2714,6 +2802,7 @@ class ClusterReport(_message.Message):
     ACK_QUORUM_FIELD_NUMBER: _builtins.int
     CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Who answers, and at what date."""
     date_ms: _builtins.int
@@ -2753,6 +2842,10 @@ class ClusterReport(_message.Message):
     def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Namespace]:
         """As the one that answers knows them; what is used and refused is the whole cluster's."""
 
+    @_builtins.property
+    def copies(self) -> Global___CopiesReport:
+        """Absent if no server that answers has counted them yet."""
+
     def __init__(
         self,
         *,
@@ -2772,10 +2865,11 @@ class ClusterReport(_message.Message):
         ack_quorum: _builtins.int = ...,
         cluster_version: _builtins.int = ...,
         namespaces: _abc.Iterable[Global___Namespace] | None = ...,
+        copies: Global___CopiesReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "health", b"health", "metadata", b"metadata", "repair", b"repair", "ring", b"ring", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "cluster_version", b"cluster_version", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "namespaces", b"namespaces", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_on", b"access_on", "ack_quorum", b"ack_quorum", "bookies", b"bookies", "cluster_version", b"cluster_version", "copies", b"copies", "date_ms", b"date_ms", "ensemble_size", b"ensemble_size", "findings", b"findings", "health", b"health", "metadata", b"metadata", "namespaces", b"namespaces", "nodes", b"nodes", "partitions", b"partitions", "repair", b"repair", "ring", b"ring", "server", b"server", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

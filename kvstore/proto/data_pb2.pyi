@@ -321,6 +321,7 @@ class PinStatus(_message.Message):
     POSITION_LEDGER_FIELD_NUMBER: _builtins.int
     POSITION_ENTRY_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    RETIRED_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     id: _builtins.str
     ledger: _builtins.int
@@ -330,6 +331,8 @@ class PinStatus(_message.Message):
     position_ledger: _builtins.int
     """The position that can be read. Absent: this pin only holds the log."""
     position_entry: _builtins.int
+    retired: _builtins.bool
+    """The partition has retired: it owns no keys, and is removed once no pin holds its log."""
     @_builtins.property
     def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Who holds the state at that position."""
@@ -344,10 +347,11 @@ class PinStatus(_message.Message):
         position_ledger: _builtins.int | None = ...,
         position_entry: _builtins.int | None = ...,
         servers: _abc.Iterable[_builtins.str] | None = ...,
+        retired: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger", b"_ledger", "_position_entry", b"_position_entry", "_position_ledger", b"_position_ledger", "ledger", b"ledger", "position_entry", b"position_entry", "position_ledger", b"position_ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger", b"_ledger", "_position_entry", b"_position_entry", "_position_ledger", b"_position_ledger", "deadline_ms", b"deadline_ms", "id", b"id", "ledger", b"ledger", "partition", b"partition", "position_entry", b"position_entry", "position_ledger", b"position_ledger", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger", b"_ledger", "_position_entry", b"_position_entry", "_position_ledger", b"_position_ledger", "deadline_ms", b"deadline_ms", "id", b"id", "ledger", b"ledger", "partition", b"partition", "position_entry", b"position_entry", "position_ledger", b"position_ledger", "retired", b"retired", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ledger: _TypeAlias = _typing.Literal["ledger"]  # noqa: Y015
     _WhichOneofArgType__ledger: _TypeAlias = _typing.Literal["_ledger", b"_ledger"]  # noqa: Y015

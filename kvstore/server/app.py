@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.autorecovery.auditor import Auditor
@@ -27,7 +27,9 @@ from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.assign import replicas_held
+from kvstore.server.control.copy_count import CopyCount
 from kvstore.server.control.dating import Dating
+from kvstore.server.control.health_numbers import unserved_of
 from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.control.load import Load
 from kvstore.server.control.load_sampler import LoadSampler, loads_of_cluster
@@ -82,6 +84,7 @@ class Node:
         self.feeds: Feeds
         self.dating: Dating
         self.surveyor: Surveyor
+        self.copy_count: CopyCount
         self.ledger_survey: LedgerSurvey
         self.namespaces: Keeper
         self.resp: RespServer
@@ -148,6 +151,13 @@ class Node:
         wanted = [each for each in sorted(partitions) if partitions[each].state is not PartitionState.RETIRED]
         return [each for each in wanted if not self._led(each)]
 
+    async def unserved(self) -> Sequence[str]:
+        """Return what the cluster does not serve, as the nodes that answer find it; empty if all is served. It asks
+        every other server, and takes about a second at most."""
+        if not self.is_open or Role.SERVER not in self.config.plays:
+            return []
+        return unserved_of(await self.surveyor.take())
+
     def statistics(self) -> dict[str, Mapping[str, Any]]:
         """Numbers by part."""
         if not self.is_open:
@@ -181,6 +191,7 @@ class Node:
             if namespaces := self.namespaces.statistics():
                 found["namespaces"] = namespaces
             found["engine"] = self.engine_statistics()
+            found["cluster"], found["findings"] = self.surveyor.numbers(), self.surveyor.findings()
             heat = self.load_sampler.numbers()
             found["partitions"] = {
                 str(each): {**table, "load": heat.get(each)} if each in heat else table

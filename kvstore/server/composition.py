@@ -36,6 +36,7 @@ from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.app import VERSION, Node
 from kvstore.server.config import NodeConfig, Role
+from kvstore.server.control.copy_count import CopyCount
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
 from kvstore.server.control.kept_date import kept_offset
 from kvstore.server.control.ledger_survey import LEDGERS, LedgerSurvey
@@ -115,6 +116,8 @@ async def serve(
         logs, view, bookies = await _open_log(node, stack)
         if Role.SERVER in config.plays:
             await _follow_version(node, stack, can)
+            node.copy_count = CopyCount(node.env, node, view)
+            stack.push_async_callback(node.copy_count.close)
             await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
             losses = LossWatch(node.env, node, view)
             losses.start()
@@ -395,6 +398,8 @@ async def _host(node: Node, stack: AsyncExitStack) -> None:
     stack.push_async_callback(node.load_sampler.close)
     await node.hosting.start()
     node.namespaces.start()
+    node.copy_count.start()
+    node.surveyor.start()
     node.load_sampler.start()
     node.peers.serve(LOADS, node.load_sampler.answer)
     node.peers.serve(LEDGERS, node.ledger_survey.answer)

@@ -152,6 +152,9 @@ class Process:
             return [f"starting: waits for {self.waits_for}" if self.waits_for else "starting"]
         return self.node.not_ready()
 
+    async def unserved(self) -> Sequence[str]:
+        return await self.node.unserved() if self.node is not None else []
+
     def leaderless(self) -> list[PartitionId]:
         return self.node.leaderless() if self.node is not None else []
 

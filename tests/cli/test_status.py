@@ -27,7 +27,8 @@ n3    ready  0.1.0    1 h 2 min  rack-3  50.0 GiB of 100.0 GiB  writable      0 
 
 ZooKeeper zk:2181: connected
 partitions: 2 of 2 are served; ring version 4, no moves
-auto-recovery: on, no ledger lacks copies
+copies: 0 of 40 ledgers lack copies, 0 are at risk; counted 12 s ago
+auto-recovery: on, 0 marked
 access control: off; last snapshot: none is known
 as n1 finds it"""
 SILENT_LINE = (
@@ -48,7 +49,8 @@ n3    no answer  -        -          -       -                      -           
 
 ZooKeeper zk:2181: suspended, what is known is 1 min 30 s old
 partitions: 2 of 2 are served; ring version 4, 3 of 8 moves done, 40%, about 1 min 15 s left
-auto-recovery: on, no ledger lacks copies
+copies: 0 of 40 ledgers lack copies, 0 are at risk; counted 12 s ago
+auto-recovery: on, 0 marked
 access control: on; last snapshot: 2 d 3 h old
 as n1 finds it"""
 
@@ -97,7 +99,17 @@ def test_a_partition_that_has_retired_is_not_one_that_nobody_serves() -> None:
     report.partitions.add(id="p0", state="retired")
     text = status_text(whole(report))
     assert text.startswith("healthy: 3 nodes, 2 partitions, all is served")
-    assert "partitions: 2 of 2 are served, 1 more on its way out; ring version 4" in text
+    assert "partitions: 2 of 2 are served; retired: p0, held by what `kvstore partition pins` lists; ring" in text
+
+
+def test_status_line_counts_the_ledgers_of_other_clients_and_says_what_is_unknown() -> None:
+    report = well()
+    report.copies.foreign, report.copies.lacking, report.copies.at_risk = 30, 5, 1
+    line = "copies: 5 of 40 ledgers (30 of them written by other clients) lack copies, 1 are at risk; counted 12 s ago"
+    assert line in status_text(whole(report)).splitlines()
+    report.ClearField("copies")
+    line = "copies: 0 ledgers are known to lack copies, 0 are at risk; not all ledgers are counted"
+    assert line in status_text(whole(report)).splitlines()
 
 
 def test_of_very_many_findings_the_worst_are_shown() -> None:

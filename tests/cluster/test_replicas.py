@@ -88,5 +88,18 @@ def test_partitions_come_and_go_and_every_key_stays(cluster: Cluster) -> None:
     assert owners == {"p1", "p2", "p3", "p4"}, "logs of retired partitions are kept for readers of their feeds"
 
 
+def test_node_that_was_drained_and_undrained_gets_its_share_of_replicas_again(cluster: Cluster) -> None:
+    document(cluster, "node", "drain", "n1")
+    assert all("n1" not in each for each in replicas(cluster).values())
+    document(cluster, "node", "undrain", "n1")
+    cluster.wait_ready("n1")
+    done = document(cluster, "partition", "even-replicas")
+    assert {each["newcomer"] for each in done["moved"]} == {"n1"}
+    assert max(done["replicas"].values()) - min(done["replicas"].values()) <= 1
+    assert any("n1" in each for each in replicas(cluster).values())
+    all_is_there(cluster, "n1")
+    assert document(cluster, "partition", "even-replicas")["moved"] == []
+
+
 def test_after_all_of_this_the_cluster_is_sound(cluster: Cluster) -> None:
     assert document(cluster, "fsck")["errors"] == 0

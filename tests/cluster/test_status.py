@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,7 +80,11 @@ def silent(document: dict[str, Any]) -> list[str]:
 
 def wait_whole(cluster: Cluster) -> None:
     """Until every node answers and all is served; copies may still be made."""
-    wait_for(cluster, lambda code, found: code < 2 and codes(found) <= {"repair_backlog"}, "a whole cluster")
+    wait_for(
+        cluster,
+        lambda code, found: code < 2 and codes(found) <= {"repair_backlog", "copies_lacking"},
+        "a whole cluster",
+    )
 
 
 def wait_open_ledgers_whole(cluster: Cluster) -> None:
@@ -228,6 +233,53 @@ def test_a_bookie_with_a_full_disk_is_named_with_what_is_free(cluster: Cluster) 
     config.write_text(before)
     cluster.start_node("n3")
     wait_whole(cluster)
+
+
+FINDING = 'kvstore_cluster_findings{finding="copies_lacking"} 1.0\n'
+
+
+def tells(metrics: str) -> bool:
+    """Whether a node's metrics say that copies lack, and that the cluster is degraded for it."""
+    return FINDING in metrics and "kvstore_cluster_grade 1.0\n" in metrics
+
+
+def page(cluster: Cluster, node: str, path: str) -> str:
+    return cluster.http(node, path).decode()
+
+
+def test_lost_disk_is_told_by_every_report_while_nothing_is_repaired(cluster: Cluster) -> None:
+    """Auto-recovery waits for its delay, or is off: no mark says that a copy is missing."""
+    folder = ("--data-dir", str(cluster.local.data_dir))
+    wait_for(cluster, lambda code, _: code == 0, "health")
+    assert kvstore("autorecovery", "lost-bookie-delay", "3600", *folder).returncode == 0
+    assert kvstore("autorecovery", "status", *folder).returncode == 0
+    cluster.kill("n3")
+    shutil.rmtree(Path(cluster.file.node("n3").data_dir) / "bookie")
+    cluster.start_node("n3")
+    cluster.wait_ready()
+
+    def is_lacking(code: int, found: dict[str, Any]) -> bool:
+        return code == 1 and {"copies_lacking", "bookie_away"} <= codes(found) and not silent(found)
+
+    _, found = wait_for(cluster, is_lacking, "the lost copies to be told")
+    assert found["copies"]["lacking"] > 0
+    text = found["health"]["text"]
+    assert text.startswith("degraded, all is served: ")
+    status = kvstore("autorecovery", "status", "--json", *folder)
+    assert (status.returncode, len(json.loads(status.stdout)["away"])) == (1, 1)
+    checked = kvstore("fsck", *folder)
+    assert not checked.stdout.splitlines()[-1].startswith("All is well"), checked.stdout
+    assert "lack copies; none is marked for repair yet" in checked.stdout
+    for node in cluster.ids:
+        cluster.wait_until(lambda node=node: tells(page(cluster, node, "/metrics")), f"{node}'s metrics of 15 s ago")
+        cluster.wait_ready(node)  # by /clusterz: all is served
+        assert "DEGRADED" in page(cluster, node, "/ui").upper()
+    kvstore("autorecovery", "disable", *folder)
+    wait_for(cluster, lambda code, found: code == 1 and "repair_off" in codes(found), "the switch to be told")
+    kvstore("autorecovery", "enable", *folder)
+    kvstore("autorecovery", "lost-bookie-delay", "1", *folder)
+    wait_for(cluster, lambda code, _: code == 0, "health once the copies are made again")
+    assert kvstore("autorecovery", "status", *folder).returncode == 0
 
 
 def test_partitions_that_nobody_can_lead_are_not_served(cluster: Cluster) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId
+from kvstore.wal.census import Census
 
 SHOWN_MAX = 1_000
 """Marks that `list` prints unless told otherwise."""
@@ -40,7 +41,7 @@ def status(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
     """Show who is auditor, whether auto-recovery is on, how many ledgers are marked, and which bookies are away that
-    ledgers name. Exit code 1 if a ledger lacks a copy."""
+    ledgers name, whoever writes those. Exit code 1 if a ledger lacks a copy, or its metadata cannot be read."""
 
     async def work(tools: Tools) -> dict[str, Any]:
         settings, marks = RecoverySettings(tools.store), Underreplication(tools.store)
@@ -50,12 +51,12 @@ def status(
             "lost_bookie_delay_s": await settings.lost_bookie_delay_s(),
             "marked_ledgers": len([ledger async for ledger in marks.marked_ledgers()]),
             **{f"{kind.name.lower()}_checked_ms": await settings.checked_ms(kind) for kind in _SHOWN},
-            "away": await _away(tools.store),
+            **await _copies(tools.store),
         }
 
     found = with_tools(data_dir, zookeeper, work, server)
     print(as_json(found) if json else _for_people(found))
-    raise typer.Exit(1 if found["away"] or found["marked_ledgers"] else 0)
+    raise typer.Exit(1 if lacks_copies(found) else 0)
 
 
 def list_marks(
@@ -135,23 +136,42 @@ def lost_bookie_delay(
 _SHOWN = (CheckKind.ENTRIES, CheckKind.PLACEMENT)
 
 
-async def _away(store: MetadataStore) -> list[dict[str, Any]]:
-    """The bookies that are not registered, and how many ledgers lack their copies."""
-    present = await RegistrationClient(store).names()
+async def _copies(store: MetadataStore) -> dict[str, Any]:
+    """Count the copies of every ledger, whoever writes it, by the bookies that are registered now. Raises
+    MetadataError."""
+    census, present = Census(), await RegistrationClient(store).names()
     ledgers = LedgerStore(store)
-    lacking: dict[BookieId, list[str]] = {}
     async for page in ledgers.pages():
         for ledger in page:
             try:
                 metadata, _ = await ledgers.read(ledger)
-            except (NoSuchLedger, Corrupted):
+            except NoSuchLedger:
                 continue
-            for bookie in {each for fragment in metadata.fragments for each in fragment.ensemble} - present:
-                lacking.setdefault(bookie, []).append(metadata.state.name)
-    return [
-        {"bookie": bookie, "closed_ledgers": states.count("CLOSED"), "others": len(states) - states.count("CLOSED")}
-        for bookie, states in sorted(lacking.items())
-    ]
+            except Corrupted:
+                census.unreadable += 1
+            else:
+                census.add(metadata)
+    return copies_document(census, present)
+
+
+def copies_document(census: Census, present: Collection[BookieId]) -> dict[str, Any]:
+    """Return the numbers of ledgers, and the bookies that ledgers name and that are not registered."""
+    short = census.shortage(present)
+    return {
+        "ledgers": census.ledgers,
+        "ledgers_of_other_clients": census.foreign,
+        "ledgers_unreadable": census.unreadable,
+        "ledgers_at_risk": short.at_risk,
+        "away": [
+            {"bookie": bookie, "closed_ledgers": short.closed[bookie], "others": short.open[bookie]}
+            for bookie in short.away
+        ],
+    }
+
+
+def lacks_copies(found: dict[str, Any]) -> bool:
+    """Return True if a ledger lacks a copy, or may: the exit code is 1 then."""
+    return bool(found["away"] or found["marked_ledgers"] or found["ledgers_unreadable"])
 
 
 def _for_people(found: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from kvstore.cli.output import as_table, shown_prefix
 from kvstore.proto.namespaces import KINDS, strain_of
+from kvstore.server.control.health import copies_of, retired_in, to_serve
 from kvstore.versions import release_for
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def status_document(report: ClusterReport, processes: Processes = ()) -> dict[st
         "cluster_version": report.cluster_version or None,
         "namespaces": [namespace_document(each) for each in report.namespaces],
         "access_on": report.access_on,
+        "copies": {**_plain(report.copies), **copies_of(report)._asdict()},
         "repair": _plain(report.repair) if report.HasField("repair") else None,
         "snapshot": _plain(report.snapshot) if report.HasField("snapshot") else None,
     }
@@ -132,6 +134,7 @@ def bookie_document(bookie: BookieReport) -> dict[str, Any]:
         "failed_directories": [each.path for each in bookie.directories if each.failure],
         "stored_ledgers": bookie.ledgers if is_told else None,
         "limbo_ledgers": bookie.limbo_ledgers if is_told else None,
+        "lacking_ledgers": bookie.lacking_ledgers,
         "refused_other_entry": bookie.refused_other_entry if is_told else None,
         "damaged_records": bookie.damaged_records if is_told else None,
     }
@@ -209,17 +212,16 @@ def _rest(report: ClusterReport) -> list[str]:
     metadata, ring = report.metadata, report.ring
     kind = {"zookeeper": "ZooKeeper", "etcd": "etcd"}.get(metadata.kind, metadata.kind)
     age = f", what is known is {shown_time(metadata.read_age_s)} old" if metadata.read_age_s > OLD_S else ""
-    wanted = [each for each in report.partitions if each.state != "retired"]
-    served, retired = sum(each.served for each in wanted), len(report.partitions) - len(wanted)
-    leaving = f", {retired} more on {'its' if retired == 1 else 'their'} way out" if retired else ""
+    wanted, retired = to_serve(report), retired_in(report)
+    served = sum(each.served for each in wanted)
+    leaving = f"; retired: {', '.join(retired)}, held by what `kvstore partition pins` lists" if retired else ""
     lines = [
         f"{kind} {metadata.address}: {metadata.state}{age}",
         f"partitions: {served} of {len(wanted)} are served{leaving}; ring version {ring.version}, {_moves(report)}",
+        _copies(report),
     ]
     if report.HasField("repair"):
-        repair = report.repair
-        backlog = f"{repair.marked:,} ledgers lack copies" if repair.marked else "no ledger lacks copies"
-        lines.append(f"auto-recovery: {'on' if repair.enabled else 'off'}, {backlog}")
+        lines.append(f"auto-recovery: {'on' if report.repair.enabled else 'off'}, {report.repair.marked:,} marked")
     snapshot = f"{shown_time(report.snapshot.age_s)} old" if report.HasField("snapshot") else "none is known"
     lines.append(f"access control: {'on' if report.access_on else 'off'}; last snapshot: {snapshot}")
     if report.cluster_version:
@@ -229,6 +231,17 @@ def _rest(report: ClusterReport) -> list[str]:
     lines += [_namespaces(report)] if report.namespaces else []
     lines += [_tls(report)] if any(each.report.HasField("tls") for each in report.nodes) else []
     return [*lines, f"as {report.server} finds it"]
+
+
+def _copies(report: ClusterReport) -> str:
+    """How many ledgers lack copies, of how many, and how old that knowledge is."""
+    copies, counted = copies_of(report), report.copies
+    at_risk = f"{copies.at_risk:,} are at risk"
+    if not copies.is_counted:
+        return f"copies: {copies.lacking:,} ledgers are known to lack copies, {at_risk}; not all ledgers are counted"
+    others = f" ({counted.foreign:,} of them written by other clients)" if counted.foreign else ""
+    of = f"{counted.ledgers:,} ledgers{others}"
+    return f"copies: {copies.lacking:,} of {of} lack copies, {at_risk}; counted {shown_time(counted.age_s)} ago"
 
 
 def _namespaces(report: ClusterReport) -> str:

@@ -136,6 +136,8 @@ class PinStatus:
     """What can be read; None: the pin only holds the log."""
     servers: tuple[str, ...]
     """Who keeps that position."""
+    is_retired: bool = False
+    """True if the partition has retired and stays because of its pins."""
 
 
 def turned(replicas: tuple[str, ...], number: int) -> tuple[str, ...]:
@@ -284,4 +286,5 @@ def _status_of(message: data_pb2.PinStatus) -> PinStatus:
     if message.HasField("position_ledger"):
         position = Position(LedgerId(message.position_ledger), EntryId(message.position_entry))
     ledger = message.ledger if message.HasField("ledger") else None
-    return PinStatus(message.partition, message.id, ledger, message.deadline_ms, position, tuple(message.servers))
+    servers, is_retired = tuple(message.servers), message.retired
+    return PinStatus(message.partition, message.id, ledger, message.deadline_ms, position, servers, is_retired)

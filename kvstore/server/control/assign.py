@@ -125,8 +125,10 @@ def homeless(ring: Ring, alive: Mapping[ServerId, str], server: ServerId) -> lis
 
 
 def replicas_held(ring: Ring) -> Counter[ServerId]:
-    """How many replicas the ring places on each server."""
-    return Counter(server for member in ring.partitions.values() for server in member.replicas)
+    """How many replicas the ring places on each server. A partition that has retired has none, whatever the ring still
+    names: else a server that is gone would be missed until no pin holds that partition's log."""
+    members = ring.partitions.values()
+    return Counter(server for each in members if each.state is not PartitionState.RETIRED for server in each.replicas)
 
 
 def _leaving(member: Member, unwanted: Set[ServerId]) -> Iterator[ServerId]:

@@ -7,6 +7,7 @@ A finding is DOWN where reads or writes are not served, and DEGRADED where all i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
@@ -16,6 +17,8 @@ BEHIND_MAX = 100_000
 """Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""
 OLDER = "older"
 """What a node says of a metadata store that has an older copy of the metadata."""
+COUNT_AGE_MAX_S = 3 * 3_600.0
+"""Age of a count of copies from which on it says nothing of now: copies are counted every hour at least."""
 READ_AGE_MAX_S = 60.0
 """From here on what a node knows of the cluster is old, whatever its session says: it reads all every 10 s or so."""
 SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
@@ -35,8 +38,14 @@ STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and 
 
 
 def to_serve(report: ClusterReport) -> list[PartitionView]:
-    """The partitions but for those that have retired: these own no keys, and stay while something of them is pinned."""
+    """The partitions but for those that have retired: these own no keys, have no replicas that anybody waits for, and
+    stay while a pin holds their log. Every rule about partitions and replicas uses it."""
     return [each for each in report.partitions if each.state != "retired"]
+
+
+def retired_in(report: ClusterReport) -> list[str]:
+    """Return the partitions that have retired: the ring names them until no pin holds their log."""
+    return [each.id for each in report.partitions if each.state == "retired"]
 
 
 def findings_of(report: ClusterReport) -> list[Finding]:
@@ -45,6 +54,7 @@ def findings_of(report: ClusterReport) -> list[Finding]:
         _unserved,
         _silent_nodes,
         _metadata,
+        _copies,
         _unready_nodes,
         _refused_nodes,
         _names_of_users,
@@ -225,16 +235,18 @@ def _is_away(report: admin_pb2.NodeReport) -> bool:
 
 def _bookies(report: ClusterReport) -> Iterator[Finding]:
     silent = {node.id for node in report.nodes if node.no_answer}
-    backlog = report.repair.marked
+    unknown = report.repair.marked and not copies_of(report).is_counted
     there = {bookie.node for bookie in report.bookies if bookie.node and bookie.state in ("writable", "readonly")}
     for bookie in report.bookies:
         name = f"bookie {bookie.id}"
-        if bookie.state == "away" and bookie.node not in silent and (bookie.node not in there or backlog):
+        is_needed = bookie.node not in there or bookie.lacking_ledgers or unknown
+        if bookie.state == "away" and bookie.node not in silent and is_needed:
+            named = f"; {_count(bookie.lacking_ledgers, 'ledger')} lack its copies" if bookie.lacking_ledgers else ""
             yield _finding(
                 DEGRADED,
                 "bookie_away",
                 name,
-                "it is not registered: it is down, or cut off from the metadata store",
+                f"it is not registered: it is down, cut off from the metadata store, or its disk was lost{named}",
                 f"start it; if it is gone for good: `kvstore bookie decommission {bookie.id}`",
             )
         elif bookie.no_answer and bookie.state != "away" and bookie.node not in silent:
@@ -315,31 +327,85 @@ def is_scarce(disk: admin_pb2.DiskReport) -> bool:
     return disk.free_bytes < max(SCARCE_RESERVES * disk.reserve_bytes, SCARCE_SHARE * disk.total_bytes)
 
 
+class Copies(NamedTuple):
+    """The state of the ledgers' copies, by everything that the report says of them."""
+
+    lacking: int
+    """Ledgers that lack copies."""
+    at_risk: int
+    """Ledgers of which some entry has fewer copies than an ack quorum: one more failure can lose data."""
+    is_counted: bool
+    """False if `lacking` is only what leaders and repair marks show, because nobody has counted lately."""
+
+
+def copies_of(report: ClusterReport) -> Copies:
+    """Return the state of all copies. Leaders know which entries of their own logs lack copies, the count covers every
+    other ledger by registrations, and a mark is made for each copy that is to be repaired."""
+    counted = report.copies
+    by_leaders = sum(each.lead.ledgers_lacking_copies for each in report.partitions) + counted.lacking_foreign
+    lacking = max(counted.lacking, by_leaders, report.repair.marked)
+    is_counted = report.HasField("copies") and counted.age_s <= COUNT_AGE_MAX_S
+    return Copies(lacking, counted.at_risk, is_counted)
+
+
+def _copies(report: ClusterReport) -> Iterator[Finding]:
+    copies, repair = copies_of(report), report.repair
+    away = sorted(bookie.id for bookie in report.bookies if bookie.state == "away")
+    if copies.at_risk:
+        yield _finding(
+            DEGRADED,
+            "copies_at_risk",
+            "the log",
+            f"{_count(copies.at_risk, 'ledger')} {_have(copies.at_risk)} fewer copies than an ack quorum on bookies "
+            "that are up: one more failure can lose data",
+            f"start {', '.join(away[:NAMED_MAX]) or 'the bookies that are away'} before anything else; `kvstore fsck` "
+            "names the ledgers",
+        )
+    if copies.lacking:
+        foreign = report.copies.lacking_foreign
+        of_others = f", {foreign:,} of them written by other clients of the bookies" if foreign else ""
+        lacking = f"{_count(copies.lacking, 'ledger')} lack{'s' if copies.lacking == 1 else ''} copies{of_others}"
+        if report.HasField("repair") and not repair.enabled:
+            why = f"{lacking}, and auto-recovery is switched off"
+            yield _finding(DEGRADED, "repair_off", "the log", why, "`kvstore autorecovery enable`")
+        elif repair.marked:
+            step = "" if repair.mending else "`kvstore autorecovery list` says what each waits for"
+            are = "is" if repair.marked == 1 else "are"
+            why = f"{lacking}; {repair.marked:,} {are} marked for repair, {repair.mending} are being repaired now"
+            yield _finding(DEGRADED, "repair_backlog", "the log", why, step)
+        else:
+            step = "start the bookies that are away; if they stay away, their copies are made again elsewhere after "
+            step += "`kvstore autorecovery lost-bookie-delay`"
+            yield _finding(DEGRADED, "copies_lacking", "the log", f"{lacking}; none is marked for repair yet", step)
+    if report.bookies and away and not copies.is_counted:
+        since = f" for {report.copies.age_s / 3600:.1f} h" if report.HasField("copies") else " yet"
+        yield _finding(
+            DEGRADED,
+            "copies_not_counted",
+            "the log",
+            f"{_named('bookie', away)} {'is' if len(away) == 1 else 'are'} away, and which ledgers lack copies for it "
+            f"was not counted{since}",
+            "wait, the count takes 1 s for each 1,000 ledgers; `kvstore fsck` reads every ledger now",
+        )
+
+
 def _repairs(report: ClusterReport) -> Iterator[Finding]:
-    repair = report.repair
-    if repair.unreadable:
+    if report.repair.unreadable:
         yield _finding(
             DEGRADED,
             "ledgers_unreadable",
             "the log",
-            f"of entries in {_count(repair.unreadable, 'ledger')} no good copy was found",
+            f"of entries in {_count(report.repair.unreadable, 'ledger')} no good copy was found",
             "`kvstore fsck`, and bring back the bookies that had them",
         )
-    if repair.marked and report.HasField("repair"):
-        lacking = f"{_count(repair.marked, 'ledger')} lack{'s' if repair.marked == 1 else ''} copies"
-        if repair.enabled:
-            step = "" if repair.mending else "`kvstore autorecovery list` says what each waits for"
-            yield _finding(
-                DEGRADED, "repair_backlog", "the log", f"{lacking}; {repair.mending} are being repaired now", step
-            )
-        else:
-            yield _finding(
-                DEGRADED,
-                "repair_off",
-                "the log",
-                f"{lacking}, and auto-recovery is switched off",
-                "`kvstore autorecovery enable`",
-            )
+    if report.copies.unreadable:
+        yield _finding(
+            DEGRADED,
+            "ledger_metadata_unreadable",
+            "the log",
+            f"metadata of {_count(report.copies.unreadable, 'ledger')} cannot be read: their copies are unknown",
+            "`kvstore fsck` names them",
+        )
     for partition in report.partitions:
         if partition.lead.ledgers_undecodable:
             yield _finding(
@@ -354,7 +420,7 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
 def _replicas(report: ClusterReport) -> Iterator[Finding]:
     silent = {node.id for node in report.nodes if node.no_answer}
     absent: dict[str, list[str]] = {}
-    for partition in report.partitions:
+    for partition in to_serve(report):
         for replica in partition.replicas:
             subject = f"partition {partition.id} on {replica.server}"
             if replica.failure:
@@ -477,6 +543,10 @@ def _finding(grade: admin_pb2.Grade.ValueType, code: str, subject: str, reason: 
 def _one_line(text: str) -> str:
     """The text without line feeds, and without what would do something to a terminal: errors of others are in it."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 def _named(noun: str, ids: Sequence[str]) -> str:

@@ -105,9 +105,11 @@ def report_of(
     snapshot: Table,
     disk: tuple[int, int],
     reserve_bytes: int,
+    copies: admin_pb2.CopiesReport | None,
 ) -> admin_pb2.NodeReport:
     """Put together what the node's parts say. `member` is what the node has registered, `snapshot` the last one as
-    LastSnapshot.statistics tells it, `disk` the total and the free bytes of its data directory."""
+    LastSnapshot.statistics tells it, `disk` the total and the free bytes of its data directory, `copies` the count of
+    copies if this server makes it."""
     report = admin_pb2.NodeReport(
         id=node.id,
         version=node.version,
@@ -131,6 +133,8 @@ def report_of(
     if (tls := node.tls) is not None:
         report.tls.mode, report.tls.left_s = tls.mode, tls.left_s
         report.tls.plain_connections, report.tls.failing = tls.plain_connections, tls.is_failing
+    if copies is not None:
+        report.copies.MergeFrom(copies)
     if node.bookie is not None:
         report.bookie.MergeFrom(_bookie_report(node.bookie, node.id, member["zone"], reserve_bytes))
     if node.worker is not None:

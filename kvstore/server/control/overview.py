@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kvstore.meta.registration import Bookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, NodeReport, PartitionView, ReplicaReport
-from kvstore.ring import Member, Move, MoveState, Ring
+from kvstore.ring import Member, Move, MoveState, PartitionState, Ring
 from kvstore.server.control import health, proposal
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import BookieId, Quorum, ServerId
@@ -63,7 +63,9 @@ def report_of_cluster(survey: Survey) -> ClusterReport:
         report.snapshot.MergeFrom(own.snapshot)
     report.partitions.extend(_partitions(survey))
     report.nodes.extend(_nodes(survey, report.partitions))
-    report.bookies.extend(_bookies(survey, _lacking_at(report.partitions)))
+    if (copies := _copies(survey.reports.values())) is not None:
+        report.copies.MergeFrom(copies)
+    report.bookies.extend(_bookies(survey, _lacking_at(report.partitions, report.copies)))
     report.ring.MergeFrom(_ring_view(survey, own.metadata.read_age_s, report.partitions))
     repair = _repair(survey.reports.values())
     if repair is not None:
@@ -74,8 +76,9 @@ def report_of_cluster(survey: Survey) -> ClusterReport:
 
 
 def servers_of(topology: ClusterTopology) -> list[ServerId]:
-    """Those that are registered or are to hold a replica, sorted."""
-    holding = {replica for member in topology.ring.partitions.values() for replica in member.replicas}
+    """Those that are registered or are to hold a replica, sorted. A partition that has retired needs none."""
+    partitions = topology.ring.partitions.values()
+    holding = {replica for each in partitions if each.state is not PartitionState.RETIRED for replica in each.replicas}
     return sorted(holding | set(topology.servers))
 
 
@@ -95,7 +98,7 @@ def _nodes(survey: Survey, partitions: Iterable[PartitionView]) -> list[admin_pb
     for partition in partitions:
         if partition.leader:
             leads.setdefault(partition.leader, []).append(partition.id)
-        for replica in partition.replicas:
+        for replica in partition.replicas if partition.state != PartitionState.RETIRED.value else ():
             holds.setdefault(replica.server, []).append(partition.id)
     return [
         admin_pb2.NodeView(
@@ -240,13 +243,20 @@ def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collect
     return ""
 
 
-def _lacking_at(partitions: Iterable[PartitionView]) -> Mapping[str, int]:
-    """Bookies → ledgers of which copies lack there, as the logs' leaders say."""
+def _lacking_at(partitions: Iterable[PartitionView], copies: admin_pb2.CopiesReport) -> Mapping[str, int]:
+    """Bookies → ledgers of which copies lack there: as the logs' leaders say or, if that is more, as they were counted
+    for all ledgers."""
     found: Counter[str] = Counter()
     for partition in partitions:
         for each in partition.lead.lacking_at:
             found[each.bookie] += each.ledgers
-    return found
+    return found | Counter({each.bookie: each.lacking for each in copies.away})
+
+
+def _copies(reports: Iterable[NodeReport]) -> admin_pb2.CopiesReport | None:
+    """The latest count of copies; None if no node that answers has one."""
+    counted = [report.copies for report in reports if report.HasField("copies")]
+    return min(counted, key=lambda copies: copies.age_s, default=None)
 
 
 def _repair(reports: Iterable[NodeReport]) -> admin_pb2.RepairReport | None:

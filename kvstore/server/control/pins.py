@@ -145,22 +145,29 @@ class PinKeeper:
         if hold := _HOLD.fullmatch(pin):
             return await self._give_back(hold[1])
         answers = await self._ask_all(self._wanted([]), pinning.RELEASE, Asked(_checked(pin)))
+        given_back = {each for each in answers if isinstance(answers[each], bytes)}
         for partition in sorted(self._source.topology.ring.partitions):
-            if not isinstance(answers.get(partition), bytes):
+            if partition not in given_back:
                 with suppress(MetadataError):
+                    held = pin in dict(await self._pins.all(partition, pin))
                     await self._pins.release(partition, pin)
-        return data_pb2.UnpinResponse(partitions=sorted(each for each in answers if isinstance(answers[each], bytes)))
+                    if held and partition not in answers:  # it has retired, and nobody leads it
+                        given_back.add(partition)
+        return data_pb2.UnpinResponse(partitions=sorted(given_back))
 
     async def listed(self) -> data_pb2.PinsResponse:
-        """Raises MetadataError."""
+        """List the pins of every partition of the ring. One that has retired is among them: a pin is what keeps it
+        there. Raises MetadataError."""
         response = data_pb2.PinsResponse()
-        for partition in self._wanted([]):
+        partitions = self._source.topology.ring.partitions
+        for partition in sorted(partitions):
             found: dict[str, data_pb2.PinStatus] = {}
+            is_retired = partitions[partition].state is PartitionState.RETIRED
             for name, pin in await self._pins.all(partition):
                 found[name] = data_pb2.PinStatus(
-                    partition=partition, id=name, ledger=pin.ledger, deadline_ms=pin.deadline_ms
+                    partition=partition, id=name, ledger=pin.ledger, deadline_ms=pin.deadline_ms, retired=is_retired
                 )
-            for server, each in await self._told(partition):
+            for server, each in [] if is_retired else await self._told(partition):
                 status = found.setdefault(each.pin, data_pb2.PinStatus(partition=partition, id=each.pin))
                 status.position_ledger, status.position_entry = each.position
                 status.deadline_ms = max(status.deadline_ms, each.deadline_ms)

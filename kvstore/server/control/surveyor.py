@@ -19,7 +19,9 @@ from kvstore.meta.store import SessionState
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.access.identities import Access
 from kvstore.server.config import NodeConfig
+from kvstore.server.control.copy_count import CopyCount
 from kvstore.server.control.dating import Dating
+from kvstore.server.control.health_numbers import counts_of, numbers_of
 from kvstore.server.control.latencies import RecentLatencies
 from kvstore.server.control.load_sampler import LoadSampler
 from kvstore.server.control.node_report import Reported, add_troubles, report_of
@@ -42,6 +44,8 @@ CALL_S = 1.0
 """Whoever takes longer has not answered."""
 REST_S = 0.5
 """So long a survey is given out as it is, however many ask."""
+WATCH_S = 15.0
+"""Seconds between two surveys for this node's metrics."""
 COOKIES_S = 10.0
 """How often the bookies that ever were are read."""
 
@@ -67,6 +71,8 @@ class Surveyed(Reported, Protocol):
     def load_sampler(self) -> LoadSampler: ...
     @property
     def progress(self) -> Progress: ...
+    @property
+    def copy_count(self) -> CopyCount: ...
     def histograms(self) -> Mapping[str, Mapping[str, Any]]:
         """Distributions by part of the node."""
         ...
@@ -82,6 +88,7 @@ class Surveyor:
         self._nursery = env.nursery.child("survey")
         self._turn = asyncio.Lock()
         self._last = ClusterReport()
+        self._taken_at = -math.inf
         self._until = -math.inf
         self._cookies: frozenset[BookieId] = frozenset()
         self._cookies_until = -math.inf
@@ -93,8 +100,28 @@ class Surveyor:
         self.troubles: Callable[[], Mapping[str, str]] = dict
         """Why directories cannot be written to, as kvstore.server.write_probe found out last."""
 
+    def start(self) -> None:
+        """Survey the cluster now and then, so that metrics and alerts know its health. It costs one call to each other
+        server every WATCH_S."""
+        self._nursery.spawn(self._watch(), name="survey now and then")
+
     async def close(self) -> None:
         await self._nursery.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await self.take()
+            await self._env.beat.rest(WATCH_S)
+
+    def numbers(self) -> Mapping[str, float]:
+        """Return the cluster's health as numbers, as the last survey found it; empty before the first one."""
+        if self._taken_at == -math.inf:
+            return {}
+        return {**numbers_of(self._last), "survey_age_s": max(0.0, self._env.clock.now() - self._taken_at)}
+
+    def findings(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the numbers of findings by code, as the last survey made them."""
+        return {code: {"count": count} for code, count in counts_of(self._last).items()}
 
     def own(self) -> NodeReport:
         """This node's report, from memory."""
@@ -116,6 +143,7 @@ class Surveyor:
             snapshot=self.snapshot(),
             disk=self.disk(),
             reserve_bytes=node.config.storage.reserve_bytes,
+            copies=node.copy_count.report(),
         )
         add_troubles(report, self.troubles())
         # At the address of a bookie that is not registered any more another one may listen, which refuses rightly.
@@ -137,7 +165,8 @@ class Surveyor:
         async with self._turn:
             if self._env.clock.now() >= self._until:
                 self._last = await self._survey()
-                self._until = self._env.clock.now() + REST_S
+                self._taken_at = self._env.clock.now()
+                self._until = self._taken_at + REST_S
             return self._last
 
     async def _survey(self) -> ClusterReport:

@@ -1,4 +1,5 @@
-"""Checks every invariant of a live cluster that can be read from outside: reads metadata and all copies of all entries.
+"""Checks every invariant of a live cluster that can be read from outside: reads metadata and all copies of all entries
+of partitions' logs, and asks which entries bookies hold of every other ledger.
 
 It fences nothing and writes nothing. The cluster goes on meanwhile, so whatever looks wrong is read again before it is
 reported: a list may have been trimmed, and the third copy of an entry may be a moment behind.
@@ -22,7 +23,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.proto.digest import EntryDigest
-from kvstore.ring import Ring, decode
+from kvstore.ring import PartitionState, Ring, decode
 from kvstore.server.control.retirement import kept_ledgers
 from kvstore.server.fsck.findings import (
     START_SERVERS,
@@ -37,6 +38,7 @@ from kvstore.server.fsck.findings import (
     check_zones,
     orphans,
 )
+from kvstore.server.fsck.presence import Presence, subject_of
 from kvstore.server.fsck.undecodable import undecodable_nodes
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
@@ -49,7 +51,7 @@ from kvstore.wal.pins import Pins
 from kvstore.wal.placement import spread_out
 from kvstore.wal.repair import bookies_of
 
-ENTRIES_AT_ONCE = 32
+ENTRIES_AT_ONCE, LEDGERS_AT_ONCE = 32, 16
 AGAIN_S = 0.5
 AGAIN_MAX = 6
 """How often, and for how long in all, the copies of one ledger that one bookie lacks are waited for."""
@@ -127,7 +129,7 @@ class Fsck:
         self._ledgers, self._lists = LedgerStore(store), LedgerLists(store)
         self._view = BookieView(store)
         self._bookies = Bookies(env, self._view.address)
-        self._unlisted: set[PartitionId] = set()
+        self._unlisted_partitions: set[PartitionId] = set()
         """Partitions whose lists cannot be read: which ledgers are left over cannot be told of them."""
         self._silent: set[BookieId] = set()
         """Registered bookies that do not answer."""
@@ -136,17 +138,17 @@ class Fsck:
         try:
             await self._view.refresh()
             ring = await self._ring()
+            self._bookies.cluster = await LayoutStore(self._store).instance_id_seen() or ""
             if ring is not None:
-                self._bookies.cluster = await LayoutStore(self._store).instance_id()
                 for partition in sorted(ring.partitions):
                     try:
                         await self._partition(partition, ring)
                     except UndecodableNode as error:
                         self.report.error(str(partition), f"its list of ledgers cannot be read: {error}", RESTORE_IT)
-                        self._unlisted.add(partition)
+                        self._unlisted_partitions.add(partition)
                 async for path, why in undecodable_nodes(self._store, sorted(ring.partitions)):
                     self.report.warn(path, f"cannot be read, and is passed over: {why}", RESTORE_IT)
-                await self._orphans()
+            await self._unlisted()
         finally:
             self._bookies.close()
         return self.report
@@ -165,7 +167,11 @@ class Fsck:
 
     async def _partition(self, partition: PartitionId, ring: Ring) -> None:
         self.report.partitions += 1
-        await self._replicas(partition, ring.partitions[partition].replicas)
+        if ring.partitions[partition].state is PartitionState.RETIRED:
+            held = "`kvstore partition pins` lists what holds its log, which is removed after that"
+            self.report.note(str(partition), f"has retired and needs no replica; {held}")
+        else:
+            await self._replicas(partition, ring.partitions[partition].replicas)
         listed, _ = await self._lists.read(partition, latest=True)
         found = await self._metadata(listed.ledgers)
         gone = [each.id for each in listed.ledgers if each.id not in found]
@@ -219,10 +225,7 @@ class Fsck:
 
     async def _ledger(self, subject: str, metadata: LedgerMetadata, sequences: Sequences) -> None:
         self.report.ledgers += 1
-        view = self._view
-        zones = {bookie: view.zone(bookie) for bookie in {*bookies_of(metadata), *view.current.all}}
-        better = spread_out(metadata, zones, view.current.writable, self._env.random)
-        check_zones(self.report, subject, metadata, better, zones)
+        self._check_zones(subject, metadata)
         copies = LedgerCopies(self._bookies, metadata)
         last = await copies.last_entry()
         read, bytes_read = 0, 0
@@ -243,6 +246,12 @@ class Fsck:
             sequences.skip()  # it may have more than is known to be confirmed: the next one begins behind that
         if read == last + 1:
             check_length(self.report, subject, metadata, bytes_read)
+
+    def _check_zones(self, subject: str, metadata: LedgerMetadata) -> None:
+        view = self._view
+        zones = {bookie: view.zone(bookie) for bookie in {*bookies_of(metadata), *view.current.all}}
+        better = spread_out(metadata, zones, view.current.writable, self._env.random)
+        check_zones(self.report, subject, metadata, better, zones)
 
     async def _entries(
         self, copies: LedgerCopies, last: EntryId
@@ -291,28 +300,33 @@ class Fsck:
 
     # ── what nobody lists ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _orphans(self) -> None:
+    async def _unlisted(self) -> None:
+        """Check every ledger that no partition's list names: those of other clients of the bookies, logs that are kept
+        for readers, and what partitions have left over."""
         all_ids = await self._ledgers.list_ids()
-        listed = await self._listed()
+        listed, kept = await self._listed(), await self._kept()
         owners: dict[LedgerId, PartitionId] = {}
         young: dict[LedgerId, bool] = {}
+        others: list[LedgerMetadata] = []
         now_ms, spared_ms = self._env.clock.wall_ms(), int(LogConfig().orphan_age_s * 2000)
-        for ledger in [ledger for ledger in all_ids if ledger not in listed]:
-            try:
-                metadata, _ = await self._ledgers.read(ledger)
-            except NoSuchLedger:
-                continue
-            except UndecodableNode as error:
-                self.report.warn(f"ledger={ledger}", f"cannot be read, and is passed over: {error}", RESTORE_IT)
-                continue
-            except MetadataError as error:
-                self.report.warn(f"ledger={ledger}", f"could not be read: {error!r}")
+        unlisted = [ledger for ledger in all_ids if ledger not in listed]
+        for number, ledger in enumerate(unlisted):
+            metadata = await self._metadata_or_none(ledger)
+            if metadata is None:
                 continue
             maker = owner_of(metadata)
-            if maker is not None and maker not in self._unlisted:
+            if maker is None or ledger in kept:
+                others.append(metadata)
+            elif maker not in self._unlisted_partitions:
                 owners[ledger] = maker
                 young[ledger] = now_ms - metadata.ctime_ms < spared_ms
-        for ledger, owner in orphans(sorted(await self._listed()), all_ids, owners):
+            if len(others) == LEDGERS_AT_ONCE or number == len(unlisted) - 1:
+                await self._check_others(others)
+                others = []
+            self._progress("ledgers in no list", number + 1, len(unlisted))
+        await self._check_others(others)
+        names = await self._listed() | kept
+        for ledger, owner in orphans(sorted(names), all_ids, owners):
             subject, message = f"{owner} ledger={ledger}", "was made for this partition and is not in its list"
             if young[ledger]:
                 self.report.note(subject, f"{message}; swept a few minutes after it was made")
@@ -321,17 +335,59 @@ class Fsck:
             else:
                 self.report.warn(subject, message, SWEPT)
 
+    async def _metadata_or_none(self, ledger: LedgerId) -> LedgerMetadata | None:
+        """Return a ledger's metadata; None if it is gone or cannot be read, which is reported."""
+        try:
+            return (await self._ledgers.read(ledger))[0]
+        except NoSuchLedger:
+            pass
+        except UndecodableNode as error:
+            self.report.warn(
+                f"ledger={ledger}", f"its copies are not checked: its metadata cannot be read: {error}", RESTORE_IT
+            )
+        except MetadataError as error:
+            self.report.warn(
+                f"ledger={ledger}", f"its copies are not checked: its metadata could not be read: {error!r}"
+            )
+        return None
+
+    async def _check_others(self, ledgers: Sequence[LedgerMetadata]) -> None:
+        """Find the copies of ledgers whose entries are not read, several at a time."""
+        presence = Presence(self._bookies, self._ledgers, self.report, self._is_up, self._silent.add)
+
+        async def check(metadata: LedgerMetadata) -> MetadataError | None:
+            self._check_zones(subject_of(metadata), metadata)
+            try:
+                await presence.check(metadata)
+            except MetadataError as error:
+                return error
+            return None
+
+        checking = [self._env.nursery.spawn(check(each), name="fsck presence") for each in ledgers]
+        for metadata, task in zip(ledgers, checking, strict=True):
+            if (error := await task) is not None:
+                self.report.warn(subject_of(metadata), f"its copies are not checked: {error!r}")
+
+    async def _kept(self) -> set[LedgerId]:
+        """The ledgers of partitions that have left the ring, which are kept for readers of their feeds."""
+        try:
+            return await kept_ledgers(self._store)
+        except UndecodableNode as error:
+            self.report.warn("kept logs", f"cannot be read, and their copies are not checked: {error}", RESTORE_IT)
+            return set()
+
     async def _listed(self) -> set[LedgerId]:
         """The ledgers that a list names now. The ring is read for it: partitions may have joined since the check began,
         which takes hours in a large cluster. Raises MetadataError."""
         found: set[LedgerId] = set()
-        data, _ = await self._store.get(paths.RING)
+        try:
+            data, _ = await self._store.get(paths.RING)
+        except NoSuchNode:
+            return found  # reported; bookies may serve other clients all the same
         for partition in sorted(decode(data).partitions):
             with suppress(UndecodableNode):  # it was reported
                 ledgers, _ = await self._lists.read(partition, latest=True)
                 found.update(each.id for each in ledgers.ledgers)
-        with suppress(UndecodableNode):
-            found |= await kept_ledgers(self._store)
         return found
 
     async def _is_held(self, partition: PartitionId, ledger: LedgerId) -> bool:

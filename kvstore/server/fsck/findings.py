@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from kvstore.errors import Corrupted
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records
-from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId
+from kvstore.proto import admin_pb2
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Quorum
 from kvstore.wal.ledger_list import GROW_FROM, LedgerList
 from kvstore.wal.placement import Zones
 
@@ -27,6 +28,7 @@ class Severity(StrEnum):
 
 RUNS_SHOWN_MAX = 8
 
+ASK_STATUS = "`kvstore status` shows each finding with its next step."
 START_SERVERS = "Start the servers that are down (`kvstore up` for a local cluster), undrain those that are drained."
 WAIT_FOR_LEADER = (
     "A takeover lasts about a second: check again. If a partition stays without a leader, start nodes until two "
@@ -76,6 +78,8 @@ class Finding:
     """What an operator does about it; empty: nothing."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """The entries that it is about, as (first, last), rising; empty: not about entries."""
+    is_of_service: bool = False
+    """True if the servers report it: what is stored is not wrong for it."""
 
     @property
     def where(self) -> str:
@@ -89,12 +93,12 @@ class Finding:
         more = ",…" if len(self.runs) > RUNS_SHOWN_MAX else ""
         return f"{self.subject} entry {shown}" if count == 1 else f"{self.subject} entries {shown}{more} ({count})"
 
-    def add_entry(self, entry: int) -> None:
-        """It is about this entry as well."""
-        if self.runs and self.runs[-1][1] == entry - 1:
-            self.runs[-1] = (self.runs[-1][0], entry)
+    def add_entries(self, first: int, last: int) -> None:
+        """It is about these entries as well."""
+        if self.runs and self.runs[-1][1] == first - 1:
+            self.runs[-1] = (self.runs[-1][0], last)
         else:
-            self.runs.append((entry, entry))
+            self.runs.append((first, last))
 
     def document(self) -> dict[str, Any]:
         plain = {"severity": self.severity.value, "subject": self.subject, "message": self.message}
@@ -109,21 +113,29 @@ class Report:
     ledgers: int = 0
     entries: int = 0
     copies: int = 0
+    others: int = 0
+    """Ledgers that no partition's list names, whose copies were found and not read."""
+    not_asked: str = ""
+    """Why the servers did not say how the cluster is; empty: they did, or were not to be asked."""
     _findings: dict[tuple[Severity, str, str], Finding] = field(default_factory=dict)
 
-    def note(self, subject: str, message: str, *, entry: EntryId | None = None) -> None:
+    def note(self, subject: str, message: str, *, entry: EntryId | range | None = None) -> None:
         self._add(Severity.NOTE, subject, message, "", entry)
 
-    def warn(self, subject: str, message: str, advice: str = "", *, entry: EntryId | None = None) -> None:
+    def warn(self, subject: str, message: str, advice: str = "", *, entry: EntryId | range | None = None) -> None:
         self._add(Severity.WARNING, subject, message, advice, entry)
 
-    def error(self, subject: str, message: str, advice: str = REPORT_IT, *, entry: EntryId | None = None) -> None:
+    def error(
+        self, subject: str, message: str, advice: str = REPORT_IT, *, entry: EntryId | range | None = None
+    ) -> None:
         self._add(Severity.ERROR, subject, message, advice, entry)
 
-    def _add(self, severity: Severity, subject: str, message: str, advice: str, entry: EntryId | None) -> None:
+    def _add(self, severity: Severity, subject: str, message: str, advice: str, entry: EntryId | range | None) -> None:
         found = self._findings.setdefault((severity, subject, message), Finding(severity, subject, message, advice))
-        if entry is not None:
-            found.add_entry(entry)
+        if isinstance(entry, range):
+            found.add_entries(entry[0], entry[-1])
+        elif entry is not None:
+            found.add_entries(entry, entry)
 
     @property
     def findings(self) -> list[Finding]:
@@ -138,6 +150,15 @@ class Report:
     def count(self, severity: Severity) -> int:
         return sum(finding.severity is severity for finding in self._findings.values())
 
+    def add_health(self, findings: Iterable[admin_pb2.Finding]) -> None:
+        """Take in what `kvstore status` finds: an error where something is not served, a warning otherwise. Copies that
+        are too few, fsck finds itself, entry by entry."""
+        for each in findings:
+            severity = Severity.ERROR if each.grade == admin_pb2.DOWN else Severity.WARNING
+            key = (severity, each.subject, each.reason)
+            advice = f"{each.subject}: {each.next_step}" if each.next_step else ASK_STATUS
+            self._findings[key] = Finding(severity, each.subject, each.reason, advice, is_of_service=True)
+
     @property
     def errors(self) -> int:
         return self.count(Severity.ERROR)
@@ -150,12 +171,17 @@ class Report:
     def verdict(self) -> str:
         """All of it in one sentence."""
         errors = [finding for finding in self.findings if finding.severity is Severity.ERROR]
-        if any(finding.advice != TOO_FEW_COPIES for finding in errors):
+        stored = [finding for finding in errors if not finding.is_of_service]
+        if any(finding.advice != TOO_FEW_COPIES for finding in stored):
             return "NOT SOUND: an invariant is broken"
-        if errors:
+        if stored:
             return "AT RISK: some data has fewer copies now than one more failure allows"
+        if errors:
+            return "NOT ALL IS SERVED: what is stored is sound"
         if self.warnings:
             return "Nothing is lost, but something wants attention"
+        if self.not_asked:
+            return f"What is stored is sound; the servers did not say how they are: {self.not_asked}"
         return "All is well"
 
     def document(self) -> dict[str, Any]:
@@ -168,6 +194,8 @@ class Report:
             "ledgers": self.ledgers,
             "entries": self.entries,
             "copies": self.copies,
+            "ledgers_of_others": self.others,
+            "servers_not_asked": self.not_asked or None,
             "findings": [finding.document() for finding in self.findings],
             "advice": self.advice(),
         }
@@ -240,14 +268,26 @@ def check_copies(
         report.note(subject, "was given up: nobody looks for copies of it any more", entry=entry)
         return
     lacking = [bookie for bookie, payload in payloads.items() if payload is None]
+    check_lacking(report, subject, metadata.quorum, range(entry, entry + 1), lacking, is_up)
+
+
+def check_lacking(
+    report: Report,
+    subject: str,
+    quorum: Quorum,
+    entries: range,
+    lacking: Collection[BookieId],
+    is_up: Callable[[BookieId], bool],
+) -> None:
+    """Entries of which the same bookies have no good copy."""
     missing = ", ".join(bookie if is_up(bookie) else f"{bookie} (not up)" for bookie in lacking)
-    quorum = metadata.quorum
-    what = f"{len(good)} of {quorum.write} copies; none at {missing}"
-    if len(good) < quorum.ack:
-        report.error(subject, f"{what}; {quorum.ack} are needed", TOO_FEW_COPIES, entry=entry)
-    elif len(good) < quorum.write:
+    good = quorum.write - len(lacking)
+    what = f"{good} of {quorum.write} copies; none at {missing}"
+    if good < quorum.ack:
+        report.error(subject, f"{what}; {quorum.ack} are needed", TOO_FEW_COPIES, entry=entries)
+    elif lacking:
         advice = WAIT_FOR_COPIES if all(map(is_up, lacking)) else START_BOOKIES
-        report.warn(subject, what, advice, entry=entry)
+        report.warn(subject, what, advice, entry=entries)
 
 
 def check_length(report: Report, subject: str, metadata: LedgerMetadata, found_bytes: int) -> None:

@@ -41,7 +41,8 @@ CONNECTIONS_MAX = 512
 SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
-HEALTH = frozenset(("/healthz", "/readyz", "/clusterz")) | PROBES
+CLUSTER = "/clusterz"
+HEALTH = frozenset(("/healthz", "/readyz", CLUSTER)) | PROBES
 """Pages for probes and load balancers, which have no certificate."""
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 RESTS, REST_MIN_S = 9, 1.0
@@ -63,6 +64,10 @@ class Shown(ShownBookie, Protocol):
 
     def leaderless(self) -> Sequence[str]:
         """The partitions without a leader, as far as is known here."""
+        ...
+
+    async def unserved(self) -> Sequence[str]:
+        """Return what the cluster does not serve, as `kvstore status` finds it; empty if all is served."""
         ...
 
     def statistics(self) -> Mapping[str, Statistics]:
@@ -136,7 +141,6 @@ class HttpDoor:
             "/": self._status,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
-            "/clusterz": self._clusterz,
             "/metrics": self._metrics,
         }
         self._parts_of_ui: dict[str, Callable[[Dashboard, web.BaseRequest], Awaitable[web.StreamResponse]]] = {
@@ -166,7 +170,7 @@ class HttpDoor:
 
     def paths(self) -> set[str]:
         """All that is answered here."""
-        return {*self._pages, *self._parts_of_ui, *self._bookkeeper.paths(), *TEMPLATES}
+        return {*self._pages, CLUSTER, *self._parts_of_ui, *self._bookkeeper.paths(), *TEMPLATES}
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.traced is None:
@@ -185,7 +189,7 @@ class HttpDoor:
             return await self._through_gateway(request)
         page, part_of_ui = self._pages.get(request.path), self._parts_of_ui.get(request.path)
         is_bookkeepers = request.path in self._bookkeeper.paths()
-        if page is None and part_of_ui is None and not is_bookkeepers:
+        if page is None and part_of_ui is None and request.path != CLUSTER and not is_bookkeepers:
             return web.Response(text="404: Not Found", status=404)
         if request.method not in ("GET", "HEAD"):
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
@@ -195,6 +199,8 @@ class HttpDoor:
             return refusal
         if page is not None:
             return page(request)
+        if request.path == CLUSTER:
+            return await self._clusterz()
         if is_bookkeepers:
             return await self._bookkeeper.answer(request.path)
         if part_of_ui is None or self.dashboard is None:
@@ -251,10 +257,12 @@ class HttpDoor:
         """For load balancers: of this server alone."""
         return _ok_unless(self._shown.not_ready())
 
-    def _clusterz(self, _: web.BaseRequest) -> web.Response:
-        """For who waits until the whole cluster serves."""
+    async def _clusterz(self) -> web.Response:
+        """For those who wait until the whole cluster serves. What this node knows to be amiss is said without asking
+        other nodes."""
         leaderless = [f"partition {each} has no leader" for each in self._shown.leaderless()]
-        return _ok_unless([*self._shown.not_ready(), *leaderless])
+        own = [*self._shown.not_ready(), *leaderless]
+        return _ok_unless(own or await self._shown.unserved())
 
     def _metrics(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=self._measured.take(), content_type="text/plain", charset="utf-8")

@@ -7,6 +7,7 @@ without a line here is published under the name that it has.
 
 from __future__ import annotations
 
+from kvstore.server.http.metric_names_of_health import HEALTH
 from kvstore.server.http.metric_names_of_liveness import LIVENESS
 from kvstore.server.http.metric_names_of_namespaces import NAMESPACES
 from kvstore.server.http.metric_names_of_traces import TRACES
@@ -183,7 +184,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "auditor_bookies_lost": (
         "auditor_bookies_lost",
-        "Bookies that have been away for longer than the delay, as the auditor sees it.",
+        "Bookies that ledgers name and that have been away for longer than the delay, as the auditor sees it.",
     ),
     "auditor_rounds_total": (
         "auditor_rounds_total",
@@ -287,6 +288,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     **TRACES,
     **NAMESPACES,
+    **HEALTH,
     "server_forwarded_total": (
         "server_forwarded_total",
         "Operations sent on to the server that leads their partition.",

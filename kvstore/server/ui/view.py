@@ -21,7 +21,7 @@ from kvstore.proto.admin_pb2 import (
     PartitionView,
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, strain_of
-from kvstore.server.control.health import BEHIND_MAX, is_scarce
+from kvstore.server.control.health import BEHIND_MAX, copies_of, is_scarce
 from kvstore.server.ui.history import SAMPLES, History
 from kvstore.server.ui.picture import line_of, ring_of
 from kvstore.server.ui.words import count, key, rate, size, span, took
@@ -109,7 +109,7 @@ def _tiles(report: ClusterReport) -> list[tuple[str, str, str]]:
         ("queued", "waiting at leaders", f"{sum(lead.queued for lead in leads):,}"),
         ("keys", "keys", f"{sum(each.keys for each in report.partitions):,}"),
         ("behind", "furthest replica behind", f"{behind:,}"),
-        ("lacking", "ledgers lacking copies", f"{max(lacking_of(report), report.repair.marked):,}"),
+        ("lacking", "ledgers lacking copies", f"{copies_of(report).lacking:,}"),
         ("nodes", "nodes that answer", f"{answering} of {len(report.nodes)}"),
     ]
 
@@ -197,6 +197,8 @@ def _partition(partition: PartitionView) -> list[Cell]:
 
 def _replicas(partition: PartitionView) -> Cell:
     words, is_amiss = [], False
+    if partition.state == "retired":
+        return Cell("retired: it needs none, and goes once no pin holds its log")
     for each in partition.replicas:
         if each.failure or not each.is_up or each.is_in_doubt:
             words.append(f"{each.server}: {each.failure or ('in doubt' if each.is_in_doubt else 'away')}")
@@ -242,17 +244,14 @@ def _disk(disk: DiskReport) -> Cell:
 def _copies(report: ClusterReport) -> str:
     repair = report.repair
     switched = "" if repair.enabled else "; auto-recovery is switched off"
-    lacking = lacking_of(report)
+    copies, counted = copies_of(report), report.copies
+    of = f"of {count(counted.ledgers, 'ledger')}, {counted.foreign:,} of them not written by partitions, "
     # A mark waits until its bookie has been away for the delay; of an open ledger the leader sees to copies itself.
     return (
-        f"{count(lacking, 'ledger')} of partitions lacking copies, as their leaders see it; "
-        f"{repair.marked:,} of all marked for repair, {repair.mending} being repaired now{switched}"
+        f"{of if copies.is_counted else 'not all ledgers are counted; '}{copies.lacking:,} lack copies and "
+        f"{copies.at_risk:,} are at risk; {repair.marked:,} marked for repair, {repair.mending} being repaired "
+        f"now{switched}"
     )
-
-
-def lacking_of(report: ClusterReport) -> int:
-    """Ledgers of partitions that lack copies, as the leaders see it."""
-    return sum(each.lead.ledgers_lacking_copies for each in report.partitions)
 
 
 def ledgers_path(partition: str) -> str:

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 SETTLE_S = 1.0
 """Entries confirmed so long ago have reached whoever was to get them."""
 RETRY_S = 20.0
+RECHECK_S = 30.0
+"""How often a ledger that lacks copies is looked at again: others repair it, and tell nobody. One read of its metadata
+if nothing has changed."""
 ROUND_S = 900.0
 """After so long every ledger is looked at again: a bookie may have found damage in it (docs/protocol.md, B14)."""
 
@@ -58,6 +61,9 @@ class Copier:
         self._wake = asyncio.Event()
         self._complete: set[LedgerId] = set()
         """Closed ledgers whose copies were all seen."""
+        self._awaited: dict[LedgerId, tuple[int, frozenset[BookieId]]] = {}
+        """Closed ledgers that lack copies at bookies which are away, and nowhere else → the version of their metadata,
+        and these bookies."""
         self.lacking: dict[LedgerId, frozenset[BookieId]] = {}
         """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at → these
         bookies; none where that could not be found out."""
@@ -70,7 +76,7 @@ class Copier:
 
     def look_again(self) -> None:
         """Look soon at every ledger: a bookie that is back may have lost what it had."""
-        self._complete = set()
+        self._complete, self._awaited = set(), {}
         self.look()
 
     def start(self) -> None:
@@ -82,10 +88,10 @@ class Copier:
         try:
             round_at = self._ports.clock.now()
             while True:
-                await wait_within(self._wake, ROUND_S)
+                await wait_within(self._wake, RECHECK_S if self.lacking else ROUND_S)
                 self._wake.clear()
                 if self._ports.clock.now() - round_at >= ROUND_S:
-                    round_at, self._complete = self._ports.clock.now(), set()
+                    round_at, self._complete, self._awaited = self._ports.clock.now(), set(), {}
                 if not await self._pass():
                     await wait_within(self._wake, RETRY_S)
                     self._wake.set()
@@ -106,22 +112,30 @@ class Copier:
                     level = logging.DEBUG if is_told and isinstance(error, MetadataUnavailable) else logging.INFO
                     log.log(level, "ledger=%d not repaired now: %r", ledger, error)
                     is_told |= isinstance(error, MetadataUnavailable)
-                    self.lacking.setdefault(ledger, frozenset())
+                    if isinstance(error, LedgerError):  # else nothing is known: it lacks no more than it did before
+                        self.lacking.setdefault(ledger, frozenset())
                     is_done = False
         complete.intersection_update(ledger for ledger, _ in wanted)
         ids = {ledger for ledger, _ in wanted}
         self.lacking = {ledger: bookies for ledger, bookies in self.lacking.items() if ledger in ids}
+        self._awaited = {ledger: seen for ledger, seen in self._awaited.items() if ledger in ids}
         self.crowded.intersection_update(ledger for ledger, _ in wanted)
         return is_done
 
     async def _look_at(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
         """`complete` is replaced while bookies come and go: what was seen of them before says nothing then."""
-        metadata, _ = await self._ports.ledgers.read(ledger)
+        metadata, version = await self._ports.ledgers.read(ledger)
         there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
         if away := frozenset(bookies_of(metadata)).difference(there):
             self.lacking[ledger] = away
         if metadata.state is LedgerState.CLOSED:
-            return await self._look_at_closed(metadata, there, complete)
+            awaited = self._awaited
+            if away and awaited.get(ledger) == (version, away):
+                return True
+            is_done = await self._look_at_closed(metadata, there, complete)
+            if is_done and away:
+                awaited[ledger] = (version, away)
+            return is_done
         if last is None:
             return False  # being closed
         await self._fill(metadata, last, there)

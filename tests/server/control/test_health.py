@@ -12,7 +12,7 @@ from kvstore.meta.store import SessionState
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding
 from kvstore.server.control import health
-from kvstore.server.control.health import findings_of, health_of, is_scarce
+from kvstore.server.control.health import copies_of, findings_of, health_of, is_scarce
 
 GIB = 1 << 30
 
@@ -22,6 +22,7 @@ def well() -> ClusterReport:
     report = ClusterReport(server="n1", ensemble_size=3, ack_quorum=2)
     report.ring.version = 4
     report.repair.enabled = True
+    report.copies.ledgers, report.copies.age_s = 40, 12.0
     for number in (1, 2, 3):
         node = report.nodes.add(id=f"n{number}", registered=True, holds=["p1", "p2"])
         node.report.id = node.id
@@ -80,8 +81,8 @@ def cut_off_one(report: ClusterReport) -> None:
 
 def wiped(report: ClusterReport) -> None:
     """The bookie has another incarnation, and its former one is in a ledger still."""
-    report.bookies.add(id="n1-00", node="n1", state="away")
-    report.repair.marked, report.repair.mending = 3, 1
+    report.bookies.add(id="n1-00", node="n1", state="away", lacking_ledgers=3)
+    report.copies.lacking = 3
 
 
 def away(report: ClusterReport) -> None:
@@ -122,6 +123,20 @@ def scarce_data(report: ClusterReport) -> None:
 
 def unreadable(report: ClusterReport) -> None:
     report.repair.unreadable = 2
+
+
+def uncounted(report: ClusterReport) -> None:
+    report.ClearField("copies")
+    report.bookies.add(id="n1-00", node="n1", state="away")
+
+
+def at_risk(report: ClusterReport) -> None:
+    silent(report, 2, 3)
+    report.copies.lacking, report.copies.at_risk = 12, 7
+
+
+def metadata_damaged(report: ClusterReport) -> None:
+    report.copies.unreadable = 1
 
 
 def backlog(report: ClusterReport) -> None:
@@ -246,7 +261,17 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     ),
     "disk_not_writable": (without_inodes, DEGRADED, "node n2", "no inodes are free, 1,024", "look at that disk"),
     "ledgers_unreadable": (unreadable, DEGRADED, "the log", "in 2 ledgers no good copy", "fsck"),
-    "repair_backlog": (backlog, DEGRADED, "the log", "17 ledgers lack copies; 0 are being", "autorecovery list"),
+    "copies_at_risk": (at_risk, DEGRADED, "the log", "7 ledgers have fewer copies than an ack", "before anything"),
+    "copies_lacking": (wiped, DEGRADED, "the log", "3 ledgers lack copies; none is marked", "lost-bookie-delay"),
+    "copies_not_counted": (uncounted, DEGRADED, "the log", "bookie n1-00 is away, and", "fsck"),
+    "ledger_metadata_unreadable": (metadata_damaged, DEGRADED, "the log", "metadata of 1 ledger", "fsck"),
+    "repair_backlog": (
+        backlog,
+        DEGRADED,
+        "the log",
+        "17 ledgers lack copies; 17 are marked for repair, 0 are being",
+        "autorecovery list",
+    ),
     "repair_off": (switched_off, DEGRADED, "the log", "switched off", "autorecovery enable"),
     "ledgers_undecodable": (undecodable, DEGRADED, "partition p1", "metadata of 1 ledger cannot be read", "fsck"),
     "replica_failed": (failed, DEGRADED, "partition p2 on n3", "has stopped: the log has a gap", "log of n3"),
@@ -405,8 +430,39 @@ def test_a_small_disk_on_which_replicas_will_soon_sync_nothing_is_scarce() -> No
 def test_a_wiped_bookie_is_no_finding_once_its_copies_are_made_again() -> None:
     report = well()
     wiped(report)
-    assert [each.code for each in findings_of(report)] == ["bookie_away", "repair_backlog"]
-    report.repair.marked = 0
+    assert [each.code for each in findings_of(report)] == ["copies_lacking", "bookie_away"]
+    report.repair.marked = 3
+    assert [each.code for each in findings_of(report)] == ["repair_backlog", "bookie_away"]
+    report.repair.marked = report.copies.lacking = report.bookies[-1].lacking_ledgers = 0
+    assert findings_of(report) == []
+
+
+def test_copies_of_a_bookie_that_is_away_are_unknown_until_they_are_counted() -> None:
+    report = well()
+    report.ClearField("copies")
+    assert findings_of(report) == [], "every bookie is registered"
+    report.bookies.add(id="n1-00", node="n1", state="away")
+    assert [each.code for each in findings_of(report)] == ["copies_not_counted"]
+    report.copies.age_s = health.COUNT_AGE_MAX_S + 1
+    assert [each.code for each in findings_of(report)] == ["copies_not_counted"]
+    report.copies.age_s = 1
+    assert findings_of(report) == []
+
+
+def test_ledgers_lack_copies_by_whoever_knows_most() -> None:
+    report = well()
+    report.partitions[0].lead.ledgers_lacking_copies, report.partitions[1].lead.ledgers_lacking_copies = 2, 3
+    assert copies_of(report).lacking == 5, "leaders know of entries, the count only of bookies"
+    report.copies.lacking = report.copies.lacking_foreign = 4
+    assert copies_of(report).lacking == 9, "no leader knows of what others write"
+    report.repair.marked = 11
+    assert copies_of(report).lacking == 11
+
+
+def test_a_retired_partition_waits_for_no_replica() -> None:
+    report = well()
+    view = report.partitions.add(id="p0", state="retired")
+    view.replicas.add(server="n1", is_up=False)
     assert findings_of(report) == []
 
 

@@ -102,6 +102,7 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
         "snapshot": {"snapshot_age_s": 60.0, "snapshot_rows": 5, "snapshot_bytes": 6},
         "disk": (100, 40),
         "reserve_bytes": 50,
+        "copies": None,
     }
     member = {"zone": "rack-1", "roles": ("bookie", "server"), "grpc": "n1:2", "resp": "n1:1", "http": "n1:3"}
     return report_of(node, member, **(given | changes))

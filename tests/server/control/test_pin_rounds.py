@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from kvstore.partition import pinning
 from kvstore.partition.pinning import Taken
 from kvstore.partition.state.tokens import EVERYTHING, Span
 from kvstore.proto import data_pb2
-from kvstore.ring import Ring, codec, new_ring, plan, steps
+from kvstore.ring import PartitionState, Ring, codec, new_ring, plan, steps
 from kvstore.ring.moves import MoveId
 from kvstore.server.control.pins import PinKeeper
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
@@ -71,6 +72,8 @@ class Servers:
                 return pinning.encode(DEADLINE_MS)
             case pinning.TELL:
                 return pinning.encode(self.kept)
+            case pinning.RELEASE:
+                return b""
         raise AssertionError(method)
 
 
@@ -147,6 +150,17 @@ async def test_a_pin_is_not_declared_gone_while_no_replica_is_there_to_say_so(se
         await servers.keeper.renew(renew)
     servers.servers = {}
     assert (await servers.keeper.renew(renew)).deadline_ms == DEADLINE_MS
+
+
+async def test_pin_of_a_retired_partition_is_listed_and_given_back(servers: Servers) -> None:
+    """It is what keeps the partition: an operator who waits for its end has to see it."""
+    await servers.pins.hold_on(C, "job", DEADLINE_MS)
+    retired = replace(servers.ring.partitions[C], state=PartitionState.RETIRED)
+    servers.ring = replace(servers.ring, partitions={**servers.ring.partitions, C: retired})
+    [pin] = (await servers.keeper.listed()).pins
+    assert (pin.partition, pin.id, pin.retired) == (C, "job", True)
+    assert C in (await servers.keeper.unpin("job")).partitions
+    assert (await servers.keeper.listed()).pins == []
 
 
 async def test_pins_are_listed_though_a_partition_is_forgotten_meanwhile(

@@ -86,6 +86,7 @@ class World:
             namespaces=self.namespaces,
             load_sampler=nothing,
             progress=nothing,
+            copy_count=SimpleNamespace(report=lambda: None),
             histograms=dict,
         )
         self.nursery = TaskNursery("survey")

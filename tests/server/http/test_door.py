@@ -46,6 +46,7 @@ class Shown:
     faults: tuple[str, ...] = ()
     faults_of_life: tuple[str, ...] = ()
     without_leader: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
 
     def status(self) -> dict[str, Any]:
         return {"id": "n1", "odd": object()}
@@ -67,6 +68,9 @@ class Shown:
 
     async def cluster_info(self) -> BookieSummary:
         raise MetadataUnavailable("not connected")
+
+    async def unserved(self) -> list[str]:
+        return list(self.down)
 
     def statistics(self) -> dict[str, Any]:
         return {

@@ -125,7 +125,7 @@ def test_missing_copies_are_shown_at_their_bookie_and_in_sum_as_the_leaders_see_
     place = BOOKIE_COLUMNS.index("lacking copies")
     assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
     assert page["bookies"]["note"].startswith(
-        "2 ledgers of partitions lacking copies, as their leaders see it; 0 of all"
+        "of 40 ledgers, 0 of them not written by partitions, 2 lack copies and 0 are at risk; 0 marked"
     )
     assert next(each["text"] for each in page["tiles"] if each["id"] == "lacking") == "2"
 

@@ -1,0 +1,74 @@
+"""`kvstore partition even-replicas`: about as many replicas on each server."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvstore.cli.admin import LOOK_S, Patience
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.endpoints import Server
+from kvstore.cli.operation import said_if_interrupted
+from kvstore.cli.output import as_json
+from kvstore.cli.replicas import change_replicas, wait_until_replaced
+from kvstore.cli.status.known import Where, cluster_report
+from kvstore.errors import Unavailable
+
+
+def register(app: typer.Typer) -> None:
+    """Add `even-replicas` to the commands about partitions."""
+    groups = {group.name: group.typer_instance for group in app.registered_groups}
+    partition = groups.get("partition")
+    if partition is None:
+        partition = typer.Typer(no_args_is_help=True, help="Partitions and their replicas.")
+        app.add_typer(partition, name="partition")
+    partition.command("even-replicas")(even_replicas)
+
+
+def even_replicas(
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for one replica; its move goes on.", min=0)] = 600,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Move replicas, one after the other, until no server that is up holds two more than another: after `kvstore node
+    undrain`, or when a server has joined. No move brings replicas of a partition into a common zone. If it is
+    interrupted, the move that it has begun ends by itself; call it again for the rest."""
+    from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+    from kvstore.server.control.evening import Evening, held_by, next_evening
+
+    where, moved = (data_dir, zookeeper, server), list[Evening]()
+    with said_if_interrupted("interrupted; a replica goes on moving: `kvstore ring status` shows how far it is"):
+        while (move := next_evening(report := cluster_report(where))) is not None:
+            change_replicas(ChangeReplicasRequest(**move._asdict()), *where)
+            _, holders = wait_until_replaced(move.partition, move.newcomer, *where, timeout_s=timeout)
+            if move.newcomer not in holders:
+                raise Unavailable(f"{move.newcomer} was given up before it had caught up with {move.partition}")
+            moved.append(move)
+            if not json:
+                print(f"{move.partition}: {move.leaving} -> {move.newcomer}", flush=True)
+            _wait_until_known(move.partition, move.leaving, where, timeout_s=timeout)
+    held = held_by(report)
+    if json:
+        print(as_json({"moved": [each._asdict() for each in moved], "replicas": held}))
+    else:
+        print(f"{len(moved)} moved; replicas: {', '.join(f'{each} {count}' for each, count in sorted(held.items()))}")
+
+
+def _wait_until_known(partition: str, leaving: str, where: Where, *, timeout_s: float) -> None:
+    """Return when a survey of the cluster shows a partition without the replica that has left, and all others up.
+    Raises Unavailable after `timeout_s`."""
+    deadline, patience = time.monotonic() + timeout_s, Patience()
+    while True:
+        report = patience.look(lambda: cluster_report(where))
+        for each in report.partitions if report is not None else ():
+            holders = {replica.server for replica in each.replicas if replica.is_up}
+            if each.id == partition and leaving not in holders and len(holders) == len(each.replicas):
+                return
+        if time.monotonic() > deadline:
+            raise Unavailable(f"no server shows all replicas of {partition} without {leaving} within {timeout_s:g} s")
+        time.sleep(LOOK_S)

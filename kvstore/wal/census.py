@@ -1,0 +1,155 @@
+"""Counts the copies that ledgers have on the bookies that are registered. Decides only.
+
+Status, dashboard, metrics and commands take their numbers from here. A census reads metadata and registrations and
+nothing else, so it covers the ledgers of every writer, and needs no ledger's password. It does not know which entries a
+registered bookie has lost: a scrub, the auditor's check of entries and `kvstore fsck` find those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from kvstore.types import BookieId, LedgerMetadata, LedgerState, Quorum
+from kvstore.wal.coverage import is_somewhere_short
+from kvstore.wal.creator import owner_of
+
+
+class Kind(NamedTuple):
+    """The properties of a ledger that its copies depend on. Most ledgers of a cluster share a few kinds."""
+
+    ensembles: tuple[tuple[BookieId, ...], ...]
+    """The distinct ensembles that hold entries."""
+    written: tuple[BookieId, ...]
+    """The ensemble that a leader writes to, which may hold no entry yet; empty for other ledgers. The leader knows what
+    is missing there, and a ledger that it made ahead or abandoned lacks nothing."""
+    quorum: Quorum
+    is_closed: bool
+    is_foreign: bool
+    """True if no partition of this cluster writes the ledger."""
+
+
+class Shortage:
+    """The ledgers that lack copies while only `present` bookies are registered."""
+
+    def __init__(self, present: Collection[BookieId]) -> None:
+        self.lacking = self.lacking_foreign = 0
+        """Ledgers that name a bookie which is not registered; those of them that no partition writes."""
+        self.at_risk = 0
+        """Ledgers of which some entry has fewer copies than an ack quorum."""
+        self.lacking_at: Counter[BookieId] = Counter()
+        """Bookies that are not registered → ledgers that lack copies because of them."""
+        self.closed: Counter[BookieId] = Counter()
+        """Bookies that are not registered → closed ledgers that name them."""
+        self.open: Counter[BookieId] = Counter()
+        """Bookies that are not registered → ledgers that are not closed and name them."""
+        self._present = present
+
+    @property
+    def away(self) -> list[BookieId]:
+        """The bookies that ledgers name and that are not registered, sorted."""
+        return sorted({*self.closed, *self.open})
+
+    def add(self, kind: Kind, ledgers: int) -> None:
+        """Count `ledgers` ledgers of one kind."""
+        gone = {bookie for ensemble in kind.ensembles for bookie in ensemble}.difference(self._present)
+        for bookie in gone.union(kind.written).difference(self._present):
+            (self.closed if kind.is_closed else self.open)[bookie] += ledgers
+        if not gone:
+            return
+        self.lacking += ledgers
+        self.lacking_foreign += ledgers * kind.is_foreign
+        self.at_risk += ledgers * any(_is_short(ensemble, gone, kind.quorum) for ensemble in kind.ensembles)
+        for bookie in gone:
+            self.lacking_at[bookie] += ledgers
+
+
+class Census:
+    """The ledgers of a cluster by kind. Its size grows with the kinds, not with the ledgers."""
+
+    def __init__(self) -> None:
+        self.ledgers = self.foreign = 0
+        """Ledgers in all; those of them that no partition writes."""
+        self.unreadable = 0
+        """Ledgers whose metadata cannot be read, which `ledgers` does not include."""
+        self._kinds: Counter[Kind] = Counter()
+
+    @property
+    def kinds(self) -> Mapping[Kind, int]:
+        """Each kind with its number of ledgers."""
+        return self._kinds
+
+    @property
+    def named(self) -> frozenset[BookieId]:
+        """The bookies that any ledger names."""
+        return frozenset(
+            bookie for kind in self._kinds for ensemble in (*kind.ensembles, kind.written) for bookie in ensemble
+        )
+
+    def add(self, metadata: LedgerMetadata) -> None:
+        """Count one ledger."""
+        kind = kind_of(metadata)
+        self.ledgers += 1
+        self.foreign += kind.is_foreign
+        self._kinds[kind] += 1
+
+    def shortage(self, present: Collection[BookieId]) -> Shortage:
+        """Return the ledgers that lack copies while only `present` bookies are registered."""
+        found = Shortage(present)
+        for kind, ledgers in self._kinds.items():
+            found.add(kind, ledgers)
+        return found
+
+
+def kind_of(metadata: LedgerMetadata) -> Kind:
+    """Return the kind of a ledger. The ensemble of a fragment without entries is left out."""
+    is_closed, is_foreign = metadata.state is LedgerState.CLOSED, owner_of(metadata) is None
+    quorum, fragments = metadata.quorum, metadata.fragments
+    written: tuple[BookieId, ...] = ()
+    if is_closed:
+        fragments = tuple(each for each in fragments if each.first <= metadata.last_entry)
+    elif not is_foreign:
+        fragments, written = fragments[:-1], _shown(fragments[-1].ensemble, quorum)
+    ensembles = {_shown(each.ensemble, quorum) for each in fragments}
+    return Kind(tuple(sorted(ensembles)), written, quorum, is_closed, is_foreign)
+
+
+def _shown(ensemble: tuple[BookieId, ...], quorum: Quorum) -> tuple[BookieId, ...]:
+    """Return the ensemble; sorted unless entries are striped over it, which is the only case in which order matters."""
+    return ensemble if quorum.write < quorum.ensemble else tuple(sorted(ensemble))
+
+
+def _is_short(ensemble: tuple[BookieId, ...], gone: Collection[BookieId], quorum: Quorum) -> bool:
+    """Return True if some write set of the ensemble has fewer bookies left than an ack quorum."""
+    return is_somewhere_short({place for place, bookie in enumerate(ensemble) if bookie in gone}, quorum)
+
+
+# A count is due again when something may have changed that the last one could not know.
+
+REST_MIN_S, RESTS = 10.0, 9
+"""The least seconds between two counts; and the least, as a multiple of the time that the last count took."""
+AGAIN_S = 3_600.0
+"""Seconds after which a count is repeated although every bookie that a ledger names is registered."""
+
+
+class Taken(NamedTuple):
+    """A count that was completed."""
+
+    census: Census
+    ended: float
+    took_s: float
+    away: frozenset[BookieId]
+    """The bookies that were known to be away when it began."""
+    named: frozenset[BookieId]
+    """The bookies that any ledger names."""
+
+
+def is_due(last: Taken | None, away: Collection[BookieId], now: float) -> bool:
+    """Return True if the ledgers are to be counted now. `away`: bookies that are known and not registered."""
+    if last is None:
+        return True
+    since = now - last.ended
+    if since < max(REST_MIN_S, RESTS * last.took_s):
+        return False
+    return since >= AGAIN_S or not last.away.issuperset(away) or not last.named.isdisjoint(away)
