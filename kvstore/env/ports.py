@@ -8,12 +8,13 @@ event loop with virtual time. Tasks are started by a Nursery only.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
 from kvstore.env.beat import Beat
 from kvstore.env.liveness.port import UNWATCHED, Liveness
+from kvstore.env.networks import KnownNetworks
 from kvstore.env.slow_log import SlowLog
 from kvstore.env.traces import Traces
 
@@ -312,3 +313,5 @@ class Env:
     """Evidence that the process works, on which its metadata session depends."""
     slow: SlowLog = SlowLog()  # noqa: RUF009 - it takes nothing in
     traces: Traces = Traces()  # noqa: RUF009 - it takes none
+    known: KnownNetworks = field(default_factory=KnownNetworks)
+    """Networks that unauthenticated peers elsewhere do not displace. Doors add those of clients that authenticate."""

@@ -200,6 +200,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
         env.beat,
         wants_certificate=wants_certificate,
         connections_max=config.limits.http_connections_max,
+        known=env.known,
     )
     http.own_names = process.own_names
     if config.tls.admits_plain:

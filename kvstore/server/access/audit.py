@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import orjson
 
+from kvstore.env.networks import address_of
 from kvstore.errors import StoreError
-from kvstore.rpc.calls import address_of
 from kvstore.rpc.status import listed, reason_of
 
 log = logging.getLogger("kvstore.audit")

@@ -21,6 +21,8 @@ from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
 from kvstore.env.beat import Beat
+from kvstore.env.networks import KnownNetworks, network_of
+from kvstore.env.shares import Shares
 from kvstore.errors import PermissionDenied, StoreError, Unavailable
 from kvstore.server.gateway.answers import COMMON, failed
 from kvstore.server.gateway.requests import path_and_query
@@ -36,7 +38,8 @@ HEADER_BYTES_MAX = 16_380
 HEADERS_BYTES_MAX = 64 << 10
 """Of all headers of a request together: whoever answers reads them in one turn of the event loop."""
 CONNECTIONS_MAX = 512
-"""One more takes the place of that on which nothing is under way, and has been for the longest time."""
+"""For one more, a connection on which no request is under way is closed: the one that has been idle for the longest
+time, of the network with the most idle connections."""
 SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
@@ -115,8 +118,11 @@ class HttpDoor:
         *,
         wants_certificate: bool = False,
         connections_max: int = CONNECTIONS_MAX,
+        known: KnownNetworks | None = None,
     ) -> None:
-        """`wants_certificate`: of whoever asks for more than health."""
+        """`wants_certificate`: of whoever asks for more than health. `known`: networks whose connections give way only
+        to each other."""
+        self._known = KnownNetworks() if known is None else known
         self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
         self._connections_max = connections_max
         self.gateway: Answers | None = None
@@ -154,7 +160,7 @@ class HttpDoor:
 
     async def open(self, address: str) -> None:
         """Raises OSError."""
-        connections = Connections(self._answer, self._connections_max)
+        connections = Connections(self._answer, self._connections_max, self._known)
         self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         self._listener = await self._transport.listen(address, connections, is_vital=True, is_lenient=True)
@@ -276,7 +282,10 @@ class Connections(web.Server):
     """Speaks HTTP on as many connections as there may be."""
 
     def __init__(
-        self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], connections_max: int
+        self,
+        answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        connections_max: int,
+        known: KnownNetworks,
     ) -> None:
         super().__init__(
             self._handle,
@@ -288,23 +297,30 @@ class Connections(web.Server):
             auto_decompress=False,  # a few bytes may become very many
         )
         self._answer, self._connections_max = answer, connections_max
-        self._silent: dict[asyncio.Transport, None] = {}
-        """All of them; who has asked for nothing for the longest time is the first."""
-        self._busy: set[asyncio.Transport] = set()
-        """Those on which a request is under way."""
+        self._idle: Shares[asyncio.Transport] = Shares(known)
+        """Connections on which no request is under way."""
+        self._busy: Shares[asyncio.Transport] = Shares(known)
+        """The others."""
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        self._silent[transport] = None
-        if len(self._silent) > self._connections_max:
-            longest = next((each for each in self._silent if each not in self._busy), next(iter(self._silent)))
-            del self._silent[longest]
-            longest.abort()
+        self._idle.add(transport, _network(transport))
+        if len(self._idle) + len(self._busy) > self._connections_max:
+            gone = self._idle.first_to_go()
+            if gone is transport:  # the only one that is idle
+                gone = self._busy.displaced_by(_network(transport)) or transport
+            assert gone is not None, "the newcomer is idle"
+            self._forget(gone)
+            gone.abort()
+
+    def _forget(self, transport: asyncio.Transport) -> None:
+        self._idle.discard(transport)
+        self._busy.discard(transport)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
         if handler.transport is not None:
-            self._silent.pop(handler.transport, None)
+            self._forget(handler.transport)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         size = sum(len(name) + len(value) for name, value in request.raw_headers)
@@ -314,16 +330,18 @@ class Connections(web.Server):
             refusal.force_close()
             return refusal
         transport = request.transport
-        if transport is None or transport not in self._silent:
+        if transport is None or not self._idle.discard(transport):
             return await self._answer(request)
-        self._busy.add(transport)
+        self._busy.add(transport, _network(transport))
         try:
             return await self._answer(request)
         finally:
-            self._busy.discard(transport)
-            if transport in self._silent:
-                del self._silent[transport]
-                self._silent[transport] = None
+            if self._busy.discard(transport):
+                self._idle.add(transport, _network(transport))
+
+
+def _network(transport: asyncio.Transport) -> str:
+    return network_of(str((transport.get_extra_info("peername") or ("?", 0))[0]))
 
 
 class _OwnFault(logging.Filter):
