@@ -43,10 +43,10 @@ WAITING_MAX, WAITING_SHARE = 512, 32
 descriptors of the process."""
 OPENING_S = 5.0
 """Maximum time from the accept of a connection to the end of its TLS handshake."""
-HANDSHAKES_MAX = 128
+HANDSHAKES_MAX = 64
 """Handshakes of one port at a time. Each takes tens of KiB, so there are fewer of them than of waiting connections."""
 HANDSHAKE_SURE_S = 1.0
-"""How long a handshake keeps its slot however many of its own network wait. On a busy machine 128 handshakes take some
+"""How long a handshake keeps its slot however many of its own network wait. On a busy machine 64 handshakes take some
 hundred milliseconds: if the oldest gave way earlier, those next to be done would, and hardly one of a thousand clients
 would come in."""
 CLOSED_MAX, CLOSED_REST_S = 32, 0.02
