@@ -54,6 +54,9 @@ from kvstore.server.routing.ask import Submits, ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
 
+OWN_SITE = frozenset(("none", "same-origin"))
+"""Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is of this server. A
+site is a registered domain, so that `same-site` is said of other hosts and ports as well."""
 JSON_BYTES_MAX = 2 << 20
 """Of a JSON body: it is read in one turn of the event loop."""
 BODY_S, SEND_S = 30.0, 30.0
@@ -425,6 +428,9 @@ def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
     if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         # A page of another site must not write by the login, or from the machine, of whoever looks at it.
         raise PermissionDenied(f"want no request of another site's page, got Origin {origin[:60]!r}")
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    if origin is None and site not in OWN_SITE and request.method not in ("GET", "HEAD"):
+        raise PermissionDenied(f"expected no request from a page of another site, got Sec-Fetch-Site {site[:60]!r}")
     return route, found[1]
 
 

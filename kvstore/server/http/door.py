@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -40,6 +40,7 @@ HEADERS_BYTES_MAX = 64 << 10
 CONNECTIONS_MAX = 512
 """For one more, a connection on which no request is under way is closed: the one that has been idle for the longest
 time, of the network with the most idle connections."""
+SERVER_NAME = "kvstore"
 SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
@@ -278,6 +279,13 @@ def _shows_certificate(request: web.BaseRequest) -> bool:
     return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
 
 
+class Request(web.BaseRequest):
+    """A request whose answers name the program and no versions of what it is made of."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers["Server"] = SERVER_NAME
+
+
 class Connections(web.Server):
     """Speaks HTTP on as many connections as there may be."""
 
@@ -289,6 +297,7 @@ class Connections(web.Server):
     ) -> None:
         super().__init__(
             self._handle,
+            request_factory=_request,
             access_log=None,
             logger=_own_faults(),
             max_line_size=HEADER_BYTES_MAX,
@@ -338,6 +347,10 @@ class Connections(web.Server):
         finally:
             if self._busy.discard(transport):
                 self._idle.add(transport, _network(transport))
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Request:
+    return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def _network(transport: asyncio.Transport) -> str:

@@ -201,6 +201,19 @@ async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, as
     return reader, writer
 
 
+@pytest.mark.parametrize("asked", [REQUEST, b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no HTTP\r\n\r\n"])
+async def test_answers_name_no_versions_of_libraries(asked: bytes) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    await door.open(address)
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await connected(address, asked)
+        head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await door.close()
+    assert [line for line in head.split(b"\r\n") if line.startswith(b"Server:")] == [b"Server: kvstore"]
+
+
 async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
     address = f"127.0.0.1:{free_port()}"
     door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
