@@ -35,6 +35,16 @@ def network_of(host: str) -> str:
     return address_of(f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0")
 
 
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches the host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 def address_of(peer: str) -> str:
     """Return the network of a peer as gRPC names it, for example `ipv4:10.0.0.9:51112`."""
     address, _, _ = peer.rpartition(":")

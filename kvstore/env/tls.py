@@ -12,7 +12,6 @@ from pathlib import Path
 
 from kvstore.ranges import WrongSettings
 
-
 CIPHERS_1_2 = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 """Cipher suites of TLS 1.2: forward secrecy and authenticated encryption. Those of TLS 1.3 all have both."""
 

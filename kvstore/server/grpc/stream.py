@@ -117,7 +117,7 @@ class SessionStream:
         """What the owner counts of this one."""
         self._is_taking = self._is_paused = self._may_write = self._is_welcome = self._is_closing = False
         self._identity: Identity | None = None
-        self._entered: Callable[[], None] = bool
+        self._entered: Callable[[], object] = bool
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
 
     # ── who it is ──
