@@ -40,7 +40,7 @@ class GrpcServer:
         """Without a gate nobody is asked who he is. `interceptors` stand before it. `known`: networks whose calls give
         way only to each other."""
         self._services = tuple(services)
-        self._connections_max = connections_max
+        self._connections_max, self._known = connections_max, known
         self._front: Front | None = None
         self._server = grpc.aio.server(
             options=server_options(connections_max),
@@ -79,7 +79,7 @@ class GrpcServer:
             return self._server.add_secure_port(address, credentials)
         behind = f"{HOST}:0"
         with_tls, without = self._server.add_secure_port(behind, credentials), self._server.add_insecure_port(behind)
-        self._front = Front(self._connections_max, newest.note_plain)
+        self._front = Front(self._connections_max, newest.note_plain, self._known)
         return await self._front.open(address, with_tls=with_tls, without=without)
 
     async def set_serving(self, serving: bool, *services: str) -> None:

@@ -28,7 +28,7 @@ _RANGES = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.DELETE_RANGE)))
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
 TELLS = int(Flag.RETURN_OLD | Flag.IF_VERSION)
-"""Flags with which a write tells the former record, or compares its version, so that they need the right to read too."""
+"""Flags with which a write tells the former record, or compares its version, so that it needs the right to read too."""
 OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 
 
