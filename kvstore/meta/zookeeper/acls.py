@@ -52,8 +52,8 @@ async def set_acls(store: ZooKeeperStore, acl: Acl) -> Outcome:
 
 
 async def close_root(address: str, login: MetadataLogin) -> None:
-    """Let other users look at the root of a ZooKeeper and create nothing there: what they would create beside a cluster
-    takes memory and disk of the same servers. `address` may have a chroot. Raises what `ZooKeeperStore.connect` does."""
+    """Let other users read the root of a ZooKeeper and create nothing there: nodes beside a cluster's take memory and
+    disk of the same servers. `address` may have a chroot. Raises what `ZooKeeperStore.connect` does."""
     store = await ZooKeeperStore.connect(address.partition("/")[0], login=login)
     try:
         await store.set_acl("/", [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE])
