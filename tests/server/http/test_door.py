@@ -235,6 +235,27 @@ async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
     await door.close()
 
 
+async def test_idle_connections_of_the_fullest_network_give_way() -> None:
+    """A probe keeps its connection, however many an unauthenticated peer elsewhere opens."""
+    port = free_port()
+    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=3)
+    await door.open(f"127.0.0.1:{port}")
+    async with asyncio.timeout(PATIENCE_S):
+        probe, probing = await connected(f"127.0.0.1:{port}", REQUEST)
+        await probe.readuntil(b"ok\n")
+        others = []
+        for _ in range(12):
+            others.append(await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.1.1", 0)))
+        for reader, _ in others[:10]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        probing.write(REQUEST)
+        await probe.readuntil(b"ok\n")
+    for writer in (probing, *(each for _, each in others)):
+        writer.close()
+    await door.close()
+
+
 async def test_connections_with_a_request_under_way_give_way_last() -> None:
     """A request at the gateway may take its time. However many do, whoever asks for health is answered."""
 
