@@ -69,6 +69,11 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
+async def stay_away(seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), seconds)
+
+
 def source(chosen: random.Random) -> tuple[str, int]:
     return f"127.0.1.{chosen.randrange(1, ADDRESSES + 1)}", 0
 
@@ -139,7 +144,7 @@ class Finishers:
 
     async def _again(self, kind: Callable[..., Awaitable[None]], host: str, port: int) -> None:
         while True:
-            await asyncio.sleep(2 * REST_S * self._random.random())
+            await stay_away(2 * REST_S * self._random.random())
             with suppress(OSError, ssl.SSLError, asyncio.IncompleteReadError):
                 await kind(host, port, source(self._random))
 
