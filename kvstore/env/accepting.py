@@ -49,6 +49,9 @@ HANDSHAKE_SURE_S = 1.0
 """How long a handshake keeps its slot however many of its own network wait. On a busy machine 64 handshakes take some
 hundred milliseconds: if the oldest gave way earlier, those next to be done would, and hardly one of a thousand clients
 would come in."""
+BEGUN_MAX, BEGUN_S = 4, 0.005
+"""Handshakes of one port that begin within BEGUN_S. Each takes a signature: if all slots were given in one turn of the
+event loop, everything else in it would wait for as many."""
 CLOSED_MAX, CLOSED_REST_S = 32, 0.02
 """After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S. Peers that
 reconnect as fast as they are closed would otherwise take the whole event loop."""
@@ -118,6 +121,8 @@ class Acceptor:
         self._turns: dict[socket.socket, _Turn] = {}
         """Those of the waiting ones that are ready for their handshake; the oldest is first."""
         self._next_turns: asyncio.TimerHandle | None = None
+        self._begun = 0
+        """Handshakes that have begun within BEGUN_S."""
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = -SAY_S
         self._plain_said_at = -SAY_PLAIN_S
@@ -257,7 +262,7 @@ class Acceptor:
 
     def _give_turns(self) -> None:
         """Begin the handshakes that may begin: first those of known networks, then of networks with the fewest."""
-        while self._turns:
+        while self._turns and self._begun < BEGUN_MAX:
             sock = next(iter(self._turns)) if len(self._turns) == 1 else min(self._turns, key=self._order)
             if len(self._handshakes) >= HANDSHAKES_MAX:
                 displaced = self._handshakes.displaced_by(self._turns[sock].network) or self._overdue()
@@ -267,9 +272,16 @@ class Acceptor:
             turn = self._turns.pop(sock)
             self._waiting.discard(sock)
             self._handshakes.add(sock, turn.network, self._loop.time())
+            self._begun += 1
+            if self._begun == 1:
+                self._loop.call_later(BEGUN_S, self._begin_more)
             if not turn.come.done():
                 turn.come.set_result(None)
         return None
+
+    def _begin_more(self) -> None:
+        self._begun = 0
+        self._give_turns()
 
     def _order(self, sock: socket.socket) -> tuple[bool, int]:
         network = self._turns[sock].network
