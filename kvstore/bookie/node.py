@@ -85,7 +85,7 @@ class Bookie:
         await refuse_older_metadata(admitted(storage, self._is_ours), authority)
         if config.admit_raw_adds:
             log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
-        self._service = BookieService(storage, config, instance_id, self._is_user)
+        self._service = BookieService(storage, config, instance_id, self._is_user, env.known)
         self._listener = await env.transport.listen(config.listen, self._service.handler, prelude=self._prelude)
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)

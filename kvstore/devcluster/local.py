@@ -41,6 +41,7 @@ from kvstore.meta.layout import LayoutStore
 from kvstore.meta.login import MetadataLogin, metadata_login_of_environment
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
+from kvstore.meta.zookeeper.acls import close_root
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
 from kvstore.rpc.login import without_login
@@ -456,6 +457,8 @@ def _names_metadata_user(cluster: ClusterFile) -> bool:
 async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
     """Return the cluster's ring and its id, after founding it if there is none yet."""
     secure = secure_folder(cluster)
+    if secure is not None and (own := secure.metadata_login()) is not None:
+        await close_root(cluster.zookeeper, own)
     store = await connect(cluster.zookeeper, login=_metadata_login(cluster, progress))
     try:
         if secure is not None and await found_access(store, secure.login()):

@@ -1,10 +1,15 @@
-"""Accepts the connections of one listening socket. They count from here on, before anything is known of them.
+"""Accepts the connections of one listening socket, and bounds them before anything is known of their clients.
 
-What is accepted and not yet a handler's is in its TLS handshake: there are OPENING_MAX of these at most, each for
-OPENING_S at most, and the oldest gives way to one more: of those on which nothing has come, if there are. Descriptors
-are given from the lowest free number on, so one that has a high number says that all below are taken: connections that
-have such numbers are closed, and what is above stays for files. Where the process, or the machine, has no descriptor
-left, nothing is accepted for a while.
+A TLS connection passes two stages, each with its own slots. First it waits, as a bare socket, until the client's whole
+hello has arrived: a client that sends half of one costs a descriptor and no handshake. Then it is in its handshake.
+Both stages give slots by network (kvstore/env/shares.py). When the waiting slots run out, the oldest connection of the
+network with the most of them is closed. When the handshake slots run out, a connection waits for its turn, unless its
+network has fewer slots than another: then it displaces the oldest of that one. So unauthenticated peers of one network,
+or of many, keep neither clients elsewhere nor the nodes of the cluster out.
+
+Descriptors are given from the lowest free number on, so one that has a high number says that all below are taken:
+connections that have such numbers are closed, and what is above stays for files. Where the process, or the machine, has
+no descriptor left, nothing is accepted for a while.
 """
 
 from __future__ import annotations
@@ -14,16 +19,17 @@ import logging
 import resource
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kvstore.env.dns.names import NAMES
+from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.ports import Prelude, StreamHandler
-from kvstore.env.preludes import hear_out, wants_tls
+from kvstore.env.preludes import hear_out, wait_for_hello, wants_tls
+from kvstore.env.shares import Shares
 from kvstore.os_errors import has_no_such_address, reason_of
 
 log = logging.getLogger(__name__)
@@ -32,16 +38,23 @@ BACKLOG_MAX = 1024
 """Connections that the kernel holds before they are accepted."""
 ACCEPTS_MAX = 64
 """In one turn of the event loop."""
-OPENING_MAX = 128
-"""Connections of one port that are in their TLS handshake."""
+WAITING_MAX, WAITING_SHARE = 512, 32
+"""Connections of one port that wait for their client's hello, or for a handshake slot; at most one 32nd of the
+descriptors of the process."""
 OPENING_S = 5.0
-"""What a TLS handshake may take."""
-OPENING_SURE_S, OPENING_HEARD_S = 0.5, 2.5
-"""What it may take however many come after it; the second once its client has said something. On a busy machine 128
-handshakes take longer than the first: where each crowd ended the oldest, which were the next to be done, hardly one of
-a thousand clients came in."""
-_BYTES_RECEIVED = slice(128, 136)
-"""Of the kernel's struct tcp_info."""
+"""Maximum time from the accept of a connection to the end of its TLS handshake."""
+HANDSHAKES_MAX = 64
+"""Handshakes of one port at a time. Each takes tens of KiB, so there are fewer of them than of waiting connections."""
+HANDSHAKE_SURE_S = 1.0
+"""How long a handshake keeps its slot however many of its own network wait. On a busy machine 64 handshakes take some
+hundred milliseconds: if the oldest gave way earlier, those next to be done would, and hardly one of a thousand clients
+would come in."""
+BEGUN_MAX, BEGUN_S = 4, 0.005
+"""Handshakes of one port that begin within BEGUN_S. Each takes a signature: if all slots were given in one turn of the
+event loop, everything else in it would wait for as many."""
+CLOSED_MAX, CLOSED_REST_S = 32, 0.02
+"""After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S. Peers that
+reconnect as fast as they are closed would otherwise take the whole event loop."""
 REST_S = 0.1
 """How long nothing is accepted when there is no room."""
 FILES_SHARE, FILES_MAX = 4, 1024
@@ -69,6 +82,14 @@ class Accepted:
     """Without TLS, where it is preferred."""
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A connection that waits for a handshake slot."""
+
+    network: str
+    come: asyncio.Future[None]
+
+
 class Acceptor:
     """Accepts the connections of one socket, which it closes. `start` begins, `close` ends it; what was accepted goes
     on."""
@@ -83,18 +104,25 @@ class Acceptor:
         is_vital: bool = False,
         prelude: Callable[[], Prelude] | None = None,
         admits_plain: bool = False,
+        known: KnownNetworks | None = None,
     ) -> None:
-        """`admits_plain`: what begins otherwise than with TLS is let in without, and counted."""
+        """`admits_plain`: what begins otherwise than with TLS is let in without, and counted. `known`: networks that
+        peers elsewhere do not displace."""
         self._admits_plain = admits_plain
         self._socket, self._factory, self._accepted, self._is_vital = sock, factory, accepted, is_vital
         self._loop = asyncio.get_running_loop()
         self._tls = tls
         self._prelude = prelude
         self._nursery = TaskNursery("accept")
-        self._silent: dict[socket.socket, float] = {}
-        """In their handshake, since when; the oldest is the first."""
-        self._heard: dict[socket.socket, float] = {}
-        """The same of those on which something is known to have come."""
+        self._known = KnownNetworks() if known is None else known
+        self._waiting: Shares[socket.socket] = Shares(self._known)
+        """Connections whose client has not sent its whole hello, or that wait for a handshake slot."""
+        self._handshakes: Shares[socket.socket] = Shares(self._known)
+        self._turns: dict[socket.socket, _Turn] = {}
+        """Those of the waiting ones that are ready for their handshake; the oldest is first."""
+        self._next_turns: asyncio.TimerHandle | None = None
+        self._begun = 0
+        """Handshakes that have begun within BEGUN_S."""
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = -SAY_S
         self._plain_said_at = -SAY_PLAIN_S
@@ -112,107 +140,167 @@ class Acceptor:
             return
         self._is_closed = True
         self._loop.remove_reader(self._socket.fileno())
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._next_turns):
+            if timer is not None:
+                timer.cancel()
         self._socket.close()
 
     def _accept(self) -> None:
-        has_refused, files_max = False, files_for_connections(is_vital=self._is_vital)
+        refused, closed, files_max = False, 0, files_for_connections(is_vital=self._is_vital)
         for _ in range(ACCEPTS_MAX):
-            is_crowded = len(self._silent) + len(self._heard) > OPENING_MAX
-            if is_crowded and not self._make_room():  # one more has come, and only then
-                return self._rest(f"{OPENING_MAX} connections are in their TLS handshake")
             try:
-                sock, _address = self._socket.accept()
+                sock, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 break
             except OSError as error:
-                return self._rest(reason_of(error, "accept"))
+                return self._rest(reason_of(error, "accept"), REST_S)
             if sock.fileno() >= files_max:
                 self._accepted.refused += 1
-                has_refused = True
+                refused = True
                 sock.close()
             else:
-                self._open(sock)
-        if has_refused:
-            self._rest(f"{files_max} descriptors are taken, and the others are for files")
+                closed += self._open(sock, network_of(address[0]))
+            if closed == CLOSED_MAX:
+                return self._rest(f"{len(self._waiting)} connections wait for their TLS handshake", CLOSED_REST_S)
+        if refused:
+            self._rest(f"{files_max} descriptors are taken, and the others are for files", REST_S)
 
-    def _make_room(self) -> bool:
-        """End the oldest handshake, if it has had its time; of those on which nothing has come, if there are."""
-        now = self._loop.time()
-        while self._silent:
-            sock, since = next(iter(self._silent.items()))
-            if now - since < OPENING_SURE_S:
-                break
-            if not _has_heard(sock):
-                self._give_way(sock)
-                return True
-            self._heard[sock] = self._silent.pop(sock)
-        for sock, since in self._heard.items():
-            if now - since < OPENING_HEARD_S:
-                break
-            self._give_way(sock)
-            return True
-        return False
-
-    def _give_way(self, sock: socket.socket) -> None:
-        """End a handshake as if its client had. Its task is not cancelled: the handshake may be over in this turn, and
-        by uvloop the handler, which has the connection then, would not be told."""
-        self._ended(sock)
-        self._accepted.gave_way += 1
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-
-    def _rest(self, reason: str) -> None:
+    def _rest(self, reason: str, delay_s: float) -> None:
         now = self._loop.time()
         if now - self._said_at >= SAY_S:
             self._said_at = now
             log.warning("port %d is flooded: %s", self._socket.getsockname()[1], reason)
         self._loop.remove_reader(self._socket.fileno())
-        self._timer = self._loop.call_later(REST_S, self._go_on)
+        self._timer = self._loop.call_later(delay_s, self._go_on)
 
     def _go_on(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._socket.fileno(), self._accept)
 
-    def _open(self, sock: socket.socket) -> None:
+    def _open(self, sock: socket.socket, network: str) -> bool:
+        """Take an accepted connection in. Return True if another one was closed for it, or the connection itself."""
         sock.setblocking(False)
-        self._nursery.spawn(self._hand_over(sock), name="connection")
-        if self._tls is not None:  # else there is no handshake to wait for
-            self._accepted.opening += 1
-            self._silent[sock] = self._loop.time()
+        if self._tls is None:
+            self._nursery.spawn(self._hand_over(sock, network), name="connection")
+            return False
+        self._accepted.opening += 1
+        self._waiting.add(sock, network)
+        self._nursery.spawn(self._hand_over(sock, network), name="connection")
+        if len(self._waiting) <= waiting_max():
+            return False
+        self._displace(self._waiting.first_to_go())
+        return True
+
+    def _displace(self, sock: socket.socket | None) -> None:
+        """End a connection before or in its handshake as if its client had. Its task is not cancelled: the handshake
+        may be over in this turn, and by uvloop the handler, which has the connection then, would not be told."""
+        assert sock is not None, "slots that run out have occupants"
+        self._accepted.opening -= self._leave(sock)
+        self._accepted.gave_way += 1
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
     def _ended(self, sock: socket.socket) -> None:
-        if self._silent.pop(sock, None) is not None or self._heard.pop(sock, None) is not None:
-            self._accepted.opening -= 1
+        """Free the slot of a connection that is a handler's, or no more."""
+        had_handshake = sock in self._handshakes
+        self._accepted.opening -= self._leave(sock)
+        if had_handshake:
+            self._give_turns()
 
-    async def _hand_over(self, sock: socket.socket) -> None:
+    def _leave(self, sock: socket.socket) -> bool:
+        """Take the slot of a connection. Return True if it had one."""
+        turn = self._turns.pop(sock, None)
+        if turn is not None and not turn.come.done():
+            turn.come.set_exception(ConnectionResetError("the connection was displaced"))
+        return self._waiting.discard(sock) or self._handshakes.discard(sock)
+
+    async def _hand_over(self, sock: socket.socket, network: str) -> None:
         """Give the connection a handler, after its handshake. If that fails nobody is told: nobody knew of it."""
         try:
-            options = await self._until_handshake(sock) if self._tls else {}
+            options = await self._until_handshake(sock, network) if self._tls else {}
             if not options:
                 self._ended(sock)  # nothing is left to wait for, and nobody may end it
             await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
         except (ConnectionAbortedError, TimeoutError):
-            self._accepted.timed_out += 1
+            self._accepted.timed_out += sock in self._waiting or sock in self._handshakes
         except OSError as error:
             log.debug("a connection ended in its handshake: %s", error)
         finally:
             self._ended(sock)
 
-    async def _until_handshake(self, sock: socket.socket) -> dict[str, Any]:
-        """Wait until the connection is ready for its handshake; returns what that is done by. Both in OPENING_S."""
-        left_s = OPENING_S
-        if self._prelude is not None or self._admits_plain:
-            began = self._loop.time()
-            async with asyncio.timeout(OPENING_S):
-                if self._admits_plain and not await wants_tls(sock, self._prelude):
-                    self._note_plain(sock)
-                    return {}
-                if self._prelude is not None:
-                    await hear_out(sock, self._prelude)
-            left_s = max(OPENING_S - (self._loop.time() - began), 0.001)
+    async def _until_handshake(self, sock: socket.socket, network: str) -> dict[str, Any]:
+        """Wait until the connection has its handshake slot; returns the arguments of the handshake. Both have OPENING_S
+        together."""
+        began = self._loop.time()
+        async with asyncio.timeout(OPENING_S):
+            if self._admits_plain and not await wants_tls(sock, self._prelude):
+                self._note_plain(sock)
+                return {}
+            if self._prelude is not None:
+                await hear_out(sock, self._prelude)
+            await wait_for_hello(sock)
+            await self._slot(sock, network)
+        left_s = max(OPENING_S - (self._loop.time() - began), 0.001)
         return {"ssl": self._tls, "ssl_handshake_timeout": left_s}
+
+    # ── handshake slots ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _slot(self, sock: socket.socket, network: str) -> None:
+        """Wait for a handshake slot. The socket is closed when this is cancelled. Raises ConnectionResetError if the
+        connection was displaced meanwhile."""
+        if sock not in self._waiting:
+            sock.close()
+            raise ConnectionResetError("the connection was displaced")
+        turn = _Turn(network, self._loop.create_future())
+        self._turns[sock] = turn
+        self._give_turns()
+        try:
+            await turn.come
+        except BaseException:
+            sock.close()
+            raise
+
+    def _give_turns(self) -> None:
+        """Begin the handshakes that may begin: first those of known networks, then of networks with the fewest."""
+        while self._turns and self._begun < BEGUN_MAX:
+            sock = next(iter(self._turns)) if len(self._turns) == 1 else min(self._turns, key=self._order)
+            if len(self._handshakes) >= HANDSHAKES_MAX:
+                displaced = self._handshakes.displaced_by(self._turns[sock].network) or self._overdue()
+                if displaced is None:
+                    return self._give_turns_later()
+                self._displace(displaced)
+            turn = self._turns.pop(sock)
+            self._waiting.discard(sock)
+            self._handshakes.add(sock, turn.network, self._loop.time())
+            self._begun += 1
+            if self._begun == 1:
+                self._loop.call_later(BEGUN_S, self._begin_more)
+            if not turn.come.done():
+                turn.come.set_result(None)
+        return None
+
+    def _begin_more(self) -> None:
+        self._begun = 0
+        self._give_turns()
+
+    def _order(self, sock: socket.socket) -> tuple[bool, int]:
+        network = self._turns[sock].network
+        return network not in self._known, self._handshakes.count(network)
+
+    def _overdue(self) -> socket.socket | None:
+        """Return the oldest handshake of the network with the most, if it has had its time."""
+        oldest = self._handshakes.first_to_go()
+        assert oldest is not None, "slots that run out have occupants"
+        return oldest if self._loop.time() - self._handshakes.since(oldest) >= HANDSHAKE_SURE_S else None
+
+    def _give_turns_later(self) -> None:
+        """Try again when the oldest handshake has had its time; a handshake that ends gives its slot on sooner."""
+        if self._next_turns is None and not self._is_closed:
+            self._next_turns = self._loop.call_later(HANDSHAKE_SURE_S / 8, self._give_turns_again)
+
+    def _give_turns_again(self) -> None:
+        self._next_turns = None
+        self._give_turns()
 
     def _note_plain(self, sock: socket.socket) -> None:
         self._accepted.plain += 1
@@ -224,12 +312,10 @@ class Acceptor:
                 log.warning("port %d: %s connects without TLS; mode is prefer, so it may", port, caller)
 
 
-def _has_heard(sock: socket.socket) -> bool:
-    """Whether anything has come on this connection. A kernel that does not say so has nothing heard."""
-    with suppress(OSError):
-        found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.stop)[_BYTES_RECEIVED]
-        return int.from_bytes(found, sys.byteorder) > 0
-    return False
+def waiting_max() -> int:
+    """Return how many connections of one port may wait for their handshake slot."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return WAITING_MAX if files == resource.RLIM_INFINITY else min(WAITING_MAX, max(1, files // WAITING_SHARE))
 
 
 def files_for_connections(*, is_vital: bool = False) -> int:

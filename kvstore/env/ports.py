@@ -8,13 +8,14 @@ event loop with virtual time. Tasks are started by a Nursery only.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
 from kvstore.env.beat import Beat
 from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.logs.audit_lines import AuditLines
+from kvstore.env.networks import KnownNetworks
 from kvstore.env.slow_log import SlowLog
 from kvstore.env.traces import Traces
 
@@ -315,3 +316,5 @@ class Env:
     traces: Traces = Traces()  # noqa: RUF009 - it takes none
     audit: AuditLines = AuditLines()  # noqa: RUF009 - it holds nothing
     """The destination of the audit log's lines."""
+    known: KnownNetworks = field(default_factory=KnownNetworks)
+    """Networks that unauthenticated peers elsewhere do not displace. Doors add those of clients that authenticate."""

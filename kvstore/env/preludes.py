@@ -15,9 +15,13 @@ HANDSHAKE = b"\x16"
 """The first byte of a TLS handshake. A frame that begins with it would have more than 350 MB."""
 FRAME_MAX = 64 << 10
 """Of what is said before; it must fit in memory for every connection that is opening."""
+RECORD_BYTES_MAX = 16 << 10
+"""Payload bytes of one TLS record in plain text."""
 ASKS_MAX = 256
 """A frame that asks for TLS is smaller."""
 _LENGTH = Struct(">I")
+_RECORD = Struct(">BHH")
+"""The head of a TLS record: its kind, version, and payload bytes."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
 
 
@@ -48,6 +52,20 @@ async def wants_tls(sock: socket.socket, prelude: Callable[[], Prelude] | None) 
         if size > ASKS_MAX:
             return False
         return prelude().asks_for_tls((await _peeked(sock, _LENGTH.size + size))[_LENGTH.size :])
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def wait_for_hello(sock: socket.socket) -> None:
+    """Wait until the first TLS record, which is the client's hello, has arrived, and leave it in the socket. Return at
+    once for anything else: the handshake refuses it. Raises OSError if the connection ends before; the socket is
+    closed then, and when this is cancelled."""
+    try:
+        head = await _peeked(sock, _RECORD.size)
+        kind, _, size = _RECORD.unpack(head)
+        if kind == HANDSHAKE[0] and size <= RECORD_BYTES_MAX:
+            await _peeked(sock, _RECORD.size + size)
     except BaseException:
         sock.close()
         raise
@@ -120,7 +138,7 @@ async def _peeked(sock: socket.socket, size: int) -> bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             return found
         if len(found) == had or not found:
-            raise ConnectionAbortedError("the connection ended before it said whether it speaks TLS")
+            raise ConnectionResetError("the connection ended before the first bytes of TLS")
         had = len(found)
         await _readable(sock)
 

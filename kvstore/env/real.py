@@ -18,6 +18,7 @@ from kvstore.env.beat import BEAT_S, SharedBeat
 from kvstore.env.certificates import Certificates
 from kvstore.env.clock import SystemClock
 from kvstore.env.disk import DirectoryDisk
+from kvstore.env.networks import KnownNetworks
 from kvstore.env.nursery import OnError, TaskNursery
 from kvstore.env.ports import Env
 from kvstore.env.starvation import LoopStarvation
@@ -45,33 +46,39 @@ def real_env(
 ) -> Env:
     """The ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS files
     cannot be used. Connections go by the newest of `Certificates`, by those that are there now of `Tls`."""
-    syncs = best_syncs()
+    syncs, known = best_syncs(), KnownNetworks()
     return Env(
         clock=SystemClock(),
         random=SystemRandom(),  # nobody may foresee the nonces that are drawn
-        transport=transport_of(tls),
+        transport=transport_of(tls, known),
         disk=DirectoryDisk(root, syncs, others),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
         starved=LoopStarvation(),
         report_syncs=syncs.report,
         beat=SharedBeat(SystemRandom().random() * BEAT_S),
+        known=known,
     )
 
 
-def transport_of(tls: Tls | Certificates | None) -> TcpTransport:
+def transport_of(tls: Tls | Certificates | None, known: KnownNetworks | None = None) -> TcpTransport:
     """Plain TCP without files. Raises OSError for those that cannot be used."""
     if tls is None:
-        return TcpTransport()
+        return TcpTransport(known=known)
     if isinstance(tls, Tls):
         return TcpTransport(
             serving=tls.server_context(),
             calling=tls.client_context(),
             lenient=tls.server_context(is_lenient=True),
             admits_plain=tls.admits_plain,
+            known=known,
         )
     transport = TcpTransport(
-        serving=tls.serving, calling=tls.calling, lenient=tls.lenient, admits_plain=tls.tls.admits_plain
+        serving=tls.serving,
+        calling=tls.calling,
+        lenient=tls.lenient,
+        admits_plain=tls.tls.admits_plain,
+        known=known,
     )
     tls.on_change(lambda: transport.use(tls.serving, tls.calling, tls.lenient))
     return transport

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from kvstore.ranges import WrongSettings
 
+CIPHERS_1_2 = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Cipher suites of TLS 1.2: forward secrecy and authenticated encryption. Those of TLS 1.3 all have both."""
+
 
 class Mode(StrEnum):
     """How far TLS goes at a node that has a certificate."""
@@ -66,6 +69,7 @@ class Tls:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(CIPHERS_1_2)
         self._load_own(context)
         if self.verify_clients:
             with _named(self.ca):

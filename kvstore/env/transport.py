@@ -11,6 +11,7 @@ from typing import Any
 
 from kvstore.env.accepting import Accepted, Acceptor, bind
 from kvstore.env.dns.names import NAMES, Names
+from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.ports import Listener, Prelude, Stream, StreamHandler
 from kvstore.env.preludes import NotUnderstood, call, speaks_no_tls
 from kvstore.os_errors import is_shortage_here, reason_of
@@ -55,9 +56,12 @@ class TcpTransport:
         admits_plain: bool = False,
         newest: Callable[[], ssl.SSLContext] | None = None,
         names: Names = NAMES,
+        known: KnownNetworks | None = None,
     ) -> None:
         """`admits_plain`: TLS is preferred, not required (docs/protocol.md S1). `newest` is asked before each call for
-        what it is to go by, in place of `calling`. `names` looks hosts up."""
+        what it is to go by, in place of `calling`. `names` looks hosts up. `known`: networks whose connections peers
+        elsewhere do not displace; those that this transport has connected to are added."""
+        self._known = KnownNetworks() if known is None else known
         self._names = names
         self._newest = newest
         self._admits_plain = admits_plain and serving is not None
@@ -86,6 +90,7 @@ class TcpTransport:
                 is_vital=is_vital,
                 prelude=prelude,
                 admits_plain=self._admits_plain,
+                known=self._known,
             )
             for each in sockets
         ]
@@ -163,6 +168,7 @@ class TcpTransport:
                 opening.give_up()
                 raise
             else:
+                self._known.note(network_of(place))
                 stream.set_protocol(handler)  # type: ignore[arg-type]
                 return stream
         raise failed

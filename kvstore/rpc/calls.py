@@ -1,22 +1,22 @@
-"""The calls of a gRPC server by where they come from, and those whose message has not come yet.
+"""The calls of a gRPC server by network: in total, those whose message has not come yet, and those that need no user.
 
-gRPC counts a call from its headers on and waits for its message for ever: a few connections that send headers alone
-would take all calls. So of these there are few, and the oldest gives way: a message comes with its headers, or soon.
+gRPC counts a call from its headers on and waits for its message for ever, and a health watch lasts as long as its
+client likes: a few connections of unauthenticated peers would take all calls. So both kinds have a small part of the
+calls each, and when it runs out the oldest call of the network with the most of them is ended (kvstore/env/shares.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 
+from kvstore.env.networks import KnownNetworks, address_of
+from kvstore.env.shares import Shares
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX
 from kvstore.rpc.status import abort
@@ -25,12 +25,14 @@ HALF_SENT_MAX = CONCURRENT_CALLS_MAX // 8
 """Calls whose message has not come."""
 MESSAGE_S = 30.0
 """How long one may take to come."""
+OPEN_CALLS_MAX = CONCURRENT_CALLS_MAX // 8
+"""Calls that need no user, which are those of health."""
+ADDRESS_WATCHES_MAX = 64
+"""Health watches of one network. Each connection of a load balancer, or of a client that watches health, has one."""
 ADDRESS_CALLS_MAX = CONCURRENT_CALLS_MAX // 2
-"""Of one address, so that a stranger does not take them all with streams in which nothing happens."""
+"""Calls of one network, so that it does not take them all with streams in which nothing happens."""
 FEW = 16
 """Calls at once that read much of the metadata store."""
-_IPV6_PREFIX = 64
-"""One machine may have all addresses of such a network."""
 
 
 def check_cluster(wanted: str, here: str) -> None:
@@ -40,7 +42,7 @@ def check_cluster(wanted: str, here: str) -> None:
 
 
 class _Wait:
-    """For one message."""
+    """A call that may be ended: one whose message has not come, or one that needs no user."""
 
     __slots__ = ("since", "timeout")
 
@@ -56,10 +58,13 @@ class _Wait:
 class Calls:
     """The calls of one gRPC server."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownNetworks | None = None) -> None:
+        known = KnownNetworks() if known is None else known
         self._of_address: dict[str, int] = {}
-        self._half_sent: dict[_Wait, None] = {}
-        """The oldest is the first."""
+        self._half_sent: Shares[_Wait] = Shares(known)
+        self._open: Shares[_Wait] = Shares(known)
+        """Calls that need no user."""
+        self._watches: Counter[str] = Counter()
         self._sweep: asyncio.TimerHandle | None = None
 
     async def begin(self, context: Any) -> str:
@@ -76,30 +81,57 @@ class Calls:
         if count > 1:
             self._of_address[address] = count - 1
 
-    async def message(self, context: Any) -> Any:
+    @asynccontextmanager
+    async def without_user(self, context: Any, address: str, *, lasts: bool) -> AsyncIterator[None]:
+        """Count a call that needs no user while it is answered. Aborts it if its network has too many that last, or
+        when it gives way to another one."""
+        if lasts and self._watches[address] >= ADDRESS_WATCHES_MAX:
+            text = f"{ADDRESS_WATCHES_MAX} watches of health of one address are under way; end one of them"
+            await abort(context, Overloaded(text))
+        now = asyncio.get_running_loop().time()
+        wait = _Wait(now)
+        self._watches[address] += lasts
+        self._open.add(wait, address, now)
+        if len(self._open) > OPEN_CALLS_MAX:
+            self._end(self._open, self._open.first_to_go(), now)
+        try:
+            async with wait.timeout:
+                yield
+        except TimeoutError:
+            await abort(context, Overloaded(f"{OPEN_CALLS_MAX} calls without a user are under way; call again"))
+        finally:
+            self._open.discard(wait)
+            self._watches[address] -= lasts
+            if not self._watches[address]:
+                del self._watches[address]
+
+    async def message(self, context: Any, address: str) -> Any:
         """The message of a call that has one. Aborts it if that does not come in time, or others wait as well."""
         now = asyncio.get_running_loop().time()
         wait = _Wait(now)
         try:
             async with wait.timeout:
-                self._half_sent[wait] = None
+                self._half_sent.add(wait, address, now)
                 self._bound(now)
                 message = await context.read()
         except TimeoutError:
             await abort(context, Overloaded("the call's message has not come, and other calls have"))
         finally:
-            self._half_sent.pop(wait, None)
+            self._half_sent.discard(wait)
         if message is grpc.aio.EOF:
             await abort(context, InvalidRequest("a call without its message"))
         return message
 
     def _bound(self, now: float) -> None:
         if len(self._half_sent) > HALF_SENT_MAX:
-            oldest = next(iter(self._half_sent))
-            del self._half_sent[oldest]
-            oldest.end(now)
+            self._end(self._half_sent, self._half_sent.first_to_go(), now)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(MESSAGE_S, self._end_old)
+
+    def _end(self, shares: Shares[_Wait], wait: _Wait | None, now: float) -> None:
+        assert wait is not None, "calls of which there are too many are there"
+        shares.discard(wait)
+        wait.end(now)
 
     def _end_old(self) -> None:
         self._sweep = None
@@ -130,21 +162,3 @@ class Few:
         finally:
             self._of_address[address] -= 1
             self._of_address += Counter()  # forgets those that have none
-
-
-def address_of(peer: str) -> str:
-    """Of a peer as gRPC names it, for example `ipv4:10.0.0.9:51112`, without its port."""
-    address, _, _ = peer.rpartition(":")
-    return _network(address) if address.startswith("ipv6:") else address
-
-
-@lru_cache(maxsize=1024)
-def _network(address: str) -> str:
-    host = unquote(address.removeprefix("ipv6:")).strip("[]").partition("%")[0]
-    try:
-        found = ipaddress.IPv6Address(host)
-    except ValueError:
-        return address
-    if found.ipv4_mapped is not None:
-        return f"ipv4:{found.ipv4_mapped}"
-    return str(ipaddress.ip_network((int(found), _IPV6_PREFIX), strict=False))

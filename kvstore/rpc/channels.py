@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from functools import lru_cache
+from typing import Any, cast
 
 import grpc
 
 from kvstore.env.dns.names import LOOKUP_S
+from kvstore.env.networks import is_loopback
 from kvstore.env.tls import Tls
 from kvstore.rpc.login import LoggedInChannel, Login, login_of_environment
 from kvstore.rpc.targets import NamedChannel, Options, needs_lookup, places_of, target_of
+
+log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Of one message. Senders stay far below: 1 MiB and one operation."""
@@ -84,7 +89,7 @@ def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login
         return blocking_channel(address, places, credentials, (*channel_options(), *more))
 
     channel = cast("grpc.Channel", NamedChannel(address, opens)) if needs_lookup(address) else opens(())
-    return channel if login is None else cast("grpc.Channel", LoggedInChannel(channel, login))
+    return cast("grpc.Channel", _logged_in(channel, login, address, tls))
 
 
 def aio_opener(
@@ -97,9 +102,26 @@ def aio_opener(
 
     async def opens(timeout_s: float) -> grpc.aio.Channel:
         channel = aio_channel(address, await places_of(address, timeout_s), credentials, channel_options())
-        return channel if login is None else cast("grpc.aio.Channel", LoggedInChannel(channel, login))
+        return cast("grpc.aio.Channel", _logged_in(channel, login, address, tls))
 
     return opens
+
+
+def _logged_in(channel: Any, login: Login | None, address: str, tls: Tls | None) -> Any:
+    """Return a channel whose calls carry the login."""
+    if login is None:
+        return channel
+    if tls is None:
+        warn_of_plain_login(address.rpartition(":")[0])
+    return LoggedInChannel(channel, login)
+
+
+@lru_cache(maxsize=1_024)
+def warn_of_plain_login(host: str) -> None:
+    """Warn once for each host beyond loopback that a login is sent to it without TLS."""
+    if not is_loopback(host):
+        text = "%s: the login is sent without TLS, so anybody on the way can read it; use kvs:// or set KVSTORE_TLS_CA"
+        log.warning(text, host)
 
 
 async def open_aio_channel(address: str, tls: Tls | None, login: Login | None = None) -> grpc.aio.Channel:

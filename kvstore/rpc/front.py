@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.env.accepting import Accepted, Acceptor, bind
+from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.preludes import HANDSHAKE
+from kvstore.env.shares import Shares
 from kvstore.env.transport import join_address, split_address
 
 log = logging.getLogger(__name__)
@@ -33,12 +35,15 @@ HOST = "127.0.0.1"
 class Front:
     """Listens on the port before the two, from `open` to `close`."""
 
-    def __init__(self, connections_max: int, noted_plain: Callable[[], None]) -> None:
-        """`noted_plain` is called for each connection without TLS."""
+    def __init__(
+        self, connections_max: int, noted_plain: Callable[[], None], known: KnownNetworks | None = None
+    ) -> None:
+        """`noted_plain` is called for each connection without TLS. `known`: networks whose connections give way only to
+        each other."""
         self._max, self._noted_plain = connections_max, noted_plain
         self._nursery = TaskNursery("front")
         self._acceptors: list[Acceptor] = []
-        self._relays: set[_Relay] = set()
+        self._relays: Shares[_Relay] = Shares(KnownNetworks() if known is None else known)
 
     async def open(self, address: str, *, with_tls: int, without: int) -> int:
         """Carry what comes at `host:port` to one of the two ports; returns the port. Raises OSError."""
@@ -67,11 +72,18 @@ class Front:
             relay.end()
         await self._nursery.close()
 
-    def is_full(self) -> bool:
-        return len(self._relays) >= self._max
-
-    def opened(self, relay: _Relay) -> None:
-        self._relays.add(relay)
+    def take_in(self, relay: _Relay, host: str) -> bool:
+        """Give a new connection a slot. If there is none, one of a network with more connections is broken off. Return
+        False if there is no such connection."""
+        network = network_of(host)
+        if len(self._relays) >= self._max:
+            gone = self._relays.displaced_by(network)
+            if gone is None:
+                return False
+            self._relays.discard(gone)
+            gone.break_off()
+        self._relays.add(relay, network)
+        return True
 
     def closed(self, relay: _Relay) -> None:
         self._relays.discard(relay)
@@ -138,11 +150,10 @@ class _Relay(_Side):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if self._front.is_full():
+        if not self._front.take_in(self, str((transport.get_extra_info("peername") or ("?", 0))[0])):
             self._is_over = True
             transport.abort()
             return
-        self._front.opened(self)
         self._do_later(FIRST_BYTE_S, self.end)
 
     def data_received(self, data: bytes) -> None:
@@ -184,7 +195,7 @@ class _Relay(_Side):
         self._is_over = True
         for side in self._sides():
             side.transport.close()
-        self._do_later(ENDING_S, self._break_off)
+        self._do_later(ENDING_S, self.break_off)
 
     def _sides(self) -> list[_Side]:
         return [each for each in (self, self.other) if each is not None and each.transport is not None]
@@ -194,7 +205,9 @@ class _Relay(_Side):
         if not self._is_over:
             self._do_later(ENDING_S, self.end)
 
-    def _break_off(self) -> None:
+    def break_off(self) -> None:
+        """End both sides at once."""
+        self._is_over = True
         for side in self._sides():
             side.transport.abort()
 

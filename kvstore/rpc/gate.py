@@ -21,11 +21,16 @@ class Gate(Protocol):
         ...
 
 
+HEALTH = "/grpc.health.v1.Health/"
+
+
 class Passage:
     """The gate as one method has it; without a gate everything passes."""
 
     def __init__(self, gate: Gate | None, method: str) -> None:
         self._gate, self._method = gate, method
+        self.needs_no_user = method.startswith(HEALTH)
+        """True if unauthenticated peers may call the method (kvstore/server/access/needs.py)."""
 
     @property
     def is_asked(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from kvstore.env.networks import KnownNetworks
 from kvstore.errors import InvalidRequest
 from kvstore.rpc.calls import Calls
 from kvstore.rpc.gate import Gate, Passage
@@ -29,10 +30,10 @@ class Malformed:
 class Guarded:
     """Stands for the gRPC server where services are registered; their handlers get no malformed message."""
 
-    def __init__(self, server: grpc.aio.Server, gate: Gate | None = None) -> None:
+    def __init__(self, server: grpc.aio.Server, gate: Gate | None = None, known: KnownNetworks | None = None) -> None:
         """Without a gate nobody is asked who he is."""
         self._server, self._gate = server, gate
-        self._calls = Calls()
+        self._calls = Calls(known)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls, self._gate) for each in handlers))
@@ -61,6 +62,10 @@ def _guarded(handler: Any, calls: Calls, passage: Passage) -> Any:
         return handler._replace(stream_stream=streaming(handler.stream_stream, calls, passage))
     parse = _parser(handler.request_deserializer)
     parsing = handler._replace(request_streaming=True, request_deserializer=parse)
+    if passage.needs_no_user:
+        return parsing._replace(
+            response_streaming=True, unary_unary=None, unary_stream=None, stream_stream=_open(handler, calls, passage)
+        )
     if handler.response_streaming:
         kind = _generating if inspect.isasyncgenfunction(handler.unary_stream) else _lasting
         return parsing._replace(unary_stream=None, stream_stream=kind(handler.unary_stream, calls, passage))
@@ -81,7 +86,7 @@ def _unary(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
         try:
-            request = await _request(context, calls)
+            request = await _request(context, calls, address)
             if passage.is_asked:
                 async with passage.through(request, context):
                     return await behaviour(request, context)
@@ -98,9 +103,28 @@ def _lasting(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
         try:
-            request = await _request(context, calls)
+            request = await _request(context, calls, address)
             async with passage.lasting(request, context):
                 return await behaviour(request, context)
+        finally:
+            calls.end(address)
+
+    return answer
+
+
+def _open(handler: Any, calls: Calls, passage: Passage) -> Behaviour:
+    """One that needs no user. It writes its answer itself, also where that is the only one, so that it counts until its
+    client has taken the answer."""
+    lasts = handler.response_streaming
+
+    async def answer(_: Any, context: Any) -> Any:
+        address = await calls.begin(context)
+        try:
+            request = await _request(context, calls, address)
+            async with calls.without_user(context, address, lasts=lasts), passage.lasting(request, context):
+                if lasts:
+                    return await handler.unary_stream(request, context)
+                await context.write(await handler.unary_unary(request, context))
         finally:
             calls.end(address)
 
@@ -111,7 +135,7 @@ def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behavio
     async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
         address = await calls.begin(context)
         try:
-            request = await _request(context, calls)
+            request = await _request(context, calls, address)
             async with passage.lasting(request, context), aclosing(behaviour(request, context)) as answers:
                 async for each in answers:
                     yield each
@@ -121,8 +145,8 @@ def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behavio
     return answer
 
 
-async def _request(context: Any, calls: Calls) -> Any:
-    request = await calls.message(context)
+async def _request(context: Any, calls: Calls, address: str) -> Any:
+    request = await calls.message(context, address)
     if request.__class__ is Malformed:
         await abort(context, request.error)
     return request

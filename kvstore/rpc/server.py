@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2_grpc as alpha_grpc
 
 from kvstore.env.certificates import Certificates
+from kvstore.env.networks import KnownNetworks
 from kvstore.env.tls import Tls
 from kvstore.proto import reflection_pb2_grpc
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
@@ -34,17 +35,19 @@ class GrpcServer:
         connections_max: int = CONNECTIONS_MAX,
         gate: Gate | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        known: KnownNetworks | None = None,
     ) -> None:
-        """Without a gate nobody is asked who he is. `interceptors` stand before it."""
+        """Without a gate nobody is asked who he is. `interceptors` stand before it. `known`: networks whose calls give
+        way only to each other."""
         self._services = tuple(services)
-        self._connections_max = connections_max
+        self._connections_max, self._known = connections_max, known
         self._front: Front | None = None
         self._server = grpc.aio.server(
             options=server_options(connections_max),
             maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
             interceptors=interceptors,
         )
-        guarded = cast("grpc.aio.Server", Guarded(self._server, gate))
+        guarded = cast("grpc.aio.Server", Guarded(self._server, gate, known))
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         for add in register:
@@ -76,7 +79,7 @@ class GrpcServer:
             return self._server.add_secure_port(address, credentials)
         behind = f"{HOST}:0"
         with_tls, without = self._server.add_secure_port(behind, credentials), self._server.add_insecure_port(behind)
-        self._front = Front(self._connections_max, newest.note_plain)
+        self._front = Front(self._connections_max, newest.note_plain, self._known)
         return await self._front.open(address, with_tls=with_tls, without=without)
 
     async def set_serving(self, serving: bool, *services: str) -> None:

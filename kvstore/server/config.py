@@ -3,7 +3,6 @@ its use."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Annotated, ClassVar
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import StorageConfig, is_address_id
 from kvstore.env.log_config import LogOutput
+from kvstore.env.networks import is_loopback
 from kvstore.env.tls import Tls
 from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
@@ -320,13 +320,3 @@ def _address_faults(address: str, *, is_open: bool) -> list[str]:
     danger = "anybody who reaches it can read and write every key"
     how = "give [tls] a cert and key, and no mode but require, or set insecure"
     return [f"{address} is not loopback and has no TLS, or takes what comes without: {danger}; {how}"]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -234,6 +234,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
         wants_certificate=wants_certificate,
         connections_max=config.limits.http_connections_max,
         note_refused=process.note_refused,
+        known=env.known,
     )
     http.own_names = process.own_names
     if config.tls.admits_plain:

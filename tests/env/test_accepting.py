@@ -8,7 +8,7 @@ import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +96,8 @@ async def port(tls: tuple[ssl.SSLContext | None, ssl.SSLContext] | None = None) 
 
 
 @on_both
-def test_idle_connections_count_before_their_handshake_and_give_way(run: Run, tls: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(accepting, "OPENING_MAX", 20)
-    monkeypatch.setattr(accepting, "OPENING_SURE_S", 0.1)
+def test_oldest_silent_connection_gives_way_when_waiting_slots_run_out(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
 
     async def scenario() -> None:
@@ -108,9 +107,94 @@ def test_idle_connections_count_before_their_handshake_and_give_way(run: Run, tl
             assert await found.echoes()
             await found.connect_idle(80)
             for _ in range(3):
-                assert await found.echoes(), "500 idle ones keep nobody out"
+                assert await found.echoes(), "100 silent connections keep nobody out"
             assert found.transport.statistics()["connections_opening"] <= 21
             assert found.transport.statistics()["connections_gave_way_total"] >= 50
+
+    run(scenario)
+
+
+HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+
+
+async def connect_from(host: str, address: str, said: bytes = HALF_HELLO) -> asyncio.StreamWriter:
+    """Connect from one of the addresses of 127.0.0.0/8, all of which are this machine's, and send the first bytes."""
+    place, _, number = address.rpartition(":")
+    _, writer = await asyncio.open_connection(place, int(number), local_addr=(host, 0))
+    writer.write(said)
+    return writer
+
+
+@on_both
+def test_half_hellos_take_no_handshake_slot(run: Run, tls: Any, monkeypatch: Any) -> None:
+    """400 connections that each send 11 bytes kept everybody out: a handshake had begun for each."""
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+
+    async def scenario() -> None:
+        async with port(tls) as found, AsyncExitStack() as stack:
+            for _ in range(400):
+                stack.callback((await connect_from("127.0.0.1", found.address)).close)
+            await found.wait_opening(400)
+            assert await found.echoes()
+            assert found.transport.statistics()["connections_gave_way_total"] == 0
+
+    run(scenario)
+
+
+@on_both
+def test_network_with_few_connections_keeps_them_when_another_has_many(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "WAITING_MAX", 20)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+
+    async def scenario() -> None:
+        async with port(tls) as found, AsyncExitStack() as stack:
+            host, _, number = found.address.rpartition(":")
+            slow = Begun(tls[1], host, int(number))
+            for _ in range(100):
+                stack.callback((await connect_from("127.0.1.1", found.address)).close)
+            await found.wait_opening(20)
+            slow.say()
+            assert await asyncio.to_thread(slow.finish) == b"x", "the oldest of all, and the only one of its address"
+
+    run(scenario)
+
+
+@on_both
+def test_peers_of_many_networks_do_not_displace_a_known_one(run: Run, tls: Any, monkeypatch: Any) -> None:
+    """Known are the addresses that this transport has connected to, as a node does to the others."""
+    monkeypatch.setattr(accepting, "WAITING_MAX", 20)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+
+    async def scenario() -> None:
+        async with port(tls) as found, AsyncExitStack() as stack:
+            assert await found.echoes()
+            host, _, number = found.address.rpartition(":")
+            slow = Begun(tls[1], host, int(number))
+            for turn in range(100):
+                stack.callback((await connect_from(f"127.0.1.{1 + turn}", found.address)).close)
+            await found.wait_opening(20)
+            slow.say()
+            assert await asyncio.to_thread(slow.finish) == b"x"
+
+    run(scenario)
+
+
+@on_both
+def test_handshakes_of_one_network_give_way_to_another_network(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 10)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+
+    async def scenario() -> None:
+        async with port(tls) as found, AsyncExitStack() as stack:
+            host, _, number = found.address.rpartition(":")
+            hello = Begun(tls[1], host, int(number)).hello()
+            for _ in range(30):
+                stack.callback((await connect_from("127.0.1.1", found.address, hello)).close)
+            await found.wait_opening(30)
+            assert found.transport.statistics()["connections_gave_way_total"] == 0, "those of one address wait"
+            assert await found.echoes()
+            assert found.transport.statistics()["connections_gave_way_total"] == 1
 
     run(scenario)
 
@@ -118,8 +202,7 @@ def test_idle_connections_count_before_their_handshake_and_give_way(run: Run, tl
 @on_both
 def test_a_crowd_ends_no_connection_that_has_no_handshake(run: Run, monkeypatch: Any) -> None:
     """By uvloop its handler would never hear of it, and the process end at the handler's next write."""
-    monkeypatch.setattr(accepting, "OPENING_MAX", 1)
-    monkeypatch.setattr(accepting, "OPENING_SURE_S", 0.0)
+    monkeypatch.setattr(accepting, "WAITING_MAX", 1)
 
     def crowd(address: str) -> int:
         host, _, number = address.rpartition(":")
@@ -147,9 +230,8 @@ def _heard(caller: socket.socket) -> bool:
 @on_both
 def test_a_handshake_that_has_begun_gives_way_to_no_idle_connection(run: Run, tls: Any, monkeypatch: Any) -> None:
     """On a busy machine all of a crowd take longer than what is sure, and the oldest are the next to be done."""
-    monkeypatch.setattr(accepting, "OPENING_MAX", 20)
-    monkeypatch.setattr(accepting, "OPENING_SURE_S", 0.01)
-    monkeypatch.setattr(accepting, "OPENING_HEARD_S", 1e9)
+    monkeypatch.setattr(accepting, "WAITING_MAX", 20)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
     accepted = {"connections_gave_way_total": 0}
 
@@ -183,6 +265,12 @@ class Begun:
         with suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
         self._socket.sendall(self._outgoing.read())
+
+    def hello(self) -> bytes:
+        """Return the first word, and send nothing."""
+        with suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        return self._outgoing.read()
 
     def finish(self) -> bytes:
         """Ends the handshake, and returns what is echoed."""
@@ -230,18 +318,40 @@ def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
 
 
 @on_both
-def test_no_handshake_is_ended_for_others_before_it_has_had_some_time(run: Run, tls: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(accepting, "OPENING_MAX", 2)
-    monkeypatch.setattr(accepting, "OPENING_SURE_S", 1e9)
+def test_handshake_keeps_its_slot_for_some_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 2)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
 
     async def scenario() -> None:
         async with port(tls) as found:
-            await found.connect_idle(10)
-            await found.wait_opening(3)
-            await one_moment()
-            assert found.transport.statistics()["connections_opening"] == 3
-            assert await found.open_count() == 10, "the others wait where they cost nothing"
+            host, _, number = found.address.rpartition(":")
+            begun = [Begun(tls[1], host, int(number)) for _ in range(10)]
+            for each in begun:
+                each.say()
+            await found.wait_opening(10)
+            for each in begun:
+                assert await asyncio.to_thread(each.finish) == b"x", "the others wait for their turn"
+            assert found.transport.statistics()["connections_gave_way_total"] == 0
+
+    run(scenario)
+
+
+@on_both
+def test_handshake_gives_way_to_its_own_network_after_its_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 2)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 0.1)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+
+    async def scenario() -> None:
+        async with port(tls) as found:
+            host, _, number = found.address.rpartition(":")
+            stuck = [Begun(tls[1], host, int(number)) for _ in range(4)]
+            for each in stuck:
+                each.say()
+            await found.wait_opening(4)
+            assert await found.echoes()
+            assert found.transport.statistics()["connections_gave_way_total"] >= 1
 
     run(scenario)
 

@@ -48,6 +48,17 @@ def test_listeners_beyond_loopback_need_tls_or_to_be_allowed() -> None:
     assert not node(resp="10.0.0.1:6401", insecure=True).tls.serves
 
 
+def test_listeners_offer_no_cipher_suite_without_authenticated_encryption(tmp_path: Path) -> None:
+    """CBC suites of TLS 1.2 were offered at the endpoints whose TLS is Python's. gRPC has none by itself."""
+    cert = tmp_path / "cert.pem"
+    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(cert))
+    context = Tls(cert=cert, key=cert).server_context()
+    assert context is not None
+    suites = context.get_ciphers()
+    assert {each["protocol"] for each in suites} == {"TLSv1.2", "TLSv1.3"}
+    assert [each["name"] for each in suites if not each["aead"]] == []
+
+
 def test_a_ca_alone_makes_no_node_secure() -> None:
     with pytest.raises(ConfigError, match="cert and key beside ca"):
         node(tls={"ca": str(CA)})

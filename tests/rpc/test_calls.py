@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from kvstore.env.networks import address_of
 from kvstore.errors import Overloaded
 from kvstore.rpc import calls
 from kvstore.rpc import server as rpc_server
-from kvstore.rpc.calls import Few, address_of
+from kvstore.rpc.calls import Few
+from kvstore.rpc.gate import Passage
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.access.needs import RPC_NEEDS, nothing
 from tests.rpc.test_server import NOT_SERVING, health_of
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -49,6 +52,12 @@ async def test_calls_without_their_message_keep_no_others_out(
 ) -> None:
     monkeypatch.setattr(calls, "HALF_SENT_MAX", 4)
     strangers = [half_sent(channel) for _ in range(30)]
+    wanted = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the call's message has not come, and other calls have")
+
+    async def have_given_way() -> bool:
+        return [await status_of(each) for each in strangers if each.done()].count(wanted) >= 3
+
+    await wait_until(have_given_way, what="the oldest give way")
 
     async def has_room() -> bool:
         try:
@@ -57,9 +66,6 @@ async def test_calls_without_their_message_keep_no_others_out(
             return False
 
     await wait_until(has_room, what="a whole call is answered")
-    assert [await status_of(each) for each in strangers[:3]] == [
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "the call's message has not come, and other calls have")
-    ] * 3, "the oldest have given way"
     for each in strangers:
         each.cancel()
 
@@ -99,6 +105,60 @@ async def test_one_address_does_not_take_all_calls(
 
     await wait_until(has_room, what="a call that has ended makes room")
     watching[1].cancel()
+
+
+async def watches(channel: grpc.aio.Channel, count: int) -> list[Any]:
+    """Begin health watches one after the other: gRPC keeps no order among calls that begin at once."""
+    found = []
+    for _ in range(count):
+        found.append(channel.unary_stream(WATCH)(REQUEST))
+        await found[-1].read()
+    return found
+
+
+async def test_health_watches_of_one_address_are_bounded(
+    channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch needs no user: unauthenticated peers held all calls of a node by it."""
+    monkeypatch.setattr(calls, "ADDRESS_WATCHES_MAX", 2)
+    under_way = await watches(channel, 2)
+    code, text = await status_of(channel.unary_stream(WATCH)(REQUEST))
+    assert (code, "2 watches of health of one address" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert await health_of(port, "") == NOT_SERVING, "a check is no watch"
+    under_way.pop().cancel()
+
+    async def is_free() -> bool:
+        call = channel.unary_stream(WATCH)(REQUEST)
+        found = await call.read()
+        call.cancel()
+        return found is not grpc.aio.EOF
+
+    async def has_room() -> bool:
+        with suppress(grpc.aio.AioRpcError):
+            return await is_free()
+        return False
+
+    await wait_until(has_room, what="a watch that has ended frees its slot")
+    under_way.pop().cancel()
+
+
+async def test_oldest_call_without_a_user_gives_way(
+    channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "OPEN_CALLS_MAX", 3)
+    under_way = await watches(channel, 3)
+    assert await health_of(port, "") == NOT_SERVING, "a probe is answered, however many watch"
+    code, text = await status_of(under_way[0])
+    assert (code, "3 calls without a user" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    under_way += await watches(channel, 1)
+    for each in under_way:
+        each.cancel()
+
+
+def test_methods_without_a_user_are_those_of_the_table() -> None:
+    open_methods = {method for method, need in RPC_NEEDS.items() if need is nothing}
+    assert open_methods == {CHECK, WATCH}
+    assert {method for method in RPC_NEEDS if Passage(None, method).needs_no_user} == open_methods
 
 
 class Context:

@@ -1,13 +1,18 @@
 """Both ends of a channel agree."""
 
+import pytest
+
 from kvstore.rpc.channels import (
     MESSAGE_BYTES_MAX,
     TIMEOUT_DEFAULT_MS,
     TIMEOUT_MAX_MS,
     channel_options,
+    open_channel,
     server_options,
     timeout_s,
+    warn_of_plain_login,
 )
+from kvstore.rpc.login import Login
 from kvstore.server.grpc.encode import MESSAGE_BYTES, RESULT_BYTES_MAX
 
 CLIENT, SERVER = dict(channel_options()), dict(server_options())
@@ -32,3 +37,18 @@ def test_a_time_that_is_not_given_is_the_default_and_there_is_a_cap() -> None:
     assert timeout_s(0) == TIMEOUT_DEFAULT_MS / 1000
     assert timeout_s(250) == 0.25
     assert timeout_s(10**9) == TIMEOUT_MAX_MS / 1000
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"), [("192.0.2.1:7401", True), ("127.0.0.1:7401", False), ("[::1]:7401", False)]
+)
+def test_login_without_tls_is_warned_of_beyond_loopback(
+    address: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_plain_login.cache_clear()
+    for _ in range(2):
+        with open_channel(address, None, login=Login("anna", b"secret")):
+            pass
+    said = [record.getMessage() for record in caplog.records if "without TLS" in record.getMessage()]
+    assert len(said) == warned
+    assert "secret" not in caplog.text

@@ -181,12 +181,16 @@ async def test_what_it_carries_ends_with_the_server_and_its_port_is_free(files: 
 class Wire:
     """A transport that keeps what is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.written = b""
+        self._host = host
         self.is_aborted = False
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return (self._host, 1) if name == "peername" else None
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
@@ -222,12 +226,29 @@ async def test_one_that_takes_nothing_is_counted_until_it_is_broken_off(monkeypa
     relay, outer = module._Relay(front, 1, 2), Wire()
     relay.connection_made(outer)
     relay.end()
-    assert front.is_full()
+    assert is_refused(front)
 
     async def is_broken_off() -> bool:
         return outer.is_aborted
 
     await wait_until(is_broken_off, what="it is broken off")
     relay.connection_lost(None)
-    assert not front.is_full()
+    assert not is_refused(front)
+    await front.close()
+
+
+def is_refused(front: module.Front) -> bool:
+    """Return True if there is no slot for one more connection."""
+    relay, outer = module._Relay(front, 1, 2), Wire()
+    relay.connection_made(outer)
+    return outer.is_aborted
+
+
+async def test_network_with_fewer_connections_gets_a_slot_of_another() -> None:
+    front = module.Front(3, lambda: None)
+    wires = [Wire("127.0.1.1") for _ in range(3)]
+    for wire in [*wires, late := Wire("127.0.1.2")]:
+        module._Relay(front, 1, 2).connection_made(wire)
+    assert [wire.is_aborted for wire in (*wires, late)] == [True, False, False, False]
+    assert is_refused(front) is False, "a third network"
     await front.close()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from kvstore import config as toml
+from kvstore.env.networks import is_loopback
 from kvstore.env.tls import Mode, Tls
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
-from kvstore.server.config import Limits, NodeConfig, Role, is_loopback
+from kvstore.server.config import Limits, NodeConfig, Role
 from kvstore.server.node import FILES_MIN, raise_file_limit
 
 GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "data/n1", "secret_file": "s"}

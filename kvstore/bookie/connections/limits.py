@@ -1,10 +1,10 @@
-"""A bookie's connections: what both protocols answer with, what clients have not read, who gives way to one more, who
-may wait for news. Decides only."""
+"""A bookie's connections: what both protocols answer with, what clients have not read, and who may wait for news.
+Decides only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 UNREAD_HIGH_BYTES = 1 << 20
 """Answers that a client has not read; from here on its connection is not served on."""
@@ -35,21 +35,10 @@ class Answers(Protocol):
 class Member(Protocol):
     """A connection."""
 
-    has_asked: bool
-    """It has sent a request."""
-
     @property
     def unread_bytes(self) -> int:
         """Answers that its client has not read."""
         ...
-
-
-M = TypeVar("M", bound=Member)
-
-
-def silent_one(connections: Iterable[M]) -> M | None:
-    """Return the connection that gives way when there are too many: the first that has never asked for anything."""
-    return next((each for each in connections if not each.has_asked), None)
 
 
 def has_room(connection: Member, size: int, connections: Iterable[Member], *, is_fence: bool = False) -> bool:

@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, Answers, silent_one
+from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, Answers
 from kvstore.bookie.connections.questions import Questions
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.turns import Turns
+from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.ports import Stream
+from kvstore.env.shares import Shares
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
@@ -49,9 +51,16 @@ class BookieService:
         config: BookieConfig,
         cluster: str = "",
         is_user: Callable[[Stream], bool] = lambda _: False,
+        known: KnownNetworks | None = None,
     ) -> None:
         """`cluster`: the instance id of the one that the bookie is of; empty: clients of any are served. `is_user`:
-        whether who connects shows the certificate of one of the cluster's users."""
+        whether who connects shows the certificate of one of the cluster's users. `known`: networks, such as those of
+        the other nodes, whose connections give way only to each other."""
+        self.known = known = KnownNetworks() if known is None else known
+        self.silent: Shares[BookieConnection] = Shares(known)
+        """Connections that have not asked for anything."""
+        self.asking: Shares[BookieConnection] = Shares(known)
+        """The others."""
         self.cluster = cluster
         self.storage = storage
         self.config = config
@@ -67,6 +76,33 @@ class BookieService:
     def handler(self) -> BookieConnection:
         """The handler of a new connection."""
         return BookieConnection(self)
+
+    def take_in(self, connection: BookieConnection, host: str) -> bool:
+        """Give a new connection a slot. If there is none, a silent connection is closed for it, or one of a network
+        with more connections. Return False if there is no such connection."""
+        network = network_of(host)
+        self.silent.add(connection, network)
+        if len(self.connections) < self.config.connections_max:
+            return True
+        gone = self.silent.first_to_go()
+        if gone is connection:
+            gone = self.asking.displaced_by(network)
+        self.log.say(logging.WARNING, "there are %d connections: one is closed", len(self.connections))
+        if gone is None:
+            self.forget(connection)
+            return False
+        self.forget(gone)
+        gone.abort()
+        return True
+
+    def has_asked(self, connection: BookieConnection, host: str) -> None:
+        """Note that a connection has asked for something."""
+        if self.silent.discard(connection):
+            self.asking.add(connection, network_of(host))
+
+    def forget(self, connection: BookieConnection) -> None:
+        self.silent.discard(connection)
+        self.asking.discard(connection)
 
     def refused_plain(self) -> None:
         """Note that a client has asked for something without TLS, on a port that has it."""
@@ -105,7 +141,7 @@ class BookieConnection:
         self._is_choked = False
         self._is_reading_paused = False
         self.is_closed = True
-        self.has_asked = self.is_named = False
+        self._has_asked = self.is_named = False
         """The client has said which bookie it means, and it is this one."""
         self._takes_raw = service.storage.raw.is_on
         self._adds = 0
@@ -123,17 +159,12 @@ class BookieConnection:
         if self._service.is_user(transport):  # docs/protocol.md B33
             self._service.refused_user()
             return self.abort()
-        connections = self._service.connections
-        if len(connections) >= self._config.connections_max:
-            silent = silent_one(connections)
-            gone = "a silent" if silent else "a new"
-            self._service.log.say(logging.WARNING, "there are %d connections: %s is closed", len(connections), gone)
-            if silent is None:
-                return self.abort()
-            silent.has_asked = True  # it gives way once
-            silent.abort()
+        if transport.get_extra_info("peercert"):  # verified in the handshake
+            self._service.known.note(network_of(self._host))
+        if not self._service.take_in(self, self._host):
+            return self.abort()
         self.is_closed = False
-        connections[self] = None
+        self._service.connections[self] = None
         self._statistics.connections += 1
         transport.set_write_buffer_limits(high=min(UNREAD_HIGH_BYTES, self._config.connection_bytes_max))
 
@@ -141,7 +172,9 @@ class BookieConnection:
         if self.is_closed:
             return
         self._backlog.extend(self._frames.feed(data))
-        self.has_asked |= bool(self._backlog)
+        if self._backlog and not self._has_asked:
+            self._has_asked = True
+            self._service.has_asked(self, self._host)
         self._serve()
         if self._frames.fault and not self.is_closed:
             self._give_up(self._frames.fault)
@@ -150,12 +183,18 @@ class BookieConnection:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._service.forget(self)
         if self._service.connections.pop(self, self) is None:
             self._statistics.connections -= 1
         self.is_closed = True
         self._backlog.clear()
         self._out.clear()
         self._questions.take_back_polls()
+
+    @property
+    def _host(self) -> str:
+        """The address of the client, without its port."""
+        return str((self._transport.get_extra_info("peername") or ("?", 0))[0])
 
     @property
     def unread_bytes(self) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from kvstore.config import Fault
 from kvstore.env.log_config import LogLevel
+from kvstore.env.networks import is_loopback
 from kvstore.meta.address import parse
 from kvstore.meta.login import Acl
-from kvstore.server.config import NodeConfig, Role, is_loopback
+from kvstore.server.config import NodeConfig, Role
 from kvstore.types import DigestType
 
 BOTH = "both wildcards"

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from kvstore.errors import MetadataDenied, NoSuchNode
 from kvstore.meta import paths
-from kvstore.meta.login import Acl
+from kvstore.meta.login import Acl, MetadataLogin
 from kvstore.meta.transfer import ZOOKEEPERS_OWN
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 
@@ -49,6 +49,16 @@ async def set_acls(store: ZooKeeperStore, acl: Acl) -> Outcome:
         f"after {PASSES_MAX} passes there are still new nodes with another ACL than {acl}: some process makes them so; "
         "set metadata.acl of every node first, and restart it"
     )
+
+
+async def close_root(address: str, login: MetadataLogin) -> None:
+    """Let other users read the root of a ZooKeeper and create nothing there: nodes beside a cluster's take memory and
+    disk of the same servers. `address` may have a chroot. Raises what `ZooKeeperStore.connect` does."""
+    store = await ZooKeeperStore.connect(address.partition("/")[0], login=login)
+    try:
+        await store.set_acl("/", [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE])
+    finally:
+        await store.close()
 
 
 async def _pass(store: ZooKeeperStore, acl: Acl) -> Outcome:

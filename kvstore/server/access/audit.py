@@ -19,8 +19,8 @@ from typing import NamedTuple
 import orjson
 
 from kvstore.env.logs.audit_lines import AuditLines
+from kvstore.env.networks import address_of
 from kvstore.errors import StoreError
-from kvstore.rpc.calls import address_of
 from kvstore.rpc.status import listed, reason_of
 
 LINES_MAX, LINES_S = 120, 60.0

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from typing import Any
 from urllib.parse import unquote
 
+from kvstore.env.networks import address_of
 from kvstore.errors import NotAuthenticated, StoreError
-from kvstore.rpc.calls import address_of
 from kvstore.rpc.status import abort
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
@@ -112,6 +112,8 @@ class CallGate:
                 return await self._logins.login(*said, address_of(context.peer()))
         names = context.auth_context().get("x509_common_name") or ()
         found = self._access.of_certificate(each.decode("utf-8", "replace") for each in names)
+        if found is not None:
+            self._logins.note_authenticated(address_of(context.peer()))
         return found or self._access.nobody
 
     def _note(self, user: str, context: Any, method: str, error: StoreError) -> None:

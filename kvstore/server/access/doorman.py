@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from kvstore.env import Nursery, Stream
+from kvstore.env.networks import network_of
 from kvstore.errors import AccessUnfounded, NotAuthenticated, Overloaded
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Access, Identity
-from kvstore.server.access.logins import Logins, network_of
+from kvstore.server.access.logins import Logins
 
 
 class Guest(Protocol):

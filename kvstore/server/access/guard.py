@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from kvstore.errors import StoreError
-from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Sink
-from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
+from kvstore.server.access.identities import OPERATION_NAMES, TELLS, Access, Identity
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId
 
-_GET, _PUT, _OLD = int(Code.GET), int(Code.PUT), int(Flag.RETURN_OLD)
+_GET, _PUT, _TELLS = int(Code.GET), int(Code.PUT), int(TELLS)
 
 
 class Guard:
@@ -44,7 +44,7 @@ class Guard:
         if code == _GET:
             is_allowed = op[1].startswith(self._identity.read)
         else:
-            is_allowed = code == _PUT and not op[4] & _OLD and op[1].startswith(self._identity.write)
+            is_allowed = code == _PUT and not op[4] & _TELLS and op[1].startswith(self._identity.write)
         if is_allowed or (refusal := self._identity.refusal_or_none(op)) is None:
             return self._submit(op, sink, token, ring_version, partition)
         self._refuse(op, sink, token, refusal)
@@ -52,7 +52,7 @@ class Guard:
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
         """The same for puts of one sink."""
         prefixes = self._identity.write
-        if all(op[1].startswith(prefixes) and not op[4] & _OLD for op in ops):
+        if all(op[1].startswith(prefixes) and not op[4] & _TELLS for op in ops):
             return self._backend.submit_puts(ops, sink, tokens)
         for op, token in zip(ops, tokens, strict=True):
             self.submit(op, sink, token)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from kvstore.env.networks import network_of
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
-from kvstore.server.access.logins import Logins, credentials_or_none, network_of
+from kvstore.server.access.logins import Logins, credentials_or_none
 from kvstore.server.access.needs import HTTP_NEEDS, admin, nothing
 from kvstore.server.routing.backend import Backend
 
@@ -58,7 +59,10 @@ class HttpDoorman:
                 raise NotAuthenticated("want Authorization: Basic with user and password, or Bearer with a token")
             return await self._logins.login(*said, network_of(request.remote or "?"))
         certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
-        return self._access.of_certificate(common_names(certificate)) or self._access.nobody
+        found = self._access.of_certificate(common_names(certificate))
+        if found is not None:
+            self._logins.note_authenticated(network_of(request.remote or "?"))
+        return found or self._access.nobody
 
     def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend:
         """The backend as he may use it."""

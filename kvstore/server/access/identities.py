@@ -28,6 +28,8 @@ _BATCH = int(Code.BATCH)
 _RANGES = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.DELETE_RANGE)))
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
+TELLS = int(Flag.RETURN_OLD | Flag.IF_VERSION)
+"""Flags with which a write tells the former record, or compares its version, so that it needs the right to read too."""
 OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 
 
@@ -66,7 +68,7 @@ class Identity:
             return next((found for each in op[2] if (found := self.refusal_or_none(each)) is not None), None)
         needs = NEEDS[code]
         flags_at = _FLAGS_AT.get(code)
-        if flags_at is not None and op[flags_at] & Flag.RETURN_OLD:
+        if flags_at is not None and op[flags_at] & TELLS:
             needs = (*needs, Right.READ)
         for right in needs:
             if not self._may(right, op):

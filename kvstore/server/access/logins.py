@@ -33,7 +33,6 @@ from kvstore.access.tokens import id_or_none
 from kvstore.env import Env
 from kvstore.env.nursery import shielded
 from kvstore.errors import NotAuthenticated, Overloaded
-from kvstore.rpc.calls import address_of
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.identities import Access, Identity
 
@@ -87,7 +86,7 @@ class Logins:
     """The logins of one server, at all of its doors."""
 
     def __init__(self, env: Env, access: Access, audit: AuditLog) -> None:
-        self._clock, self._access = env.clock, access
+        self._clock, self._access, self._known = env.clock, access, env.known
         self._audit = audit
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
@@ -131,8 +130,17 @@ class Logins:
         return self._access.identity_or_none(user)
 
     async def login(self, user: str, password: bytes, address: str) -> Identity:
-        """Find out who it is. `address` is that of the client as `network_of` names it. Raises NotAuthenticated, also
-        if too many of this address have failed, and Overloaded if too many wait."""
+        """Return the user. `address` is that of the client as `network_of` names it, which is known from then on.
+        Raises NotAuthenticated, also if too many of this address have failed, and Overloaded if too many wait."""
+        identity = await self._login(user, password, address)
+        self.note_authenticated(address)
+        return identity
+
+    def note_authenticated(self, address: str) -> None:
+        """Note that a client at an address has authenticated: peers elsewhere do not displace its connections."""
+        self._known.note(address)
+
+    async def _login(self, user: str, password: bytes, address: str) -> Identity:
         identity = self.known_or_none(user, password)
         if identity is not None:
             return identity
@@ -282,11 +290,6 @@ def _step_back() -> None:
     """Let what else this machine does come before this thread's work, where that is allowed."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-
-
-def network_of(host: str) -> str:
-    """An address as failures are counted by it: of IPv6 the network, of which one machine may have every address."""
-    return address_of(f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0")
 
 
 def credentials_or_none(header: str) -> tuple[str, bytes] | None:

@@ -54,6 +54,9 @@ from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
 from kvstore.server.routing.scan_slots import ScanSlots
 
+OWN_SITE = frozenset(("none", "same-origin"))
+"""Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is of this server. A
+site is a registered domain, so that `same-site` is said of other hosts and ports as well."""
 JSON_BYTES_MAX = 2 << 20
 """Of a JSON body: it is read in one turn of the event loop."""
 BODY_S, SEND_S = 30.0, 30.0
@@ -178,11 +181,16 @@ class Gateway:
     def _check_origin(self, request: web.BaseRequest, route: Route) -> None:
         """Raise PermissionDenied for a request of another site's page: the page must not use the login, or the machine,
         of the person who looks at it."""
-        origin = request.headers.get("Origin")
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
         if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
-            error = PermissionDenied(f"want no request of another site's page, got Origin {origin[:60]!r}")
-            self._doorman.refused(None, request, _call_of(route), error)
-            raise error
+            got = f"Origin {origin[:60]!r}"
+        elif origin is None and site not in OWN_SITE and request.method not in ("GET", "HEAD"):
+            got = f"Sec-Fetch-Site {site[:60]!r}"
+        else:
+            return
+        error = PermissionDenied(f"expected no request from a page of another site, got {got}")
+        self._doorman.refused(None, request, _call_of(route), error)
+        raise error
 
     async def _admitted(self, request: web.BaseRequest, route: Route) -> Identity:
         """Raises NotAuthenticated, PermissionDenied, Overloaded."""

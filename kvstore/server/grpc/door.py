@@ -82,6 +82,7 @@ class GrpcDoor:
             connections_max,
             self._gate,
             interceptors,
+            env.known,
         )
 
     async def open(self, address: str, tls: Tls | Certificates | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -116,6 +117,7 @@ class SessionStream:
         """What the owner counts of this one."""
         self._is_taking = self._is_paused = self._may_write = self._is_welcome = self._is_closing = False
         self._identity: Identity | None = None
+        self._entered: Callable[[], object] = bool
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
 
     # ── who it is ──
@@ -128,6 +130,13 @@ class SessionStream:
         self._session.use(self._owner.backend_of(identity, self._stream))
         self._stream.write(WELCOME)
         self._is_welcome = self._may_write = True
+        self._entered()
+
+    def when_welcome(self, entered: Callable[[], None]) -> None:
+        """Call `entered` once the client is let in, or now if it is."""
+        self._entered = entered
+        if self._is_welcome:
+            entered()
 
     def turn_away(self, text: str) -> None:
         """It is nobody who may come in; `text` begins with the word that clients look at."""

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -21,6 +21,8 @@ from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
 from kvstore.env.beat import Beat
+from kvstore.env.networks import KnownNetworks, network_of
+from kvstore.env.shares import Shares
 from kvstore.errors import PermissionDenied, StoreError, Unavailable
 from kvstore.server.gateway.answers import COMMON, failed
 from kvstore.server.gateway.requests import path_and_query
@@ -37,7 +39,9 @@ HEADER_BYTES_MAX = 16_380
 HEADERS_BYTES_MAX = 64 << 10
 """Of all headers of a request together: whoever answers reads them in one turn of the event loop."""
 CONNECTIONS_MAX = 512
-"""One more takes the place of that on which nothing is under way, and has been for the longest time."""
+"""For one more, a connection on which no request is under way is closed: the one that has been idle for the longest
+time, of the network with the most idle connections."""
+SERVER_NAME = "kvstore"
 SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
@@ -118,9 +122,11 @@ class HttpDoor:
         wants_certificate: bool = False,
         connections_max: int = CONNECTIONS_MAX,
         note_refused: Callable[[web.BaseRequest, StoreError], None] = lambda request, error: None,
+        known: KnownNetworks | None = None,
     ) -> None:
         """`wants_certificate`: requests for more than health need a client's certificate. `note_refused` records the
-        requests that this listener itself refuses."""
+        requests that this listener itself refuses. `known`: networks whose connections give way only to each other."""
+        self._known = KnownNetworks() if known is None else known
         self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
         self._connections_max, self._note_refused = connections_max, note_refused
         self.gateway: Answers | None = None
@@ -155,7 +161,7 @@ class HttpDoor:
 
     async def open(self, address: str) -> None:
         """Raises OSError."""
-        connections = Connections(self._answer, self._connections_max)
+        connections = Connections(self._answer, self._connections_max, self._known)
         self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         self._listener = await self._transport.listen(address, connections, is_vital=True, is_lenient=True)
@@ -287,14 +293,25 @@ def _shows_certificate(request: web.BaseRequest) -> bool:
     return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
 
 
+class Request(web.BaseRequest):
+    """A request whose answers name the program and no versions of what it is made of."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers["Server"] = SERVER_NAME
+
+
 class Connections(web.Server):
     """Speaks HTTP on as many connections as there may be."""
 
     def __init__(
-        self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], connections_max: int
+        self,
+        answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        connections_max: int,
+        known: KnownNetworks,
     ) -> None:
         super().__init__(
             self._handle,
+            request_factory=_request,
             access_log=None,
             logger=_own_faults(),
             max_line_size=HEADER_BYTES_MAX,
@@ -303,23 +320,30 @@ class Connections(web.Server):
             auto_decompress=False,  # a few bytes may become very many
         )
         self._answer, self._connections_max = answer, connections_max
-        self._silent: dict[asyncio.Transport, None] = {}
-        """All of them; who has asked for nothing for the longest time is the first."""
-        self._busy: set[asyncio.Transport] = set()
-        """Those on which a request is under way."""
+        self._idle: Shares[asyncio.Transport] = Shares(known)
+        """Connections on which no request is under way."""
+        self._busy: Shares[asyncio.Transport] = Shares(known)
+        """The others."""
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        self._silent[transport] = None
-        if len(self._silent) > self._connections_max:
-            longest = next((each for each in self._silent if each not in self._busy), next(iter(self._silent)))
-            del self._silent[longest]
-            longest.abort()
+        self._idle.add(transport, _network(transport))
+        if len(self._idle) + len(self._busy) > self._connections_max:
+            gone = self._idle.first_to_go()
+            if gone is transport:  # the only one that is idle
+                gone = self._busy.displaced_by(_network(transport)) or transport
+            assert gone is not None, "the newcomer is idle"
+            self._forget(gone)
+            gone.abort()
+
+    def _forget(self, transport: asyncio.Transport) -> None:
+        self._idle.discard(transport)
+        self._busy.discard(transport)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
         if handler.transport is not None:
-            self._silent.pop(handler.transport, None)
+            self._forget(handler.transport)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         size = sum(len(name) + len(value) for name, value in request.raw_headers)
@@ -329,16 +353,22 @@ class Connections(web.Server):
             refusal.force_close()
             return refusal
         transport = request.transport
-        if transport is None or transport not in self._silent:
+        if transport is None or not self._idle.discard(transport):
             return await self._answer(request)
-        self._busy.add(transport)
+        self._busy.add(transport, _network(transport))
         try:
             return await self._answer(request)
         finally:
-            self._busy.discard(transport)
-            if transport in self._silent:
-                del self._silent[transport]
-                self._silent[transport] = None
+            if self._busy.discard(transport):
+                self._idle.add(transport, _network(transport))
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Request:
+    return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def _network(transport: asyncio.Transport) -> str:
+    return network_of(str((transport.get_extra_info("peername") or ("?", 0))[0]))
 
 
 class _OwnFault(logging.Filter):

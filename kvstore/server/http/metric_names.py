@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
     "process_connections_opening": (
         "process_connections_opening",
-        "Connections that are accepted and in their TLS handshake; no door counts them yet.",
+        "Connections that wait for their TLS handshake or are in it; no listener counts them yet.",
     ),
     "process_tls_expires_s": ("process_tls_expires_seconds", "When the certificate expires, in seconds since 1970."),
     "process_tls_reads_total": ("process_tls_reads_total", "Times that certificate files were taken over."),
@@ -45,7 +45,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "process_connections_gave_way_total": (
         "process_connections_gave_way_total",
-        "Connections closed in their TLS handshake since others came: a flood.",
+        "Number of connections closed before or in their TLS handshake because the slots ran out.",
     ),
     "process_connections_refused_total": (
         "process_connections_refused_total",

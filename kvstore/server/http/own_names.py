@@ -13,8 +13,8 @@ import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from kvstore.env.networks import is_loopback
 from kvstore.errors import PermissionDenied
-from kvstore.server.config import is_loopback
 
 LOCAL_DOMAIN = ".localhost"
 """Names below it are this machine's, and nobody's who could register one (RFC 6761)."""

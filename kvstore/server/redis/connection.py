@@ -56,6 +56,10 @@ class ClosesSoon(Protocol):
 
     def close_soon(self) -> None: ...
 
+    def when_welcome(self, entered: Callable[[], None]) -> None:
+        """Call `entered` once the client has authenticated, or now if it has."""
+        ...
+
 
 class RespConnection:
     """The StreamHandler of one client, with its session, its parser and the pipeline of its commands."""
@@ -223,10 +227,10 @@ class RespConnection:
         if self.replies.issued or pipeline.waiting or self._parser.kept:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         peer = self._server.accept_peer(words, self._stream, self._leave)
+        pipeline.is_handed_over = True
         if isinstance(peer, ClosesSoon):
             self._client_stream = peer
-        pipeline.is_handed_over = True
-        self._server.heard(self)  # its PeerDoor asks who it is, within a time of its own
+            peer.when_welcome(self.entered)
         self._stream.set_protocol(peer)
 
     def _leave(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.env.histogram import Histogram
+from kvstore.env.networks import network_of
+from kvstore.env.shares import Shares
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Op
 from kvstore.ring.ring import Ring
@@ -45,7 +46,7 @@ SILENT_S = 10.0
 long since it began; where the cluster asks who its clients are, one that has not logged in."""
 UNKNOWN_SHARE = 2
 """Where the cluster asks who its clients are, at most half of the connections there may be have not logged in. When one
-more comes the oldest of them is closed, so that a crowd of strangers takes no place of a user."""
+more comes, the oldest connection of the network with the most of them is closed."""
 UNKNOWN_SURE_S = 0.5
 """How long each of them has for its login, however many come after it."""
 
@@ -104,11 +105,11 @@ class RespServer:
         self._accept_peer, self._facts = accept_peer, facts
         self._nursery = env.nursery.child("resp")
         self._connections: dict[RespConnection, None] = {}
-        self._silent: dict[RespConnection, float] = {}
-        """Connections that have sent no command yet, or have not logged in where they must, and since when; the oldest
-        is the first."""
-        self._tried: dict[RespConnection, None] = {}
-        """Connections above the limit that have not shown yet that they are servers'; the oldest is the first."""
+        self._silent: Shares[RespConnection] = Shares(env.known)
+        """Connections that have sent no command yet, or have not logged in where they must, or say that they are
+        servers and have not proven it."""
+        self._tried: Shares[RespConnection] = Shares(env.known)
+        """Connections above the limit that have not shown yet that they are servers'."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
         self._browsers_until = 0.0
@@ -175,19 +176,21 @@ class RespServer:
         self._connections[connection] = None
         self.connections_accepted += 1
         if is_above:
-            self._tried[connection] = None
+            self._tried.add(connection, network_of(connection.host))
             return Admission.IF_SERVER
-        self._silent[connection] = self.now()
+        self._silent.add(connection, network_of(connection.host), self.now())
         return Admission.YES
 
     def heard(self, connection: RespConnection) -> None:
         """Note that the connection has sent a command, and said who it is if it has to."""
-        self._silent.pop(connection, None)
+        self._silent.discard(connection)
+        if self.access.is_on:
+            self._env.known.note(network_of(connection.host))
 
     def _close_silent(self, least_s: float) -> bool:
-        """Close the connection that has been silent for the longest time, if that is `least_s` or more."""
-        silent, since = next(iter(self._silent.items()), (None, 0.0))
-        if silent is None or self.now() - since < least_s:
+        """Close the silent connection that gives way, if it has been silent for `least_s` or more."""
+        silent = self._silent.first_to_go()
+        if silent is None or self.now() - self._silent.since(silent) < least_s:
             return False
         self.forget(silent)
         silent.replies.abort()
@@ -195,10 +198,9 @@ class RespServer:
         return True
 
     def _give_way(self) -> bool:
-        """Turn one away that has a place only because it may be a server: strangers that say so must not keep servers
-        out. Of the address that has most of the places, the oldest."""
-        places = Counter(each.host for each in self._tried)
-        oldest = max(self._tried, key=lambda each: places[each.host], default=None)
+        """Refuse one that was accepted only because it may be a server: unauthenticated peers that say so must not
+        keep servers out."""
+        oldest = self._tried.first_to_go()
         if oldest is None:
             return False
         self.forget(oldest)
@@ -209,14 +211,14 @@ class RespServer:
         for connection in list(self._connections):
             connection.access_changed()
             if connection.is_unknown() and connection not in self._tried:
-                self._silent.setdefault(connection, self.now())
+                self._silent.add(connection, network_of(connection.host), self.now())
             elif connection.replies.issued:
                 self.heard(connection)
 
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
-        self._silent.pop(connection, None)
-        self._tried.pop(connection, None)
+        self._silent.discard(connection)
+        self._tried.discard(connection)
         self.reply_memory.forget(connection.replies)
         self.inflight_limit.forget(connection.pipeline)
         self._input_bytes -= self._input.pop(connection, 0)

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from kvstore.access import Right
+from kvstore.env.networks import network_of
 from kvstore.env.slow_log import SlowLog
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -23,7 +24,7 @@ from kvstore.ring.ring import Ring
 from kvstore.server.access.audit import Caller
 from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access, Identity
-from kvstore.server.access.logins import Logins, network_of
+from kvstore.server.access.logins import Logins
 from kvstore.server.redis import replies, scan_words, session, tools
 from kvstore.server.redis.cluster import cluster
 from kvstore.server.redis.commands import FROM_BROWSERS

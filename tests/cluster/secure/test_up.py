@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -23,6 +23,9 @@ from urllib.request import urlopen
 
 import pytest
 import redis
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from kvstore.access import AddUser
 from kvstore.client import Client
@@ -216,6 +219,26 @@ def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:
     answer = kvstore("ledger", "list", "--metadata", cluster.file.zookeeper, environ=files)
     assert answer.returncode == 1
     assert "ZooKeeper does not let us" in answer.stderr
+
+
+def test_other_clients_create_nothing_beside_its_root_in_zookeeper(cluster: Cluster) -> None:
+    with closing_kazoo(cluster.file.zookeeper.partition("/")[0]) as other:
+        assert "kvstore" in other.get_children("/")
+        with pytest.raises(NoAuthError):
+            other.create("/beside", b"")
+        with pytest.raises(NoAuthError):
+            other.set_acls("/", OPEN_ACL_UNSAFE)
+
+
+@contextmanager
+def closing_kazoo(address: str) -> Iterator[KazooClient]:
+    client = KazooClient(address)
+    client.start(timeout=60)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 def test_down_and_up_again_is_the_same_secure_cluster(cluster: Cluster) -> None:

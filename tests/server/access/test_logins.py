@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvstore.access import Password, RemoveUser, Right, SetPassword, Switch
+from kvstore.env.networks import network_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
 from kvstore.server.access import logins as module
 from kvstore.server.access.audit import LINES_MAX, AuditLog, caller_of
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Access
-from kvstore.server.access.logins import Logins, network_of
+from kvstore.server.access.logins import Logins
 from tests.audited import KeptLines
 from tests.client.serving import env_of
 from tests.server.access.tables import OTHER_HASH, PASSWORD, table

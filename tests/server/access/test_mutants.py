@@ -30,6 +30,8 @@ def ops_on(key: bytes, start: bytes, end: bytes) -> list[Op]:
         commands.put(key, b"v", flags=Flag.RETURN_OLD),
         commands.delete(key),
         commands.delete(key, flags=Flag.RETURN_OLD),
+        commands.put(key, b"v", flags=Flag.IF_VERSION, version=9),
+        commands.delete(key, flags=Flag.IF_VERSION, version=9),
         commands.increment(key, 1),
         commands.append(key, b"v"),
         commands.expire(key, 1),
@@ -100,14 +102,14 @@ async def leaks() -> list[Op]:
         table(AddUser("writer", HASH), AddRole("w"), GrantRight("w", Right.WRITE), GrantRole("writer", "w"))
     )
     found = []
-    for name, ops in (("tenant", BEYOND), ("nothing", WITHIN), ("root", WITHIN), ("reader", WITHIN[2:11])):
+    for name, ops in (("tenant", BEYOND), ("nothing", WITHIN), ("root", WITHIN), ("reader", WITHIN[2:13])):
         identity = access.identity_or_none(name)
         assert identity is not None
         found += (await let_through(identity, access, ops))[0]
     found += (await let_through(access.nobody, access, WITHIN))[0]
     writer = access.identity_or_none("writer")
     assert writer is not None
-    tells = [op for op in WITHIN if op[0] == Code.INCREMENT or Flag.RETURN_OLD in op[2:5]]
+    tells = [op for op in WITHIN if op[0] == Code.INCREMENT or {Flag.RETURN_OLD, Flag.IF_VERSION} & {*op[2:5]}]
     found += (await let_through(writer, access, tells))[0]
     access.take(table())
     found += (await let_through(writer, access, WITHIN))[0]
@@ -126,7 +128,7 @@ async def test_what_is_refused_is_answered_and_what_is_allowed_is_not() -> None:
     assert [op for op in WITHIN if op not in reached] == []
     assert answers == {}
     _, answers = await let_through(tenant, access, BEYOND)
-    assert len(answers) == len(BEYOND) + 4
+    assert len(answers) == len(BEYOND) + 5
     assert all(isinstance(each, PermissionDenied) for each in answers.values())
     _, answers = await let_through(access.nobody, access, WITHIN[:3])
     assert all(isinstance(each, NotAuthenticated | PermissionDenied) for each in answers.values())

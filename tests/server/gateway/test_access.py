@@ -162,6 +162,16 @@ async def test_a_page_of_another_site_gets_nothing_done(world: World, origin: st
 
 
 @pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+async def test_page_of_another_site_is_refused_without_an_origin(world: World, site: str, status: int) -> None:
+    """A site is a registered domain: a page of another host or port of it is `same-site`."""
+    answer = await world.ask("POST", "/v1/increment/t/a", user="tenant", Sec_Fetch_Site=site, Content_Type="text/plain")
+    assert answer.status == status
+    assert len(world.backend.submitted) == (status == 200)
+
+
+@pytest.mark.parametrize(
     ("host", "status"),
     [("evil.example", 403), ("evil.example:8401", 403), ("[", 403), ("", 403), ("localhost:8401", 200),
      ("LOCALHOST", 200), ("127.0.0.1", 200), ("[::1]:8401", 200), ("10.0.0.9:8401", 200)],

@@ -225,6 +225,19 @@ async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, as
     return reader, writer
 
 
+@pytest.mark.parametrize("asked", [REQUEST, b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no HTTP\r\n\r\n"])
+async def test_answers_name_no_versions_of_libraries(asked: bytes) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    await door.open(address)
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await connected(address, asked)
+        head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await door.close()
+    assert [line for line in head.split(b"\r\n") if line.startswith(b"Server:")] == [b"Server: kvstore"]
+
+
 async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
     address = f"127.0.0.1:{free_port()}"
     door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
@@ -242,6 +255,27 @@ async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
         asking.write(REQUEST)
         await asks.readuntil(b"ok\n")
     for writer in (asking, idle, later):
+        writer.close()
+    await door.close()
+
+
+async def test_idle_connections_of_the_fullest_network_give_way() -> None:
+    """A probe keeps its connection, however many an unauthenticated peer elsewhere opens."""
+    port = free_port()
+    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=3)
+    await door.open(f"127.0.0.1:{port}")
+    async with asyncio.timeout(PATIENCE_S):
+        probe, probing = await connected(f"127.0.0.1:{port}", REQUEST)
+        await probe.readuntil(b"ok\n")
+        others = []
+        for _ in range(12):
+            others.append(await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.1.1", 0)))
+        for reader, _ in others[:10]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        probing.write(REQUEST)
+        await probe.readuntil(b"ok\n")
+    for writer in (probing, *(each for _, each in others)):
         writer.close()
     await door.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -48,6 +49,19 @@ async def test_strangers_have_half_of_the_places_and_the_oldest_gives_way(
         assert found["resp_connections_unknown"] <= 4
         assert found["resp_connections"] <= 8
         assert found["resp_silent_closed_total"] == 37
+
+
+async def test_connection_of_another_network_keeps_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_door, "UNKNOWN_SURE_S", 0.0)
+    limits = Limits(connections_max=8)
+    async with redis_door(tmp_path, access=Access(table()), limits=limits) as door, AsyncExitStack() as stack:
+        first = await unknown(stack, door)
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(door.host, door.port, local_addr=("127.0.1.1", 0))
+            stack.callback(writer.close)
+            writer.write(packed(b"GET", b"t/a"))
+            assert (await reader.readline()).startswith(b"-NOAUTH ")
+        assert await line_of(first, b"AUTH", b"tenant", b"secret") == b"+OK\r\n", "the oldest of all"
 
 
 async def test_who_has_just_come_has_time_for_his_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

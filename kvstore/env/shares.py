@@ -1,0 +1,115 @@
+"""Shares of a limited number of slots, by network. Decides only.
+
+Every listener and the gRPC server have a fixed number of slots for connections and calls that have not authenticated.
+All of them choose by this class who gives way when the slots run out: the oldest occupant of the network with the most
+slots. A peer with one slot therefore keeps it, however many connections another network opens. Occupants from known
+networks, such as the links of the other nodes, give way only to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from kvstore.env.networks import KnownNetworks
+
+T = TypeVar("T")
+
+
+class _Levels(Generic[T]):
+    """Networks by their number of occupants. Finding the fullest network takes constant time."""
+
+    def __init__(self) -> None:
+        self.of_network: dict[str, dict[T, None]] = {}
+        self._levels: list[dict[str, None]] = [{}]
+        """Index n holds the networks with n occupants; the one that came to the level first is first. Index 0 is
+        empty."""
+
+    def add(self, occupant: T, network: str) -> None:
+        occupants = self.of_network.setdefault(network, {})
+        occupants[occupant] = None
+        count = len(occupants)
+        self._levels[count - 1].pop(network, None)
+        if count == len(self._levels):
+            self._levels.append({})
+        self._levels[count][network] = None
+
+    def discard(self, occupant: T, network: str) -> None:
+        occupants = self.of_network[network]
+        del self._levels[len(occupants)][network]
+        del occupants[occupant]
+        if occupants:
+            self._levels[len(occupants)][network] = None
+        else:
+            del self.of_network[network]
+        while len(self._levels) > 1 and not self._levels[-1]:
+            self._levels.pop()
+
+    @property
+    def most(self) -> int:
+        """Occupants of the fullest network."""
+        return len(self._levels) - 1
+
+    def oldest_of_fullest(self) -> T:
+        return next(iter(self.of_network[next(iter(self._levels[-1]))]))
+
+
+class Shares(Generic[T]):
+    """The occupants of one listener's slots. The caller compares `len()` with the number of slots."""
+
+    def __init__(self, known: KnownNetworks) -> None:
+        self._known = known
+        self._unknown_levels, self._known_levels = _Levels[T](), _Levels[T]()
+        self._places: dict[T, tuple[_Levels[T], str, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._places)
+
+    def __contains__(self, occupant: T) -> bool:
+        return occupant in self._places
+
+    def add(self, occupant: T, network: str, now: float = 0.0) -> None:
+        """Give a slot to an occupant from `network`. An occupant that has a slot keeps it, and its age."""
+        if occupant not in self._places:
+            levels = self._known_levels if network in self._known else self._unknown_levels
+            levels.add(occupant, network)
+            self._places[occupant] = levels, network, now
+
+    def discard(self, occupant: T) -> bool:
+        """Free the occupant's slot. Return True if it had one."""
+        place = self._places.pop(occupant, None)
+        if place is None:
+            return False
+        levels, network, _ = place
+        levels.discard(occupant, network)
+        return True
+
+    def since(self, occupant: T) -> float:
+        """Return when the occupant got its slot."""
+        return self._places[occupant][2]
+
+    def count(self, network: str) -> int:
+        """Return the number of slots that a network has."""
+        both = self._unknown_levels, self._known_levels
+        return sum(len(levels.of_network.get(network, ())) for levels in both)
+
+    def first_to_go(self) -> T | None:
+        """Return the occupant that gives way when there is one too many, which may be the newcomer; None if there is
+        no occupant."""
+        for levels in (self._unknown_levels, self._known_levels):
+            if levels.most:
+                return levels.oldest_of_fullest()
+        return None
+
+    def displaced_by(self, network: str) -> T | None:
+        """Return the occupant that gives way to a newcomer from `network`: one of an unknown network if the newcomer's
+        is known, else one of a network that has more slots than the newcomer's even after the swap. None: the newcomer
+        has to wait, or is refused."""
+        is_known = network in self._known
+        if is_known and self._unknown_levels.most:
+            return self._unknown_levels.oldest_of_fullest()
+        levels = self._known_levels if is_known else self._unknown_levels
+        return levels.oldest_of_fullest() if levels.most > self.count(network) + 1 else None
