@@ -178,7 +178,7 @@ def test_a_call_takes_no_longer_than_who_waits_has_time(call: str, count: int) -
     store.slow = frozenset({call})
     with pytest.raises(NotInTime, match="the time was over: no answer in time"):
         Lock(session, b"l").acquire(timeout_s=2.0)
-    assert store.given == [2.0] * count
+    assert store.given[:count] == [2.0] * count  # the thread of the session deletes what was left behind
     assert clock.at == 1002.0
     store.slow = frozenset()
     session.close()
