@@ -14,6 +14,7 @@ There is one pool for the process. An idle worker ends after IDLE_S. In the chil
 
 from __future__ import annotations
 
+import _thread
 import os
 import queue
 import threading
@@ -107,7 +108,8 @@ class Workers:
         if len(self.idents) >= THREADS_MAX:
             raise Overloaded(f"expected at most {THREADS_MAX:,} calls of blocking clients under way in one process")
         try:
-            threading.Thread(target=self._work, args=(job,), name="kvstore worker", daemon=True).start()
+            # One step, unlike Thread.start, which waits on an event: if interrupted, it may keep the event's lock.
+            _thread.start_new_thread(self._work, (job,))
         except RuntimeError as error:
             raise Overloaded(f"a blocking client needs a thread, and the process cannot start one: {error}") from error
 

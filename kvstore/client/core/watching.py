@@ -119,7 +119,7 @@ class Reading:
         return bool(self._changes)
 
     def next_change(self) -> Change:
-        """What `give` returns next."""
+        """The change that `give` returns next."""
         change, partition, _ = self._changes[0]
         item = None
         if change.HasField("record"):
