@@ -103,6 +103,22 @@ def test_session_works_wherever_a_call_is_interrupted(client: Client) -> None:
             assert session.is_alive
 
 
+def test_session_whose_opening_is_interrupted_is_closed(client: Client) -> None:
+    sessions: list[Session] = []
+
+    def open_another() -> None:
+        sessions.append(Session(client, b"t"))
+        sessions[-1].open()
+
+    for _ in interruptions(open_another):
+        """Each step."""
+    *interrupted, last = sessions
+    assert last.is_alive
+    last.close()
+    wait_until_blocking(lambda: not any(each.is_alive for each in interrupted))
+    wait_until_blocking(lambda: "kvstore session" not in [thread.name for thread in threading.enumerate()])
+
+
 # ── a call that gRPC keeps ──
 
 

@@ -26,9 +26,14 @@ def test_request_that_breaks_a_rule_is_answered_as_the_table_says(
     with Client(shared_cluster.url) as client:
         before = client.count()
         with pytest.raises(Exception, match=re.escape(f"{ask.answer}: ")):
-            if ask.request.startswith("select"):
-                spark.sql(ask.request).write.format("kvstore").mode("append").options(**where).save()
-            else:
-                options = dict(each.split("=") for each in ask.request.split(", "))
-                spark.read.format("kvstore").options(**where, **options).load().count()
+            carry_out(spark, ask.request, where)
         assert client.count() == before
+
+
+def carry_out(spark: SparkSession, request: str, where: dict[str, str]) -> None:
+    """Write the rows of a query, or read with options."""
+    if request.startswith("select"):
+        spark.sql(request).write.format("kvstore").mode("append").options(**where).save()
+        return
+    options = dict(each.split("=") for each in request.split(", "))
+    spark.read.format("kvstore").options(**where, **options).load().count()

@@ -86,7 +86,13 @@ class Session:
     def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
         SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
-        return workers.run(self._open)
+        try:
+            return workers.run(self._open)
+        except StoreError:
+            raise
+        except BaseException:  # the caller was interrupted: nobody would close what a worker may open
+            workers.start(workers.Job(self._close))
+            raise
 
     def _open(self) -> Self:
         sent, opening = self.now(), self.lease.opening(self._name)

@@ -160,7 +160,8 @@ RULES = (
             INVALID,
         ),
         http=Ask(
-            'POST /v1/batch | Content-Type: application/json | {"operations": [{"operation": "check", "key": "k", "if_absent": true, '
+            'POST /v1/batch | Content-Type: application/json | {"operations": ['
+            '{"operation": "check", "key": "k", "if_absent": true, '
             '"if_present": true}]}',
             BAD,
         ),
@@ -244,7 +245,8 @@ RULES = (
         ),
         grpc=Ask('Batch(operations=[Operation(code=PUT, key=b"k", value=b"<1,048,576 bytes>")])', INVALID),
         http=Ask(
-            'POST /v1/batch | Content-Type: application/json | {"operations": [{"operation": "put", "key": "k", "value": "<1,048,576 bytes>"}]}',
+            'POST /v1/batch | Content-Type: application/json | {"operations": ['
+            '{"operation": "put", "key": "k", "value": "<1,048,576 bytes>"}]}',
             BAD,
         ),
         python=python('batch(Batch().put(b"k", b"<1,048,576 bytes>"))'),
@@ -256,7 +258,8 @@ RULES = (
             'Batch(operations=[Operation(code=PUT, key=b"k"), Operation(code=PUT, key=b"<key elsewhere>")])', INVALID
         ),
         http=Ask(
-            'POST /v1/batch | Content-Type: application/json | {"operations": [{"operation": "put", "key": "k", "value": "v"}, '
+            'POST /v1/batch | Content-Type: application/json | {"operations": ['
+            '{"operation": "put", "key": "k", "value": "v"}, '
             '{"operation": "put", "key": "<key elsewhere>", "value": "v"}]}',
             BAD,
         ),
