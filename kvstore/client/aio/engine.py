@@ -98,7 +98,8 @@ class AsyncEngine:
         self.links.leave_to_parent()
 
     def check_loop(self) -> None:
-        """Raises InvalidRequest on another event loop than the client's."""
+        """Raises InvalidRequest on another event loop than the client's, and in the child of a fork."""
+        forks.check(self)
         check_loop(self._loop)
 
     def check_closing(self) -> None:
