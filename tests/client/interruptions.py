@@ -28,7 +28,7 @@ def is_interrupted(call: Callable[[], object], step: int) -> bool:
         code = frame.f_code
         if event not in ("call", "c_return") or code.co_filename in (__file__, call.__code__.co_filename):
             return
-        if code.co_name in UNRAISABLE:
+        if any(caller.f_code.co_name in UNRAISABLE for caller in _callers(frame)):
             return
         if left == 0:
             raise Struck
@@ -42,6 +42,13 @@ def is_interrupted(call: Callable[[], object], step: int) -> bool:
     finally:
         sys.setprofile(None)
     return False
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame, its caller, and so on: the garbage collector runs finalizers anywhere."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def interruptions(call: Callable[[], object]) -> Iterator[int]:
