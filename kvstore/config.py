@@ -49,7 +49,7 @@ def read(path: Path, cls: type[T], settings: Sequence[Setting] = ()) -> T:
 def text_of(path: Path) -> str:
     """The text of a configuration file. Raises ConfigError naming it."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -30,10 +30,13 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.proto import feed_pb2, feed_pb2_grpc
+from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error, is_answered
 
 CLOSED = "the reader is closed"
+CLOSE_S, LATE_S = 2.0, 2.0
+"""How long `close` waits for gRPC; how much longer than its `timeout_s` a call waits for it."""
 LONG_SHARES = 3
 """A server that does not answer a call that takes long gets no more of its time."""
 UINT32_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 64) - 1
@@ -92,6 +95,9 @@ class FeedReader:
 
     def close(self) -> None:
         """End the connections. Calls under way end with an error, and so do later ones."""
+        workers.run_within(self._close, CLOSE_S)
+
+    def _close(self) -> None:
         with self._lock:
             self._closing.set()
             closed, self._open = self._open, {}
@@ -198,6 +204,26 @@ class FeedReader:
         """The first answer of a server. All of these calls may be repeated. `is_long`: one takes longer, the more
         partitions there are, and begins from the front when it is repeated. `is_read`: one leaves nothing unknown."""
         patience_s = wait_s + (self._config.timeout_s if timeout_s is None else timeout_s)
+
+        def ask() -> Any:
+            return self._ask_all(call, servers, patience_s, wait_s, is_long=is_long, is_read=is_read)
+
+        try:
+            return workers.run(ask, patience_s + LATE_S)
+        except workers.Late:
+            kind = Unavailable if is_read else OutcomeUnknown
+            raise kind(f"no server answered within {patience_s:g} s; a call hangs in gRPC") from None
+
+    def _ask_all(
+        self,
+        call: Callable[[feed_pb2_grpc.FeedStub, float], Any],
+        servers: Sequence[str],
+        patience_s: float,
+        wait_s: float,
+        *,
+        is_long: bool,
+        is_read: bool,
+    ) -> Any:
         attempt_s = wait_s + 2 * self._config.silence_s
         if is_long:
             attempt_s = max(attempt_s, patience_s / LONG_SHARES)

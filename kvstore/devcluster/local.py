@@ -195,7 +195,7 @@ class LocalCluster:
         for node in cluster.nodes if settings or is_moved else ():
             path, own = Path(node.config), layout.addresses(cluster, node) if is_moved else ()
             text = (
-                path.read_text(encoding="utf-8")
+                toml.text_of(path)
                 if _is_written(path)
                 else toml.to_toml(layout.node_config(cluster, node, self.data_dir))
             )
@@ -289,7 +289,7 @@ class LocalCluster:
 
     def _name_secret(self, config: Path, cluster: ClusterFile) -> None:
         """In a file from before there were secrets."""
-        text = config.read_text(encoding="utf-8")
+        text = toml.text_of(config)
         if cluster.secret_file and not re.search(r"^\s*secret_file\s*=", text, re.MULTILINE):
             replace_file(config, f"secret_file = {json.dumps(cluster.secret_file)}\n{text}")
 

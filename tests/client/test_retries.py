@@ -316,7 +316,7 @@ async def _sent_by_others(client: Face, servers: Servers, timeout_s: float) -> l
     first = asyncio.ensure_future(client.call("put", key, b"1"))
     await wait_until(lambda: _is(len(held) == 1), what="the first has arrived")
     others = [asyncio.ensure_future(client.call("put", key, b"2", timeout_s=timeout_s)) for _ in range(2)]
-    (link,) = [each for each in client.client._engine._links.values() if each._pending or each._is_busy]
+    (link,) = [each for each in client.client._engine._links.values() if each._pending or each.is_busy]
     await wait_until(lambda: _is(len(link._pending) == 2 or any(map(asyncio.Future.done, others))), what="they wait")
     held[0](2)
     assert await first == 2

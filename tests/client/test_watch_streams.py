@@ -32,6 +32,7 @@ from kvstore.env.library_env import library_env
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.status import abort
+from tests.client.interruptions import interruptions
 from tests.waiting import PATIENCE_S
 
 EVERYTHING = Watched(b"", b"", heartbeat_s=PATIENCE_S)
@@ -53,6 +54,10 @@ class Server(kv_pb2_grpc.KVServicer):
             each.set()
         self._last = self._ended = 0
         self._news = asyncio.Condition()
+
+    @property
+    def changes(self) -> int:
+        return self._last
 
     async def put(self) -> None:
         async with self._news:
@@ -174,6 +179,31 @@ async def test_a_blocking_watch_goes_on_as_well() -> None:
         assert (await asyncio.to_thread(next, watch)).version == 1
         assert watch.connections == 2
         watch.close()
+
+
+async def test_a_blocking_watch_gives_each_change_once_wherever_it_is_interrupted() -> None:
+    """By a signal handler, say. Its position is never behind what its reader has not had."""
+    given: list[int] = []
+    async with serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        loop = asyncio.get_running_loop()
+
+        def take() -> None:
+            change = next(watch)
+            given.append(change.version)
+
+        def take_all() -> None:
+            watch.ready()
+            asyncio.run_coroutine_threadsafe(server.put(), loop).result(PATIENCE_S)
+            for _ in interruptions(take):
+                assert watch.position == {"p1": len(given)}
+                if len(given) == server.changes:
+                    asyncio.run_coroutine_threadsafe(server.put(), loop).result(PATIENCE_S)
+
+        await asyncio.to_thread(take_all)
+        await asyncio.to_thread(watch.close)
+        assert given == list(range(1, server.changes + 1))
 
 
 async def test_nobody_waits_for_a_watch_that_was_closed() -> None:

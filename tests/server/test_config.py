@@ -201,6 +201,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, f
         toml.read(path, NodeConfig)
 
 
+def test_byte_order_mark_of_a_file_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nsecret_file = "s"\n', encoding="utf-8-sig")
+    assert toml.read(path, NodeConfig).id == "n1"
+
+
 def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nsecret_file = "s"\nresp = "10.0.0.1:1"\n')

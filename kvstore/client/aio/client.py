@@ -51,10 +51,13 @@ class AsyncClient(ClosedAtExit):
                     await engine.close()
                     raise
                 self._engine, self._run = engine, engine.run
+            self._engine.check_loop()
         return self
 
     async def close(self) -> None:
         """End the connections. Calls under way end with an error."""
+        if self._engine is not None:
+            self._engine.check_closing()
         engine, self._engine = self._engine, None
         self._run = _refuse
         if engine is not None:

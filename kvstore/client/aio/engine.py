@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import get_running_loop
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvstore.client.aio.link import LATE, Link, State
 from kvstore.client.aio.links import Links
+from kvstore.client.aio.loops import check_loop
 from kvstore.client.aio.wires import AnyAnswers
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
@@ -39,7 +41,7 @@ class AsyncEngine:
 
     def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
-        self._now, self._loop = env.clock.now, asyncio.get_running_loop()
+        self._now, self._loop = env.clock.now, get_running_loop()
         self._config = config
         self.seen = Seen(env.random, config.cluster)
         self.routing, self._numberings = self.seen.routing, self.seen.numberings
@@ -83,6 +85,9 @@ class AsyncEngine:
     async def close(self) -> None:
         if self.is_forked:
             return  # connections and tasks are the parent's
+        if self._loop.is_closed():
+            self._closed = True  # its connections and tasks ended with it
+            return
         self._closed = True
         self.links.close()
         await self.env.nursery.close()
@@ -91,6 +96,16 @@ class AsyncEngine:
         """See kvstore.client.core.forks."""
         self._closed = self.is_forked = True
         self.links.leave_to_parent()
+
+    def check_loop(self) -> None:
+        """Raises InvalidRequest on another event loop than the client's, and in the child of a fork."""
+        forks.check(self)
+        check_loop(self._loop)
+
+    def check_closing(self) -> None:
+        """Raises InvalidRequest on another event loop than the client's, unless that one has ended."""
+        if not self._loop.is_closed():
+            check_loop(self._loop)
 
     def time_ms(self) -> int:
         return self.seen.time_ms
@@ -111,6 +126,8 @@ class AsyncEngine:
 
     async def run(self, operation: Operation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
+        if get_running_loop() is not self._loop:
+            self.check_loop()
         timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
         operation.deadline = self._now() + timeout_s
         if not operation.partition:

@@ -10,6 +10,7 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.aio.closing import ClosedAtExit
+from kvstore.client.aio.loops import check_loop
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
@@ -51,6 +52,8 @@ class AsyncWatch(ClosedAtExit):
         self._address = ""
         """Of the server that was asked last."""
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """On which it is read."""
         self.connections = 0
         self.is_forked = False
         forks.watch(self)
@@ -74,7 +77,7 @@ class AsyncWatch(ClosedAtExit):
 
     async def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
-        forks.check(self)
+        self._check_caller()
         while not self._reading.is_ready and not self._closed:
             await self._hear()
         if self._state is not None and self._reading.is_ready:
@@ -85,8 +88,15 @@ class AsyncWatch(ClosedAtExit):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Change:
+    def _check_caller(self) -> None:
+        """Raises InvalidRequest in the child of a fork, and on another event loop than the first caller's."""
         forks.check(self)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        check_loop(self._loop)
+
+    async def __anext__(self) -> Change:
+        self._check_caller()
         while self._state is not None and not self._state.is_over and not self._closed:
             await self.ready()
             if self._state.has_more:

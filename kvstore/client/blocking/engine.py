@@ -1,16 +1,20 @@
-"""Brings operations to whoever can do them, over as many attempts as it takes: what Client's methods share."""
+"""Brings operations to servers that can carry them out, over as many attempts as it takes: what Client's methods share.
+
+All of this happens in worker threads (kvstore.rpc.workers): a caller hands its operations to one and waits. So no
+exception that strikes the caller's thread can leave a lock, a request id or a link held.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
-from kvstore.client.blocking.link import BlockingLink
+from kvstore.client.blocking.link import CLOSE_S, BlockingLink
 from kvstore.client.blocking.room import Room
 from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
@@ -34,7 +38,9 @@ from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, InvalidRequest, Moved, NotAuthenticated, Overloaded, StoreError, Unavailable
 from kvstore.proto import kv_pb2
+from kvstore.rpc import workers
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 REREAD_S = 10.0
 """How often the topology is read again without need."""
@@ -42,6 +48,8 @@ TOPOLOGY_S_MIN = 0.25
 """A server is given so long at least to tell it."""
 CHUNK = 500
 """Operations of one caller in one go."""
+LATE_S = 2.0
+"""How much longer than its `timeout_s` a caller waits for the worker that carries its operation."""
 AGAIN_S = 0.02
 """A server that had no room for all reads of one go is left alone for half of this, on average, before the next."""
 
@@ -59,7 +67,8 @@ class BlockingEngine:
         self._rests, self._strangers = AddressBackoff(), Strangers()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
-        self._is_reading = False
+        self._reader: tuple[float, BlockingLink | None] | None = None
+        """Of the caller that reads the topology now: when it must be back from the link that it asks."""
         self._favourite = env.random.randrange(1 << 16)
         self._why_closed, self.is_forked = "the client is closed", False
         forks.watch(self)
@@ -76,6 +85,13 @@ class BlockingEngine:
 
     def open(self) -> None:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable, NotAuthenticated."""
+        timeout_s = self._config.timeout_s
+        try:
+            workers.run(self._open_all, timeout_s + LATE_S)
+        except workers.Late:
+            raise Unavailable(f"no server gave a topology within {timeout_s:g} s") from None
+
+    def _open_all(self) -> None:
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
         failure: StoreError = Nobody()
@@ -89,6 +105,9 @@ class BlockingEngine:
             self._pause(min(next(waits), left))
 
     def close(self) -> None:
+        workers.run_within(self._close, CLOSE_S)
+
+    def _close(self) -> None:
         with self._lock:
             self._closing.set()
             links, self._links = list(self._links.values()), {}
@@ -136,7 +155,33 @@ class BlockingEngine:
 
     def run(self, operation: Operation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
-        timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
+        wait_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
+        return self._carried([operation], wait_s, lambda: self._run(operation, wait_s))
+
+    def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
+        """The results in order. The first error is raised after all have ended."""
+        wait_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
+        return self._carried(wanted, wait_s, lambda: self._run_all(wanted, wait_s)) if wanted else []
+
+    def _carried(self, operations: Sequence[Operation], timeout_s: float, carry: Callable[[], T]) -> T:
+        """Have a worker carry operations, and wait until the last of their deadlines. Raises StoreError."""
+        job, until = workers.Job(carry), self.env.clock.now() + timeout_s
+        if workers.is_worker():
+            return carry()
+        workers.start(job)
+        while True:
+            try:
+                return job.wait(until + LATE_S - self.env.clock.now())
+            except workers.Late:
+                now = self.env.clock.now()
+                until = max(operation.deadline for operation in operations)  # moves while servers answer
+                if until + LATE_S <= now:
+                    late = [each for each in operations if now - each.deadline > 0]
+                    raise too_late(
+                        next((each for each in late if not each.is_read), late[0]), None, timeout_s
+                    ) from None
+
+    def _run(self, operation: Operation, timeout_s: float) -> Any:
         self._begin(operation, timeout_s, may_wait=True)
         try:
             answer = self._attempt(operation)
@@ -146,9 +191,7 @@ class BlockingEngine:
         finally:
             self._room.end([operation])
 
-    def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
-        """The results in order. The first error is raised after all have ended."""
-        timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
+    def _run_all(self, wanted: Sequence[Operation], timeout_s: float) -> list[Any]:
         results: list[Any] = []
         left = iter(wanted)
         while chunk := list(islice(left, CHUNK)):
@@ -264,7 +307,7 @@ class BlockingEngine:
             if not operation.partition:
                 operation.partition = self.routing.partition_of(operation.key)
             numbering = self.seen.numberings[operation.partition]
-            if numbering.begin(operation):
+            if self._room.begin(numbering, operation):
                 return True
             if not may_wait:
                 return False
@@ -340,12 +383,17 @@ class BlockingEngine:
         """Learn from the first server that answers, unless another caller does so just now; or why nobody did:
         NotAuthenticated if one of them does not know who asks. Servers that are connected are asked first: another one
         may be away, and take all the time of a caller who wants something else."""
+        now = self.env.clock.now()
         with self._lock:
-            if self._is_reading and self.routing.is_known:
+            reader = self._reader
+            if reader is not None and now < reader[0] and self.routing.is_known:
                 return None
-            self._is_reading = True
+            self._reader = now + LATE_S, None
             known = self.routing.everybody(self._config.endpoints)
             addresses = sorted(known, key=lambda each: each not in self._links)
+        if reader is not None and reader[1] is not None and now >= reader[0]:  # gRPC keeps that caller
+            reader[1].is_broken = True
+            self._hear(reader[1], ())
         try:
             failure: StoreError = Nobody()
             for address in addresses:
@@ -356,8 +404,10 @@ class BlockingEngine:
                     link = self._open(address)
                 if link is None:
                     continue
+                attempt_s = min(self._config.connect_timeout_s, max(left, TOPOLOGY_S_MIN))
+                self._reader = self.env.clock.now() + attempt_s + LATE_S, link
                 try:
-                    message = link.topology(min(self._config.connect_timeout_s, max(left, TOPOLOGY_S_MIN)))
+                    message = link.topology(attempt_s)
                     self.check(message, address)
                 except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
                     failure = error
@@ -377,7 +427,7 @@ class BlockingEngine:
                 return None
             return failure
         finally:
-            self._is_reading = False
+            self._reader = None
 
     def _let_go(self) -> None:
         """End links to servers that the cluster has no more. Nobody asks them, so nobody would find them broken."""

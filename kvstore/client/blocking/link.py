@@ -1,9 +1,11 @@
-"""One server as a blocking client sees it: whoever finds the way free sends for all who wait.
+"""One server as a blocking client sees it: one caller at a time sends for all callers that wait.
 
-There is no thread of ours. A caller queues its operation; if nobody is sending to this server it sends all that is
-queued, in unary frames, until its own operation is answered, and then passes the baton to another caller who still
-waits. So callers of many threads share frames, and a lone caller pays for one unary call. Under gevent the threads are
-greenlets.
+Callers are worker threads (kvstore.rpc.workers). A caller queues its operation. If no other caller sends to this
+server, it sends all that is queued, in unary frames, until its own operation is answered. Then it passes the baton to
+another caller that still waits. So callers share frames, and a lone caller pays for one unary call.
+
+A sender that is still inside gRPC after its call's own time hangs. The callers that wait for it break the link: the
+engine opens another one, with a channel of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import grpc
@@ -23,6 +26,7 @@ from kvstore.env import Clock
 from kvstore.env.tls import Tls
 from kvstore.errors import NotAuthenticated, OutcomeUnknown, PermissionDenied, Retryable, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
@@ -30,9 +34,15 @@ from kvstore.rpc.status import from_rpc_error
 logger = logging.getLogger(__name__)
 GRACE_S = 0.5
 """How much longer than a frame's own time its call may take before the server counts as silent."""
+HANGS_S = 1.0
+"""A sender that gRPC keeps for so much longer hangs. A sender that was only slow loses nothing: its answer counts, and
+another link is used from then on."""
 
-Sent = tuple[Any, dict[int, Operation]]
-"""A call under way, None if it could not begin, and its operations by number."""
+CLOSE_S = 2.0
+"""How long a caller waits for gRPC to close a channel."""
+
+Sent = tuple[Any, dict[int, Operation], float]
+"""A call under way, None if it could not begin; its operations by number; how many seconds it may take."""
 
 
 class Waiter:
@@ -97,7 +107,13 @@ class BlockingLink:
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
         self._pending: deque[Operation] = deque()
-        self._is_busy = False
+        self._due_at = inf
+        """When the caller that has the baton must have come back from gRPC. Infinite: nobody has it."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a caller has the baton."""
+        return self._due_at < inf
 
     def topology(self, timeout_s: float) -> kv_pb2.TopologyResponse:
         """Raises Unavailable, and NotAuthenticated if the server does not know who asks."""
@@ -119,20 +135,38 @@ class BlockingLink:
         received: list[kv_pb2.Answers] = []
         with self._lock:
             self._pending.append(operation)
-            waiter.has_baton = not self._is_busy
-            self._is_busy = True
+            waiter.has_baton = not self.is_busy
+            if waiter.has_baton:
+                self._due_at = self._when_due()
         try:
-            if not waiter.has_baton and not waiter.wait(operation.deadline - self._clock.now()):
+            if not self._wait(waiter, operation.deadline):
                 return self._give_up(operation), received
             if not waiter.has_baton:
                 return waiter.answer, received
             while not waiter.is_answered:
                 received.extend(self._send_queued(ring_version))
-        except BaseException:  # KeyboardInterrupt, a timeout of gevent: a baton that is kept stops all who come
+        except BaseException:  # a fault of ours: a baton that is kept stops all who come
             self._give_up(operation)
             raise
         self._pass_baton()
         return waiter.answer, received
+
+    def _when_due(self) -> float:
+        """When a frame that is sent now must have ended."""
+        return self._clock.now() + self._attempt_s + GRACE_S + HANGS_S
+
+    def _wait(self, waiter: Waiter, deadline: float) -> bool:
+        """Wait for the answer or the baton. Returns False at the deadline, or if the sender hangs: the link is broken
+        then."""
+        while not waiter.has_baton and not waiter.is_answered:
+            now, due_at = self._clock.now(), self._due_at
+            if now >= due_at:
+                logger.warning("address=%s a call hangs in gRPC; another connection takes its place", self.address)
+                self.is_broken = True
+            if now >= min(deadline, due_at):
+                return False
+            waiter.wait(min(deadline, due_at) - now)
+        return True
 
     def start_frames(self, operations: Sequence[Operation], ring_version: int) -> list[Sent]:
         """Send one caller's operations without waiting; each call is to be collected."""
@@ -146,24 +180,26 @@ class BlockingLink:
 
     def collect(self, sent: Sent) -> list[kv_pb2.Answers]:
         """Wait for a frame's answers and hand them to their waiters."""
-        call, numbered = sent
-        return self._settle(call.result, numbered) if call is not None else self._closed(numbered)
+        call, numbered, time_s = sent
+        if call is None:
+            return self._closed(numbered)
+        return self._settle(lambda: call.result(timeout=time_s + HANGS_S), numbered)
 
     def refuse(self, error: NotAuthenticated) -> None:
         """Its server has said that it does not know the user."""
         self.is_broken, self.stranger = True, error
 
     def close(self) -> None:
-        """Calls under way end with an error."""
+        """Calls under way end with an error. Raises Overloaded."""
         self.is_broken = True
-        self._channel.close()
+        workers.run_within(self._channel.close, CLOSE_S)
 
     def close_when_idle(self) -> None:
         """Let a broken link go. Others may still wait for their answers on it."""
         with self._lock:
-            is_idle = not self._is_busy
-        if is_idle:
-            self._channel.close()
+            is_busy = self.is_busy
+        if not is_busy:
+            self.close()
 
     def _send_queued(self, ring_version: int) -> list[kv_pb2.Answers]:
         """In this thread from send to answers: a call that another thread completes takes half as long again."""
@@ -171,6 +207,7 @@ class BlockingLink:
             operations = cut(self._pending)
         if not operations:
             return []
+        self._due_at = self._when_due()
         try:
             frame, numbered, time_s = self._frame(operations, ring_version)
             try:
@@ -186,9 +223,9 @@ class BlockingLink:
     def _start(self, operations: Sequence[Operation], ring_version: int) -> Sent:
         frame, numbered, time_s = self._frame(operations, ring_version)
         try:
-            return self._stub.Execute.future(frame, timeout=time_s), numbered
+            return self._stub.Execute.future(frame, timeout=time_s), numbered, time_s
         except ValueError:
-            return None, numbered
+            return None, numbered, time_s
 
     def _frame(
         self, operations: Sequence[Operation], ring_version: int
@@ -218,6 +255,9 @@ class BlockingLink:
             return []
         except grpc.FutureCancelledError:
             self._fail(numbered, OutcomeUnknown("the connection was closed"))
+            return []
+        except grpc.FutureTimeoutError:
+            self._fail(numbered, OutcomeUnknown("a call hangs in gRPC"))
             return []
         self.has_served = True
         try:
@@ -264,9 +304,10 @@ class BlockingLink:
     def _pass_baton(self) -> None:
         with self._lock:
             if self._pending:
+                self._due_at = self._when_due()
                 self._pending[0].waiter.pass_baton()
                 return
-            self._is_busy = False
+            self._due_at = inf
             is_done = self.is_broken
         if is_done:
-            self._channel.close()
+            self.close()

@@ -43,6 +43,13 @@ class Room:
                 self._give(numbering)
         return has_begun
 
+    def begin(self, numbering: Numbering, operation: Operation) -> bool:
+        """Take an operation in, as Numbering does; if there is no room, first end what should have ended long ago. With
+        the lock."""
+        if numbering.begin(operation):
+            return True
+        return numbering.end_overdue(self._clock.now()) and numbering.begin(operation)
+
     def end(self, operations: Sequence[Operation]) -> None:
         """Nobody waits for the operations any more: others have their room."""
         with self._lock:
@@ -64,7 +71,7 @@ class Room:
         while waiting:
             waiter, operation = next(iter(waiting.items()))
             if not waiter.is_answered:  # else the client was closed
-                if not numbering.begin(operation):
+                if not self.begin(numbering, operation):
                     return
                 waiter.set(True)
             del waiting[waiter]

@@ -1,4 +1,8 @@
-"""A blocking watch: `for change in client.watch(prefix=b"user/")`. Starts no thread; works under gevent."""
+"""A blocking watch: `for change in client.watch(prefix=b"user/")`. Works under gevent.
+
+A worker thread asks servers and takes in what they send, so an exception that strikes the caller's thread leaves the
+stream whole. The next call waits for the worker that the interrupted call has left behind.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.blocking.closing import ClosedAtExit
+from kvstore.client.blocking.link import CLOSE_S
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
@@ -21,6 +26,7 @@ from kvstore.client.core.watching import Change, Check, Reading, is_final
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
@@ -49,6 +55,8 @@ class Watch(ClosedAtExit):
         is asked to watch: another one may listen at an address than did, and a watch that begins cannot tell."""
         self._state, self._read, self._check = state, read, check
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
+        self._job: workers.Job[None] | None = None
+        """Of the worker that reads for the caller."""
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._turns = self._servers()
@@ -63,7 +71,7 @@ class Watch(ClosedAtExit):
     def leave_to_parent(self) -> None:
         """See kvstore.client.core.forks."""
         forks.keep(self._channel, self._call)
-        self._channel = self._call = None
+        self._channel = self._call = self._job = None
         self._closing = threading.Event()  # a thread that is not here may hold its lock
         self.is_forked = True
 
@@ -81,12 +89,15 @@ class Watch(ClosedAtExit):
     def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
         forks.check(self)
+        self._in_worker(self._make_ready)
+        return self
+
+    def _make_ready(self) -> None:
         while not self._reading.is_ready and not self._closing.is_set():
             self._hear()
         if self._state is not None and self._reading.is_ready:
             self._state.begin(self._reading.position)
             self._look()
-        return self
 
     def __iter__(self) -> Self:
         return self
@@ -94,17 +105,34 @@ class Watch(ClosedAtExit):
     def __next__(self) -> Change:
         forks.check(self)
         while self._state is not None and not self._state.is_over and not self._closing.is_set():
-            self.ready()
+            self._in_worker(self._make_ready)
             if self._state.has_more:
                 return self._state.give()
         while True:
             while not self._reading.has_more:
                 if self._closing.is_set():
                     raise StopIteration
-                self._hear()
-            change = self._reading.give()
-            if self._state is None or self._state.is_news(change, self._reading.position):
-                return change
+                self._in_worker(self._hear_more)
+            if self._state is None or self._state.is_news(self._reading.next_change(), self._reading.position):
+                return self._reading.give()
+            self._reading.give()
+
+    def _hear_more(self) -> None:
+        while not self._reading.has_more and not self._closing.is_set():
+            self._hear()
+
+    def _in_worker(self, step: Callable[[], None]) -> None:
+        """Have a worker take a step. If an interrupted call has left a step behind, wait for the end of that one first;
+        an error that it met comes again."""
+        if workers.is_worker():
+            step()
+            return
+        if self._job is not None and not self._job.is_over:
+            workers.start(self._job)
+            self._job.join()
+        self._job = job = workers.Job(step)
+        workers.start(job)
+        job.wait()
 
     def _look(self) -> None:
         """Read of the state what is needed to give something out."""
@@ -114,10 +142,13 @@ class Watch(ClosedAtExit):
             if state.begins_anew():
                 self._reading.begin_anew()  # first: a timeout of gevent may come while the channel is closed
                 self._hang_up()
-                self.ready()
+                self._make_ready()
 
     def close(self) -> None:
         """End the watch. `position` stays."""
+        workers.run_within(self._close, CLOSE_S)
+
+    def _close(self) -> None:
         self._closing.set()
         self._hang_up()
 

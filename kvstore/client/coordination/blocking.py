@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
@@ -36,6 +37,7 @@ from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.errors import ConditionFailed, Refused, StoreError
+from kvstore.rpc import workers
 
 T = TypeVar("T")
 
@@ -84,6 +86,15 @@ class Session:
     def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
         SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
+        try:
+            return workers.run(self._open)
+        except StoreError:
+            raise
+        except BaseException:  # the caller was interrupted: nobody would close what a worker may open
+            workers.start(workers.Job(self._close))
+            raise
+
+    def _open(self) -> Self:
         sent, opening = self.now(), self.lease.opening(self._name)
         try:
             results = self._client.batch(opening, timeout_s=self.lease.ttl_s)
@@ -99,6 +110,9 @@ class Session:
 
     def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
+        workers.run(self._close)
+
+    def _close(self) -> None:
         was_alive = self.is_alive
         is_free = self._mutex.acquire(timeout=CLOSE_S)  # what is being written is to end, too
         closing = self.lease.closing()
@@ -144,11 +158,12 @@ class Session:
     def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
         """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
         until = inf if timeout_s is None else self.now() + timeout_s
+        caller = _Caller()
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = self._do(step, until)
+                    answer = workers.run(partial(self._do, step, until, caller))
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -157,17 +172,19 @@ class Session:
             result: T = end.value
             return result
         finally:
+            caller.has_left = True
             recipe.close()
             if self.lease.has_discarded:
-                self._wake.set()
+                workers.run(self._wake.set)
 
     # ── steps ──
 
-    def _do(self, step: Step, until: float) -> object:
+    def _do(self, step: Step, until: float, caller: _Caller) -> object:
+        """Take a step of a recipe, in a worker."""
         try:
             match step:
                 case Write():
-                    return self._write(step, until)
+                    return self._write(step, until, caller)
                 case Find():
                     return self._find(step, until)
                 case Await():
@@ -177,9 +194,11 @@ class Session:
                 raise
             raise NotInTime(f"the time was over: {error}") from error
 
-    def _write(self, write: Write, until: float) -> object:
+    def _write(self, write: Write, until: float, caller: _Caller | None = None) -> object:
         lease = self.lease
         with self._turn(until):
+            if caller is not None and caller.has_left:
+                raise NotInTime("the caller was interrupted before its turn")
             sent = self.now()
             batch = lease.batch(write, sent)
             try:
@@ -277,11 +296,18 @@ class Session:
 
     def _over(self) -> None:
         self.lease.end()
-        self.lost.set()
         with self._guard:
             waits = list(self._waits)
         for each in waits:
             each.close()
+        self.lost.set()  # last: callers wait for it, and one that is interrupted may keep the lock of the event
+
+
+class _Caller:
+    """A caller of a recipe, as the worker sees it that takes a step for it."""
+
+    has_left = False
+    """True once the caller was interrupted: what it wanted to write must not be written behind what undoes it."""
 
 
 class Lock:

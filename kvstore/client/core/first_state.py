@@ -121,17 +121,18 @@ class FirstState:
 
     def give(self) -> Change:
         """The next item, as the change that wrote it."""
-        key, item = self._found.popleft()
+        key, item = self._found[0]
         partition = self._seen.routing.partition_of(key)
-        return Change(key, item, item.version, item.written_ms, partition, False)
+        given = Change(key, item, item.version, item.written_ms, partition, False)
+        del self._found[0]  # as the last step: an exception of a signal handler strikes before it or after it
+        return given
 
     def is_news(self, change: Change, position: Mapping[str, int]) -> bool:
-        """Whether a change of the watch is not in the state already. `position` is the watch's, behind the change."""
+        """Whether a change of the watch is not in the state already. `position` is the watch's, before the change or
+        behind it. May be asked again of the same change."""
         if not self._versions:
             return True
         had = self._versions.get(change.key, 0)
-        if change.version >= had:
-            self._versions.pop(change.key, None)
         # One that owns such a key and is not followed yet has all of its log before it.
         if all(position.get(owner, -1) >= self._end.get(owner, 0) for owner in self._owners):
             self._versions.clear()

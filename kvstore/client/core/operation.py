@@ -6,6 +6,7 @@ began with, also when its key has moved, so one partition that stands still neve
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +17,8 @@ from kvstore.proto import kv_pb2
 IN_FLIGHT_MAX = 1_024
 """Operations of one partition that a client has under way; also the span of its open request sequences."""
 IN_FLIGHT_BYTES_MAX = 32 << 20
+OVERDUE_S = 10.0
+"""An operation that is under way for so long after its deadline gives its place to another one."""
 SEEN_STEP_MS = 1_000
 """The leader time that requests carry moves in steps, so that requests of one time share a lane. Too old is safe."""
 MISTAKEN_MS = 60_000
@@ -68,7 +71,7 @@ def operation(
 class Numbering:
     """The request ids of one client at one partition, and what it has under way there."""
 
-    __slots__ = ("_count", "_floor", "_next", "_open", "_size", "client", "seen_ms")
+    __slots__ = ("_checked_at", "_floor", "_next", "_open", "_size", "_under_way", "client", "seen_ms")
 
     def __init__(self, client: bytes) -> None:
         if len(client) != CLIENT_BYTES:
@@ -81,8 +84,10 @@ class Numbering:
         """No more than `first_unacknowledged`, which costs a search."""
         self._open: dict[int, None] = {}
         """Sequences under way, in order."""
-        self._count = 0
+        self._under_way: dict[Operation, None] = {}
         self._size = 0
+        """Of all that is under way."""
+        self._checked_at = -inf
 
     @property
     def first_unacknowledged(self) -> int:
@@ -95,17 +100,17 @@ class Numbering:
             self._floor = self.first_unacknowledged
         return (
             self._next - self._floor < IN_FLIGHT_MAX
-            and self._count < IN_FLIGHT_MAX
+            and len(self._under_way) < IN_FLIGHT_MAX
             and self._size < IN_FLIGHT_BYTES_MAX
         )
 
     def begin(self, operation: Operation) -> bool:
         """Take an operation in; a mutation gets its sequence. False if there is no room for it."""
         sequence = self._next
-        is_near = sequence - self._floor >= IN_FLIGHT_MAX or self._count >= IN_FLIGHT_MAX
+        is_near = sequence - self._floor >= IN_FLIGHT_MAX or len(self._under_way) >= IN_FLIGHT_MAX
         if (is_near or self._size >= IN_FLIGHT_BYTES_MAX) and not self.has_room():
             return False
-        self._count += 1
+        self._under_way[operation] = None
         self._size += operation.size
         operation.numbering, operation.seen_ms = self, self.seen_ms
         if not operation.is_read:
@@ -115,11 +120,24 @@ class Numbering:
         return True
 
     def end(self, operation: Operation) -> None:
-        """Nobody waits for the operation any more."""
-        self._count -= 1
+        """Nobody waits for the operation any more. Idempotent."""
+        if operation not in self._under_way:
+            return
+        del self._under_way[operation]
         self._size -= operation.size
         if operation.sequence:
             self._open.pop(operation.sequence, None)
+
+    def end_overdue(self, now: float) -> bool:
+        """End the operations that are past their deadline by OVERDUE_S, and return True if there are any. The thread
+        that carries such an operation hangs, and no attempt follows. Looks for them once in OVERDUE_S."""
+        if now < self._checked_at + OVERDUE_S:
+            return False
+        self._checked_at = now
+        overdue = [each for each in self._under_way if each.deadline + OVERDUE_S < now]
+        for operation in overdue:
+            self.end(operation)
+        return bool(overdue)
 
     def renumber(self, operation: Operation) -> None:
         """Give a mutation that was definitely not done another id, with a younger time."""

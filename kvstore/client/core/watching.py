@@ -118,10 +118,9 @@ class Reading:
     def has_more(self) -> bool:
         return bool(self._changes)
 
-    def give(self) -> Change:
-        """The next change; `position` moves behind it."""
-        change, partition, position = self._changes.popleft()
-        self.position[partition] = position
+    def next_change(self) -> Change:
+        """The change that `give` returns next."""
+        change, partition, _ = self._changes[0]
         item = None
         if change.HasField("record"):
             item = Item(
@@ -132,6 +131,16 @@ class Reading:
                 change.record.expires_ms,
             )
         return Change(change.key, item, change.sequence, change.time_ms, partition, change.expired)
+
+    def give(self) -> Change:
+        """The next change; `position` moves behind it."""
+        given = self.next_change()
+        _, partition, position = self._changes[0]
+        # Nothing is called from here on, so an exception of a signal handler strikes before both or after both: a
+        # change that a caller did not get is given again, and `position` is not behind it.
+        self.position[partition] = position
+        del self._changes[0]
+        return given
 
 
 def checked_positions(name: str, positions: Mapping[str, int]) -> dict[str, int]:

@@ -28,6 +28,7 @@ from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.cover import flaw
+from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error, is_answered
 from kvstore.types import EntryId, LedgerId, Position
@@ -35,6 +36,8 @@ from kvstore.types import EntryId, LedgerId, Position
 T = TypeVar("T")
 SPLIT_BYTES = 64 << 20
 TIMEOUT_S = 30.0
+LATE_S = 2.0
+"""How much longer than its `timeout_s` a call waits for gRPC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +225,13 @@ def _config(cluster: str | ClientConfig) -> ClientConfig:
 def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:
     """The answer of the first server that gives one. Every call can be repeated: as long as there is time, and a server
     that could not be reached may have been starting. Raises StoreError."""
+    try:
+        return workers.run(lambda: _ask_all(config, timeout_s, call), timeout_s + LATE_S)
+    except workers.Late:
+        raise OutcomeUnknown(f"no server answered within {timeout_s:g} s; a call hangs in gRPC") from None
+
+
+def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:
     env = library_env("kvstore pinned")
     end = env.clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")

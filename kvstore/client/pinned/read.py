@@ -14,6 +14,7 @@ from kvstore.env.library_env import library_env
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.proto.pinned_page import Columns, Row
+from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel, paging
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import from_rpc_error
@@ -21,6 +22,8 @@ from kvstore.rpc.status import from_rpc_error
 PATIENCE_S = 30.0
 STREAM_S = 30.0
 """One stream may take so long; a reader that has taken longer over its pages goes on with another one."""
+HANGS_S, CLOSE_S = 5.0, 2.0
+"""How much longer than a call's own time, and how long to close its channel, a reader waits for gRPC."""
 PAUSE_S = 0.2
 """Between two rounds through the replicas."""
 
@@ -98,6 +101,8 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, 
             failure: StoreError = Unavailable(f"{address} has ended before the last page")
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
+        except Unavailable as error:
+            failure = error
         except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
             failure = Unavailable(f"{address}: {error}")
         now = clock.now()
@@ -112,13 +117,21 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, 
 
 
 def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest, login: Login | None) -> Iterator[Page]:
-    with open_channel(address, split.tls, paging(), login) as channel:
-        call = data_pb2_grpc.DataStub(channel).ReadPinned(request, timeout=STREAM_S)
-        try:
-            for message in call:
-                yield Page.of(message)
-        finally:
-            call.cancel()
+    """The pages of one stream. Workers make all calls into gRPC. Raises grpc.RpcError, OSError, ConfigError."""
+    channel = open_channel(address, split.tls, paging(), login)
+
+    def begin() -> Iterator[data_pb2.PinnedPage]:
+        call: Iterator[data_pb2.PinnedPage] = data_pb2_grpc.DataStub(channel).ReadPinned(request, timeout=STREAM_S)
+        return call
+
+    try:
+        call = workers.run(begin, HANGS_S)
+        while (message := workers.run(lambda: next(call, None), STREAM_S + HANGS_S)) is not None:
+            yield Page.of(message)
+    except workers.Late:
+        raise Unavailable(f"{address}: a call hangs in gRPC") from None
+    finally:
+        workers.run_within(channel.close, CLOSE_S)  # which cancels the call
 
 
 class _Attempts:

@@ -91,10 +91,11 @@ _EXCLUSIVE = (
 """Of each of these sets a request may have one flag: two would contradict each other."""
 
 
-def check_flags(code: int, flags: int, expires_ms: int = 0) -> int:
-    """Return the flags of an operation that a client asks for. Raises InvalidRequest for a flag that the operation does
-    not honour, for flags that contradict each other, and for an expiry beside KEEP_TTL."""
-    if not flags:
+def check_options(code: int, flags: int, expires_ms: int = 0, version: int = 0) -> int:
+    """Return the flags of an operation that a client asks for: every endpoint's requests pass here. Raises
+    InvalidRequest for a flag, an expiry or a version that the operation would not honour, and for options that
+    contradict each other."""
+    if not (flags or expires_ms or version):
         return flags
     if unknown := flags & ~FLAGS[code]:
         raise InvalidRequest(f"expected {Code(code).name} with {_names(FLAGS[code])}, got {_names(unknown)} too")
@@ -103,6 +104,12 @@ def check_flags(code: int, flags: int, expires_ms: int = 0) -> int:
             raise InvalidRequest(f"expected one of {_names(each)} in {Code(code).name}, got {_names(flags & each)}")
     if flags & Flag.KEEP_TTL and expires_ms:
         raise InvalidRequest(f"expected KEEP_TTL or an expiry in {Code(code).name}, got both")
+    if flags & Flag.RELATIVE_TTL and not expires_ms:
+        raise InvalidRequest(f"expected a time to live of at least 1 ms in {Code(code).name}, got 0")
+    if expires_ms and not FLAGS[code] & Flag.RELATIVE_TTL:
+        raise InvalidRequest(f"expected no expiry in {Code(code).name}, got {expires_ms}")
+    if version and not flags & Flag.IF_VERSION:
+        raise InvalidRequest(f"expected IF_VERSION beside a version in {Code(code).name}, got version {version} alone")
     return flags
 
 

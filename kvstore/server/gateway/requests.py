@@ -350,13 +350,11 @@ def _operation(body: bodies.OperationBody) -> kv_pb2.Operation:
     if "value" in bodies.FIELDS[name]:
         part.value = bodies.bytes_of(body.value, body.value_base64, "value")
     options, is_conditional = part.options, (bool(body.if_version), body.if_absent is True, body.if_present is True)
-    if sum(is_conditional) > 1:
-        raise InvalidRequest("want one of if_version, if_absent and if_present, got more")
     if isinstance(body.if_version, int):
-        options.version, options.flags = body.if_version, int(Flag.IF_VERSION)
-    elif any(is_conditional):
-        options.flags = int(Flag.IF_ABSENT if body.if_absent is True else Flag.IF_PRESENT)
-    elif name == "check":
+        options.version = body.if_version
+    conditions = (Flag.IF_VERSION, Flag.IF_ABSENT, Flag.IF_PRESENT)
+    options.flags = sum(int(flag) for flag, is_asked in zip(conditions, is_conditional, strict=True) if is_asked)
+    if name == "check" and not options.flags:
         raise InvalidRequest("want one of if_version, if_absent and if_present of a check, got none")
     ttl_ms, expires_ms = (None if each is UNSET else each for each in (body.ttl_ms, body.expires_ms))
     if name == "expire" and ttl_ms is None and expires_ms is None:

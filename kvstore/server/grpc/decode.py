@@ -9,7 +9,7 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Level, Op, RequestId
 from kvstore.partition.state.operations import size_of
-from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS, check_flags
+from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS, check_options
 from kvstore.proto import brief, kv_pb2
 from kvstore.ring.hashing import TOKENS
 
@@ -134,7 +134,7 @@ def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: Reques
     # What is remembered is logged, with its results, and who may do no more than read these keys must not do that.
     if request is not None and all(each[0] in APPLIES_NOTHING for each in ops):
         request = None
-    return (Code.BATCH, ops[0][1], ops, check_flags(Code.BATCH, flags), request)
+    return (Code.BATCH, ops[0][1], ops, check_options(Code.BATCH, flags), request)
 
 
 def _op_in_batch(part: kv_pb2.Operation) -> Op:
@@ -159,6 +159,7 @@ def _op(
         check_numbers(options.expires_ms, options.version)
         if options.token > TOKEN_MAX:
             raise InvalidRequest(f"want a token up to {TOKEN_MAX}, got {options.token}")
+        check_options(code, options.flags, options.expires_ms, options.version)
     return build(key, value, options, request, level, token)
 
 
@@ -179,26 +180,20 @@ _BUILD: dict[int, _Build] = {
     Code.GET: lambda key, value, o, request, level, token: (Code.GET, key, level, token),
     Code.META: lambda key, value, o, request, level, token: (Code.META, key, level, token),
     Code.PUT: lambda key, value, o, request, level, token: (
-        (Code.PUT, key, value, o.expires_ms, check_flags(Code.PUT, o.flags, o.expires_ms), o.version, request)
+        (Code.PUT, key, value, o.expires_ms, o.flags, o.version, request)
     ),
-    Code.DELETE: lambda key, value, o, request, level, token: (
-        (Code.DELETE, key, check_flags(Code.DELETE, o.flags), o.version, request)
-    ),
+    Code.DELETE: lambda key, value, o, request, level, token: ((Code.DELETE, key, o.flags, o.version, request)),
     Code.INCREMENT: _increment,
     Code.APPEND: lambda key, value, o, request, level, token: (Code.APPEND, key, value, request),
-    Code.EXPIRE: lambda key, value, o, request, level, token: (
-        (Code.EXPIRE, key, o.expires_ms, check_flags(Code.EXPIRE, o.flags), request)
-    ),
+    Code.EXPIRE: lambda key, value, o, request, level, token: ((Code.EXPIRE, key, o.expires_ms, o.flags, request)),
     Code.CHECK: lambda key, value, o, request, level, token: (
-        (Code.CHECK, key, check_flags(Code.CHECK, o.flags), o.version, None)  # as a batch that can change nothing
+        (Code.CHECK, key, o.flags, o.version, None)  # as a batch that can change nothing
     ),
     Code.BATCH: _batch,
     Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),
-    Code.SCAN: lambda key, value, o, request, level, token: (
-        (Code.SCAN, key, value, _limit(o), check_flags(Code.SCAN, o.flags), level, token)
-    ),
+    Code.SCAN: lambda key, value, o, request, level, token: ((Code.SCAN, key, value, _limit(o), o.flags, level, token)),
     Code.RANGE: lambda key, value, o, request, level, token: (
-        (Code.RANGE, key, value, _limit(o), check_flags(Code.RANGE, o.flags), level, token)
+        (Code.RANGE, key, value, _limit(o), o.flags, level, token)
     ),
     Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, _limit(o), level),
     Code.COUNT: lambda key, value, o, request, level, token: (Code.COUNT, b"", level),

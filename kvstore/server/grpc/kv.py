@@ -14,7 +14,7 @@ from kvstore.env import Env
 from kvstore.env.histogram import Histogram
 from kvstore.errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from kvstore.partition.state.commands import Code, Flag, Op, Result
-from kvstore.partition.state.traits import check_flags
+from kvstore.partition.state.traits import check_options
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.calls import check_cluster
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
@@ -98,7 +98,7 @@ class KV(kv_pb2_grpc.KVServicer):
                 key,
                 value,
                 request.expires_ms,
-                check_flags(Code.PUT, flags, request.expires_ms),
+                check_options(Code.PUT, flags, request.expires_ms, request.version),
                 request.version,
                 id,
             )
@@ -118,7 +118,7 @@ class KV(kv_pb2_grpc.KVServicer):
         try:
             check_operation_sizes(Code.DELETE, request.key, b"")
             check_numbers(request.version)
-            flags = check_flags(Code.DELETE, request.flags)
+            flags = check_options(Code.DELETE, request.flags, version=request.version)
             op = (Code.DELETE, request.key, flags, request.version, request_id(request.request))
             result = await self._in_time(op, request.ring_version, context, self._budgeted(flags))
         except StoreError as error:

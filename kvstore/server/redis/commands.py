@@ -6,9 +6,10 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from kvstore.errors import StoreError
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
+from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies, tools
 from kvstore.server.redis.plans import (
     INT64_MAX,
@@ -144,9 +145,10 @@ def _set_options(words: list[bytes], now_ms: int) -> tuple[int, int]:
         else:
             raise CommandError("ERR syntax error")
         at += 1
-    both = Flag.IF_ABSENT | Flag.IF_PRESENT
-    if flags & both == both or (flags & Flag.KEEP_TTL and expiry):
-        raise CommandError("ERR syntax error")
+    try:
+        check_options(PUT, int(flags), expires_ms=len(expiry))  # the number itself is checked below, as Redis does
+    except InvalidRequest:
+        raise CommandError("ERR syntax error") from None
     if not expiry:
         return 0, int(flags)
     unit_ms, relative = _SET_EXPIRY[expiry]
@@ -224,10 +226,11 @@ def _expire(unit_ms: int, relative: bool) -> Build:
             if word.upper() not in _EXPIRE_FLAGS:
                 raise CommandError(f"ERR Unsupported option {word[:32].decode('utf-8', 'replace')}")
             flags |= _EXPIRE_FLAGS[word.upper()]
-        if flags & Flag.IF_NO_TTL and flags & (Flag.IF_TTL | Flag.IF_LONGER | Flag.IF_SHORTER):
-            raise CommandError("ERR NX and XX, GT or LT options at the same time are not compatible")
-        if flags & Flag.IF_LONGER and flags & Flag.IF_SHORTER:
-            raise CommandError("ERR GT and LT options at the same time are not compatible")
+        try:
+            check_options(EXPIRE, flags, expires_ms=1)  # the number itself is checked below, as Redis does
+        except InvalidRequest:
+            first = "NX and XX, GT or LT" if flags & Flag.IF_NO_TTL else "GT and LT"
+            raise CommandError(f"ERR {first} options at the same time are not compatible") from None
         value = integer(words[2]) * unit_ms
         if not INT64_MIN <= value <= EXPIRES_MS_MAX - (context.now_ms if relative else 0):
             name = words[0].decode("utf-8", "replace").lower()

@@ -44,12 +44,13 @@ def test_no_write_of_a_later_release_is_without_a_rule_for_its_leader() -> None:
 def test_flags_that_an_operation_does_not_honour_are_refused(code: Code) -> None:
     for flag in (*Flag, Flag(0)):
         if not flag or flag & traits.FLAGS[code]:
-            assert traits.check_flags(code, int(flag)) == flag
+            expires_ms = 5 if flag == Flag.RELATIVE_TTL else 0
+            assert traits.check_options(code, int(flag), expires_ms) == flag
         else:
             with pytest.raises(InvalidRequest, match=f"expected {code.name} with .*, got {flag.name} too"):
-                traits.check_flags(code, int(flag))
+                traits.check_options(code, int(flag))
     with pytest.raises(InvalidRequest, match="got 0x100000"):
-        traits.check_flags(code, 1 << 20)
+        traits.check_options(code, 1 << 20)
 
 
 def test_flags_that_contradict_each_other_are_refused() -> None:
@@ -58,7 +59,7 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
     for code, (one, other) in itertools.product(Code, itertools.combinations(Flag, 2)):
         if (one | other) & traits.FLAGS[code] == one | other:
             try:
-                traits.check_flags(code, int(one | other))
+                traits.check_options(code, int(one | other), 5 if Flag.RELATIVE_TTL in one | other else 0)
             except InvalidRequest:
                 refused.add((one, other))
     assert refused == {
@@ -72,4 +73,20 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
         (Flag.IF_LONGER, Flag.IF_SHORTER),
     }
     with pytest.raises(InvalidRequest, match="expected KEEP_TTL or an expiry"):
-        traits.check_flags(Code.PUT, int(Flag.KEEP_TTL), 5)
+        traits.check_options(Code.PUT, int(Flag.KEEP_TTL), 5)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_options_that_would_not_be_honoured_are_refused(code: Code) -> None:
+    """A time to live of 0 was stored as one without an end, and a version without its flag as no condition."""
+    with pytest.raises(InvalidRequest, match="expected"):
+        traits.check_options(code, int(Flag.RELATIVE_TTL), 0)
+    with pytest.raises(InvalidRequest, match="expected IF_VERSION beside a version"):
+        traits.check_options(code, 0, version=1)
+    if traits.FLAGS[code] & Flag.RELATIVE_TTL:
+        assert traits.check_options(code, 0, 5) == 0
+    else:
+        with pytest.raises(InvalidRequest, match="expected no expiry"):
+            traits.check_options(code, 0, 5)
+    if traits.FLAGS[code] & Flag.IF_VERSION:
+        assert traits.check_options(code, int(Flag.IF_VERSION), version=1) == Flag.IF_VERSION

@@ -88,7 +88,7 @@ async def test_a_retried_batch_is_done_once(world: World) -> None:
         ({"operation": "put", "key": "k", "value": "v", "ttl": 1}, "ttl"),
         ({"operation": "put", "key": "k", "value": "v", "ttl_ms": "1"}, "$.operations[0].ttl_ms"),
         ({"operation": "put", "key": "k", "value": "v", "ttl_ms": 1, "expires_ms": 2}, "want one of"),
-        ({"operation": "put", "key": "k", "value": "v", "if_absent": True, "if_version": 1}, "want one of"),
+        ({"operation": "put", "key": "k", "value": "v", "if_absent": True, "if_version": 1}, "expected one of"),
         ({"operation": "put", "key": "k", "value": "v", "if_version": 0}, "if_version"),
         ({"operation": "expire", "key": "k"}, "got neither"),
         ({"operation": "check", "key": "k"}, "got none"),

@@ -1,0 +1,196 @@
+"""Worker threads that make the blocking clients' calls, so that no exception of a caller's thread can tear a step.
+
+Python raises an exception between any two steps of a thread: from a signal handler (Ctrl-C, Celery's soft time limit,
+`signal.alarm`), from `PyThreadState_SetAsyncExc`, and from a timeout of gevent in a greenlet. If it strikes while gRPC
+takes the lock of a channel, gRPC keeps that lock, and every later call on the channel waits for it for ever. The locks,
+request ids and counters of a client are as vulnerable, and a `finally` does not help: the exception can strike there.
+
+So nothing of this happens in a caller's thread. A caller hands over a job and waits for its outcome on a lock of its
+own, for a bounded time. Signal handlers run in the main thread alone, and no other code knows the worker threads, so a
+job always runs to its end. An interrupted caller leaves nothing behind but a job, which ends at its own deadline.
+
+There is one pool for the process. An idle worker ends after IDLE_S. In the child of a fork the pool starts empty.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from typing import Any, Generic, TypeVar
+
+from kvstore.errors import Overloaded
+
+T = TypeVar("T")
+IDLE_S = 10.0
+THREADS_MAX = 10_000
+"""Jobs under way in one process; one more is refused."""
+
+
+class Late(Exception):
+    """A job did not end in time. It may end later, and has no caller then."""
+
+
+class Job(Generic[T]):
+    """A function that a worker runs once, and its outcome."""
+
+    __slots__ = ("_claim", "_ended", "_error", "_function", "_result", "is_over")
+
+    _error: BaseException | None
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function: Callable[[], T] | None = function
+        self._claim, self._ended = threading.Lock(), threading.Lock()
+        self._ended.acquire()
+        self._result: Any = None
+        self._error = None
+        self.is_over = False
+        """True once `wait` returns at once."""
+
+    def wait(self, wait_s: float = inf) -> T:
+        """Return the function's result, or raise its error. Raises Late after `wait_s` seconds."""
+        if not self.join(wait_s):
+            raise Late
+        if self._error is None:
+            result: T = self._result
+            return result
+        try:
+            raise self._error
+        finally:
+            del self  # the error's traceback names this frame, which would keep the error alive
+
+    def join(self, wait_s: float = inf) -> bool:
+        """Wait until the function has ended. Returns False if it has not within `wait_s` seconds."""
+        if not self.is_over and self._ended.acquire(timeout=min(max(0.0, wait_s), threading.TIMEOUT_MAX)):
+            self._ended.release()
+        return self.is_over
+
+    def run(self, ending: Callable[[], object]) -> None:
+        """Run the function unless another worker has. Calls `ending` right before the caller wakes."""
+        if not self._claim.acquire(blocking=False):
+            ending()
+            return
+        function, self._function = self._function, None
+        assert function is not None, "a job is claimed once"
+        try:
+            self._result = function()
+        except BaseException as error:  # noqa: BLE001  # the caller raises it
+            self._error = error
+        ending()
+        self.is_over = True
+        self._ended.release()
+
+
+class Workers:
+    """The worker threads of one process."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job[Any]] = queue.SimpleQueue()
+        self._idle: deque[None] = deque()
+        """One item for each worker that waits at the queue. A caller takes one before it queues a job."""
+        self.idents = set[int]()
+
+    def start(self, job: Job[Any]) -> None:
+        """Have a worker run the job. Idempotent. Raises Overloaded if the process cannot have another thread."""
+        try:
+            self._idle.pop()
+        except IndexError:
+            self._start_thread(job)
+        else:
+            self._jobs.put(job)
+
+    def _start_thread(self, job: Job[Any]) -> None:
+        if len(self.idents) >= THREADS_MAX:
+            raise Overloaded(f"expected at most {THREADS_MAX:,} calls of blocking clients under way in one process")
+        try:
+            # One step, unlike Thread.start, which waits on an event: if interrupted, it may keep the event's lock.
+            _thread.start_new_thread(self._work, (job,))
+        except RuntimeError as error:
+            raise Overloaded(f"a blocking client needs a thread, and the process cannot start one: {error}") from error
+
+    def _work(self, first: Job[Any]) -> None:
+        ident = threading.get_ident()
+        self.idents.add(ident)
+        job: Job[Any] | None = first
+        del first  # its result may be large, and belongs to the caller alone
+        try:
+            while job is not None:
+                job.run(self._is_idle)
+                job = None
+                job = self._next()
+        finally:
+            self.idents.discard(ident)
+
+    def _is_idle(self) -> None:
+        self._idle.append(None)
+
+    def _next(self) -> Job[Any] | None:
+        """The next job, or None if this worker is idle for too long."""
+        while True:
+            try:
+                return self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                try:
+                    self._idle.pop()
+                except IndexError:
+                    continue  # a caller has just reserved this worker: its job follows
+                return None
+
+
+_workers: Workers | None = None
+"""Made by the first call: gevent's patches may come after the import."""
+
+
+def workers() -> Workers:
+    """The process's pool."""
+    global _workers
+    found = _workers
+    if found is None:
+        found = _workers = Workers()
+    return found
+
+
+def start(job: Job[Any]) -> None:
+    """Have a worker run the job. Idempotent: a caller that was interrupted while it started a job may start it again.
+    Raises Overloaded."""
+    workers().start(job)
+
+
+def run(function: Callable[[], T], wait_s: float = inf) -> T:
+    """Call the function in a worker thread and return what it returns, or raise what it raises. Raises Late if that
+    takes longer than `wait_s` seconds. Called by a worker, it calls the function in place."""
+    if is_worker():
+        return function()
+    job = Job(function)
+    start(job)
+    return job.wait(wait_s)
+
+
+def is_worker() -> bool:
+    """Return True in a worker thread, where a job's own jobs run in place."""
+    return threading.get_ident() in workers().idents
+
+
+def run_within(function: Callable[[], object], wait_s: float) -> None:
+    """Have another worker call a function that may hang, and wait for it, but not for longer than `wait_s` seconds."""
+    job = Job(function)
+    try:
+        start(job)
+    except Overloaded:  # also at the end of the process: no thread starts any more
+        job.run(lambda: None)
+    with suppress(Late):
+        job.wait(wait_s)
+
+
+def _forget_parents_workers() -> None:
+    global _workers
+    _workers = None
+
+
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=_forget_parents_workers)
